@@ -1,0 +1,40 @@
+# One command each. Every target makes `.venv` itself; a finished one costs a file's timestamp.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+EXTRAS := worker,demo,bench,dev
+
+.PHONY: serve test check format bench browser
+
+serve: $(READY)
+	$(BIN)/millstream up $(ARGS)
+
+test: $(READY) browser
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m bench $(ARGS)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "Installing into .venv; the first time takes a few minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# One test drives the page in a real browser.
+browser:
+	@{ command -v chromium && command -v chromedriver; } >/dev/null \
+	  || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium chromium-driver; } \
+	  || { echo "the browser test needs chromium and chromedriver on the PATH"; exit 1; }
