@@ -1,0 +1,1 @@
+"""The vocabulary of Millstream: subjects, messages, errors, topology, and how to talk to NATS."""

@@ -1,0 +1,121 @@
+"""What the broker answers to a store or a read, and who waits for it."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import orjson
+from nats.aio.msg import Msg
+
+from streams.errors import BrokerUnavailable, MillstreamError
+
+T = TypeVar("T")
+
+CAS_FAILED = 10071
+_END_OF_BATCH, _NOT_FOUND = "204", "404"
+
+
+class StoreRefused(MillstreamError):
+    """The broker answered and said no; `error_code` is JetStream's, `description` its reason."""
+
+    code = "overloaded"
+
+    def __init__(self, error_code: int, description: str) -> None:
+        super().__init__(f"{description} ({error_code})")
+        self.error_code, self.description = error_code, description
+
+    @property
+    def lost_race(self) -> bool:
+        """True when the subject's last sequence was not the expected one."""
+        return self.error_code == CAS_FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a message was stored; `duplicate` means an earlier message with its id already was."""
+
+    seq: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message read back from a stream."""
+
+    seq: int
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages read back, and how many more match behind them."""
+
+    messages: list[StoredMessage]
+    left: int
+
+
+class Answer(Generic[T]):
+    """One awaited answer; `take` gets its messages, `future` its value or an error of ours."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def take(self, msg: Msg) -> None:
+        if self.future.done():
+            return
+        try:
+            value = self._read(msg)
+        except MillstreamError as error:
+            self.future.set_exception(error)
+        except (ValueError, KeyError) as error:
+            self.future.set_exception(BrokerUnavailable(f"unreadable answer: {error!r}"))
+        else:
+            if value is not None:
+                self.future.set_result(value)
+
+    def fail(self, error: MillstreamError) -> None:
+        """It will not come. Idempotent."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def _read(self, msg: Msg) -> T | None:
+        """The value, or None while more messages must come."""
+        raise NotImplementedError
+
+
+class Confirmation(Answer[Stored]):
+    """The answer to a store: one message."""
+
+    def _read(self, msg: Msg) -> Stored:
+        if msg.headers and (status := msg.headers.get("Status")):  # 503: no stream's leader listens
+            raise BrokerUnavailable(f"no stream takes this subject just now ({status})")
+        answer = orjson.loads(msg.data)
+        if error := answer.get("error"):
+            raise StoreRefused(error.get("err_code", 0), error.get("description", ""))
+        return Stored(answer["seq"], answer.get("duplicate", False))
+
+
+class Reading(Answer[Page]):
+    """The answer to a direct get (ADR-31): one message, or with `batched` many and an end."""
+
+    def __init__(self, batched: bool) -> None:
+        super().__init__()
+        self._batched = batched
+        self._found: list[StoredMessage] = []
+
+    def _read(self, msg: Msg) -> Page | None:
+        headers = msg.headers or {}
+        status = headers.get("Status")
+        if status in (_END_OF_BATCH, _NOT_FOUND):
+            return Page(self._found, int(headers.get("Nats-Num-Pending", "0")))
+        if status is not None:
+            raise BrokerUnavailable(f"not read: status {status}")
+        self._found.append(_stored(headers, msg.data))
+        return None if self._batched else Page(self._found, 0)
+
+
+def _stored(headers: Mapping[str, str], data: bytes) -> StoredMessage:
+    return StoredMessage(int(headers["Nats-Sequence"]), headers["Nats-Subject"], data, headers)

@@ -1,0 +1,118 @@
+"""nats-py's client with two leaner ways in, and without its deafness to cancellation.
+
+A subscription may be direct: its handler is called from the read loop with the bytes as they came,
+where nats-py parses all headers, builds a message and passes it through a queue to a task. The
+subscription that carries every token is one; a third of a gateway's work on a token went there.
+
+nats-py checks each character of each header name; headers here come from our own broker. With the
+five headers of a reply this takes 1.6 instead of 6.5 microseconds.
+
+It waits with `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes as it ends;
+the task would then run on for ever. And a cancelled flush would close the whole connection when its
+answer comes.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nats.aio.client import Client as NatsClient
+from nats.aio.client import Srv
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+
+# Subject, payload and header block of a message. It must neither block nor raise.
+DirectHandler = Callable[[bytes, bytes, bytes], None]
+
+
+class Client(NatsClient):
+    """Parses a block of `Name: Value` lines at once; can be cancelled at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._direct: dict[int, DirectHandler] = {}
+
+    async def subscribe_direct(self, subject: str, handler: DirectHandler) -> Subscription:
+        """Subscribe with a handler that is called before the next message is read."""
+        subscription = await self.subscribe(subject, cb=_never)
+        self._direct[subscription._id] = handler
+        return subscription
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        handler = self._direct.get(sid)
+        if handler is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            handler(subject, data, headers)
+        except Exception as error:  # it would end the read loop, and with it the connection
+            await self._error_cb(error)
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._direct.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    def abort(self) -> None:
+        """Drop the connection at once, with what the server has not taken."""
+        if isinstance(self._transport, TcpTransport) and self._transport._io_writer:
+            self._transport._io_writer.transport.abort()
+
+    async def abandon(self) -> None:
+        """Close at once; nats-py would wait for the server to take what was published."""
+        self._pending, self._pending_data_size = [], 0
+        self.abort()
+        await self.close()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        """nats-py forgets the socket of a server that did not greet, instead of closing it."""
+        self.abort()
+        await super()._connect_to_server(s)
+
+    async def _attempt_reconnect(self) -> None:
+        """nats-py would first wait until a server that has fallen silent takes what was written."""
+        self.abort()
+        await super()._attempt_reconnect()
+
+    async def flush(self, *args: Any, **options: Any) -> None:
+        with _cancellable():
+            await super().flush(*args, **options)
+
+    async def request(self, *args: Any, **options: Any) -> Msg:
+        with _cancellable():
+            return await super().request(*args, **options)
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():  # nobody waits for this one any more
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        headers = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon:
+                headers[name] = value.strip(" \t")
+        return headers
+
+
+async def _never(msg: Msg) -> None:
+    """nats-py wants a handler for its queue, to which a direct subscription's messages never go."""
+    raise AssertionError(msg.subject)
+
+
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """Raises the cancellation that what is inside has swallowed."""
+    task = asyncio.current_task()
+    assert task
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -1,0 +1,331 @@
+"""One connection to NATS that outlives frozen and closed servers, and the quirks of nats-py.
+
+`store` is the durable publish: it returns when the broker has stored the message, fails with an
+error of ours otherwise, and may be pipelined. `read` is the way back.
+"""
+
+import asyncio
+import base64
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import nats
+import nats.errors
+import orjson
+import structlog
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from streams.answers import (
+    Answer,
+    Confirmation,
+    Page,
+    Reading,
+    Stored,
+    StoredMessage,
+    StoreRefused,
+)
+from streams.client import Client, DirectHandler
+from streams.errors import BrokerUnavailable, NotConnected
+from streams.subscribed import Handler, Subscribed
+
+__all__ = [
+    "Broker",
+    "Handler",
+    "StoreRefused",
+    "Stored",
+    "StoredMessage",
+    "Subscribed",
+    "connect",
+]
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+PING_SECONDS = 2  # a frozen server is noticed after two unanswered pings
+STORE_SECONDS = 2.5
+OPEN_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
+_RETRY_SECONDS = 0.25
+_PAGE = 1000
+
+
+class Broker:
+    """The connection of one process. Use `async with connect(...)`."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url, self.name = url, name
+        self.on_reconnect: list[Callable[[], None]] = []
+        self._client = Client()
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._subscribed = [Subscribed(self, f"{self._inbox}.*", self._answered)]
+        self._awaited: dict[str, Answer[Stored] | Answer[Page]] = {}
+        self._ids = itertools.count()
+        self._closing = False
+        self._rebuild_wanted = asyncio.Event()
+
+    @property
+    def client(self) -> Client:
+        """nats-py's client of the moment; do not keep it."""
+        return self._client
+
+    @property
+    def js(self) -> JetStreamContext:
+        """JetStream's management API; do not keep it."""
+        return self._client.jetstream(timeout=STORE_SECONDS)
+
+    @property
+    def connected(self) -> bool:
+        return self._client.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        return self._client.max_payload
+
+    async def open(self, seconds: float = OPEN_SECONDS) -> None:
+        """Connect; raises `BrokerUnavailable` if no server answers."""
+        client = Client()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._connect(client)
+            self._client = client
+            for subscribed in list(self._subscribed):
+                await subscribed.renew()
+        except (OSError, nats.errors.Error, TimeoutError) as error:
+            await client.close()
+            raise BrokerUnavailable(f"no NATS server answers at {self.url}: {error!r}") from error
+
+    async def _connect(self, client: Client) -> None:
+        await client.connect(
+            self.url.split(","),
+            name=self.name,
+            ping_interval=PING_SECONDS,
+            max_outstanding_pings=2,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.25,  # type: ignore[arg-type]  # slept as it is
+            connect_timeout=2,
+            allow_reconnect=True,
+            reconnected_cb=self._reconnected,
+            disconnected_cb=self._disconnected,
+            closed_cb=partial(self._closed, client),
+            error_cb=self._errored,
+        )
+
+    async def close(self) -> None:
+        """Flush and close, soon even when the server does not answer; idempotent."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                if self._client.is_connected:
+                    await self._client.flush()
+                await self._client.close()
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            log.warning("nats_not_flushed", reason=repr(error))
+            await self._client.abandon()
+
+    async def run(self) -> None:
+        """Rebuild the client whenever it has closed for good; never ends."""
+        while True:
+            await self._rebuild_wanted.wait()
+            self._rebuild_wanted.clear()
+            try:
+                await self._rebuild()
+            except BrokerUnavailable as error:
+                log.warning("nats_not_rebuilt", reason=str(error))
+                self._rebuild_wanted.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
+        """Call `handler` for each message until unsubscribed, over reconnects and rebuilt clients.
+
+        The server knows of it when this returns. Raises `BrokerUnavailable`.
+        """
+        return await self._begin(subject, Subscribed(self, subject, handler))
+
+    async def subscribe_direct(self, subject: str, handler: DirectHandler) -> Subscribed:
+        """`subscribe` for what comes most: bytes as they come, with nothing in between."""
+        return await self._begin(subject, Subscribed(self, subject, direct=handler))
+
+    async def _begin(self, subject: str, subscribed: Subscribed) -> Subscribed:
+        self._subscribed.append(subscribed)
+        try:
+            await subscribed.renew()
+            await self._client.flush(STORE_SECONDS)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            await subscribed.unsubscribe()
+            raise BrokerUnavailable(f"not subscribed to {subject}: {error!r}") from error
+        except asyncio.CancelledError:
+            await subscribed.unsubscribe()
+            raise
+        return subscribed
+
+    def forget(self, subscribed: Subscribed) -> None:
+        """Do not renew it again. Idempotent."""
+        if subscribed in self._subscribed:
+            self._subscribed.remove(subscribed)
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        reply: str = "",
+    ) -> None:
+        """Publish at most once; raises `BrokerUnavailable` when not even that is possible."""
+        task = asyncio.current_task()
+        assert task
+        cancels = task.cancelling()
+        try:
+            await self._client.publish(subject, payload, reply=reply, headers=headers)
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnavailable(f"not published to {subject}: {error!r}") from error
+        if task.cancelling() > cancels:  # nats-py swallows it while its buffer is full
+            raise asyncio.CancelledError
+
+    async def request(
+        self, subject: str, payload: bytes = b"", seconds: float = 1.0
+    ) -> bytes | None:
+        """One answer, or None when nobody answers in time."""
+        try:
+            reply = await self._client.request(subject, payload, timeout=seconds)
+        except (nats.errors.Error, TimeoutError, OSError):
+            return None
+        return reply.data
+
+    async def store(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None
+    ) -> Stored:
+        """Publish and wait until the broker has stored it.
+
+        Raises `StoreRefused` with the broker's reason, or `BrokerUnavailable` when it did not
+        answer within `STORE_SECONDS`: then the message may or may not have been stored. Cancelling
+        it leaves that open too.
+        """
+        return await self._ask(Confirmation(), subject, payload, headers)
+
+    async def store_retrying(
+        self, subject: str, payload: bytes, headers: dict[str, str], seconds: float
+    ) -> Stored:
+        """`store` again and again while the broker does not answer.
+
+        For messages with a `Nats-Msg-Id`, or an expected sequence: a repetition is then harmless.
+        """
+        deadline = time.monotonic() + seconds
+        unsure: BrokerUnavailable | None = None  # the message of that try may have been stored
+        while True:
+            try:
+                return await self.store(subject, payload, headers)
+            except BrokerUnavailable as error:
+                unsure = unsure if isinstance(error, NotConnected) else error
+                if time.monotonic() + _RETRY_SECONDS > deadline:
+                    raise unsure or error from None
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def get(self, stream: str, seq: int) -> StoredMessage | None:
+        """One message by its sequence; None when it is gone for sure.
+
+        Any replica answers a direct get, and one may lag behind: only the leader's no is a no.
+        """
+        found = await self.read(stream, {"seq": seq})
+        return found[0] if found else await self._get_from_leader(stream, seq)
+
+    async def _get_from_leader(self, stream: str, seq: int) -> StoredMessage | None:
+        query = orjson.dumps({"seq": seq})
+        answer = await self.request(f"$JS.API.STREAM.MSG.GET.{stream}", query, STORE_SECONDS)
+        if answer is None:
+            raise BrokerUnavailable(f"no answer when reading {stream}")
+        message = orjson.loads(answer).get("message")
+        if message is None:
+            return None
+        headers = await self._client._process_headers(base64.b64decode(message.get("hdrs", "")))
+        data = base64.b64decode(message.get("data", ""))
+        return StoredMessage(message["seq"], message["subject"], data, headers or {})
+
+    async def read_subject(self, stream: str, subject: str, after: int = 0) -> list[StoredMessage]:
+        """All messages on a subject (or filter) behind sequence `after`, oldest first."""
+        found: list[StoredMessage] = []
+        while True:
+            page = await self._read_page(
+                stream, {"next_by_subj": subject, "seq": after + 1, "batch": _PAGE}
+            )
+            found += page.messages
+            if not page.left or not page.messages:
+                return found
+            after = page.messages[-1].seq
+
+    async def read(self, stream: str, query: Mapping[str, int | str]) -> list[StoredMessage]:
+        """A direct get (ADR-31), single or batched; raises `BrokerUnavailable` after a silence.
+
+        What is not there is not found: the list is empty.
+        """
+        return (await self._read_page(stream, query)).messages
+
+    async def _read_page(self, stream: str, query: Mapping[str, int | str]) -> Page:
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        return await self._ask(Reading("batch" in query), subject, orjson.dumps(dict(query)))
+
+    async def _ask(
+        self,
+        answer: Answer[T],
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str] | None = None,
+    ) -> T:
+        """Publish something that the broker answers, and wait for the answer."""
+        if not self._client.is_connected:
+            raise NotConnected(f"not connected to NATS at {self.url}")
+        token = f"{next(self._ids):x}"
+        self._awaited[token] = answer  # type: ignore[assignment]  # each takes its own answer
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                await self.publish(subject, payload, headers, reply=f"{self._inbox}.{token}")
+                return await answer.future
+        except TimeoutError:
+            raise BrokerUnavailable(f"NATS did not answer in {STORE_SECONDS:g} s") from None
+        finally:
+            del self._awaited[token]
+
+    async def _answered(self, msg: Msg) -> None:
+        if answer := self._awaited.get(msg.subject.rpartition(".")[2]):
+            answer.take(msg)
+
+    async def _reconnected(self) -> None:
+        log.info("nats_reconnected", server=self.url)
+        for callback in list(self.on_reconnect):
+            callback()
+
+    async def _disconnected(self) -> None:
+        if not self._closing:
+            log.warning("nats_disconnected", server=self.url)
+        for answer in list(self._awaited.values()):  # none will come over a new connection
+            answer.fail(BrokerUnavailable("the connection to NATS was lost"))
+
+    async def _closed(self, client: Client) -> None:
+        if client is self._client and not self._closing:
+            self._rebuild_wanted.set()
+
+    async def _errored(self, error: Exception) -> None:
+        log.warning("nats_error", error=repr(error))
+
+    async def _rebuild(self) -> None:
+        """nats-py gave up, as after a protocol error: start anew with what was subscribed."""
+        await self.open()
+        await self._reconnected()
+
+
+@asynccontextmanager
+async def connect(url: str, name: str) -> AsyncIterator[Broker]:
+    """A connected `Broker` with its housekeeping running; closed at the end."""
+    broker = Broker(url, name)
+    await broker.open()
+    housekeeping = asyncio.create_task(broker.run(), name="broker")
+    try:
+        yield broker
+    finally:
+        housekeeping.cancel()
+        await broker.close()

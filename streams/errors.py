@@ -1,0 +1,194 @@
+"""Every error a caller can meet, split by what the caller can do about it.
+
+    MillstreamError
+    ├── BadRequest           change the request
+    │   ├── UnknownField, UnsupportedValue, ContextLengthExceeded, TokenOutOfRange
+    │   ├── Unauthenticated, Forbidden
+    │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
+    │   └── PayloadTooLarge
+    ├── Refused              try again later
+    │   ├── LaneFull
+    │   ├── Overloaded
+    │   └── BrokerUnavailable
+    │       └── NotConnected
+    └── Ended                the request was accepted and ended without its full answer
+
+`code` travels on every wire; `STATUS` is the one table from code to HTTP status.
+"""
+
+from typing import ClassVar
+
+STATUS: dict[str, int] = {
+    "invalid_request": 400,
+    "unknown_field": 400,
+    "unsupported_value": 400,
+    "context_length_exceeded": 400,
+    "token_out_of_range": 400,
+    "invalid_api_key": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "model_not_found": 404,
+    "request_not_found": 404,
+    "method_not_allowed": 405,
+    "idempotency_conflict": 409,
+    "payload_too_large": 413,
+    "queue_full": 429,
+    "cancelled": 499,
+    "engine_failed": 500,
+    "internal_error": 500,
+    "attempts_exhausted": 500,
+    "overloaded": 503,
+    "broker_unavailable": 503,
+    "log_lost": 503,
+    "deadline_exceeded": 504,
+}
+
+
+class MillstreamError(Exception):
+    """The root: a sentence for people, a `code` for programs, and when to try again, if ever."""
+
+    code: ClassVar[str] = "internal_error"
+    retry_after_seconds: float | None = None
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class BadRequest(MillstreamError):
+    """The request cannot be served as it is; `field` names the part at fault, if there is one."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownField(BadRequest):
+    """A field that this version does not know."""
+
+    code = "unknown_field"
+
+
+class UnsupportedValue(BadRequest):
+    """A known field with a value that is not supported."""
+
+    code = "unsupported_value"
+
+
+class ContextLengthExceeded(BadRequest):
+    """Prompt and output together do not fit the model, or the tenant's limit."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int, whose: str) -> None:
+        super().__init__(
+            f"{prompt_tokens} prompt tokens and up to {max_tokens} output tokens exceed "
+            f"the limit of {limit} tokens of {whose}",
+            "max_tokens" if prompt_tokens < limit else "prompt",
+        )
+        self.prompt_tokens, self.max_tokens, self.limit = prompt_tokens, max_tokens, limit
+
+
+class TokenOutOfRange(BadRequest):
+    """A token id outside the model's vocabulary."""
+
+    code = "token_out_of_range"
+
+    def __init__(self, token: int, vocabulary: int, field: str) -> None:
+        super().__init__(f"token id {token} is outside the vocabulary 0..{vocabulary - 1}", field)
+        self.token, self.vocabulary = token, vocabulary
+
+
+class Unauthenticated(BadRequest):
+    """No key, or one that belongs to nobody."""
+
+    code = "invalid_api_key"
+
+
+class Forbidden(BadRequest):
+    """The key is good and may not do this."""
+
+    code = "forbidden"
+
+
+class ModelNotFound(BadRequest):
+    """No model, alias or version of this name."""
+
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the model {name!r} does not exist", "model")
+        self.name = name
+
+
+class RequestNotFound(BadRequest):
+    """No token log of this request: never accepted, another tenant's, or forgotten by now."""
+
+    code = "request_not_found"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"the request {request_id!r} is not known here", "request_id")
+        self.request_id = request_id
+
+
+class IdempotencyConflict(BadRequest):
+    """The same idempotency key came with a different body."""
+
+    code = "idempotency_conflict"
+
+
+class PayloadTooLarge(BadRequest):
+    """A body over the limit, refused before anything is published."""
+
+    code = "payload_too_large"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the body of {size} bytes is larger than the limit of {limit} bytes")
+        self.size, self.limit = size, limit
+
+
+class Refused(MillstreamError):
+    """Not now: nothing was accepted, the same request may succeed after `retry_after_seconds`."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class LaneFull(Refused):
+    """A tenant already has as many queued requests as it may."""
+
+    code = "queue_full"
+
+
+class Overloaded(Refused):
+    """The estimated wait is longer than the request may take."""
+
+    code = "overloaded"
+
+
+class BrokerUnavailable(Refused):
+    """NATS did not confirm in time."""
+
+    code = "broker_unavailable"
+
+
+class NotConnected(BrokerUnavailable):
+    """There is no connection to NATS: nothing was sent, so nothing was stored."""
+
+
+class Ended(MillstreamError):
+    """An accepted request ended in an error terminal; `code` is the terminal's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]  # the terminal names it, not the class
+
+
+def status_of(code: str) -> int:
+    """The HTTP status of a wire code; an unknown code is our own fault."""
+    return STATUS.get(code, 500)

@@ -1,0 +1,62 @@
+"""The headers of a request and of its work: all that is needed to queue and route it.
+
+They stay the same over both hops; the dispatcher adds `Dispatched`, and the model's version is in
+the subject of the work. Times are epoch milliseconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+MESSAGE_ID = "Nats-Msg-Id"
+EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+ROUTE = "Route"
+CONTENT_TYPE = "Content-Type"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What the outside of a request says.
+
+    `cost` is prompt tokens plus the most it may generate; `version` pins a version; `dispatched` is
+    0 until the dispatcher has sent it on.
+    """
+
+    request_id: str
+    tenant: str
+    route: str
+    cost: int
+    prompt_tokens: int
+    deadline: int
+    accepted: int
+    version: str = ""
+    dispatched: int = 0
+
+    def to_headers(self) -> dict[str, str]:
+        headers = {
+            "Request": self.request_id,
+            "Tenant": self.tenant,
+            ROUTE: self.route,
+            "Cost": str(self.cost),
+            "Prompt-Tokens": str(self.prompt_tokens),
+            "Deadline": str(self.deadline),
+            "Accepted": str(self.accepted),
+        }
+        optional = {"Version": self.version, "Dispatched": self.dispatched}
+        headers |= {name: str(value) for name, value in optional.items() if value}
+        return headers
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str]) -> Self:
+        """Raises KeyError or ValueError for headers that `to_headers` did not write."""
+        return cls(
+            request_id=headers["Request"],
+            tenant=headers["Tenant"],
+            route=headers[ROUTE],
+            cost=int(headers["Cost"]),
+            prompt_tokens=int(headers["Prompt-Tokens"]),
+            deadline=int(headers["Deadline"]),
+            accepted=int(headers["Accepted"]),
+            version=headers.get("Version", ""),
+            dispatched=int(headers.get("Dispatched", "0")),
+        )

@@ -1,0 +1,82 @@
+"""Entering a lane: the broker itself refuses a tenant's request once its lane is full.
+
+The stream bounds every lane by the highest limit of any tenant. For a tenant with a lower limit the
+lane is counted by the broker first, and the publish made conditional on nobody having entered it
+since (compare-and-set on the lane's last sequence): exact over any number of gateways.
+"""
+
+from nats.errors import Error as NatsError
+
+from streams import subjects, topology
+from streams.connection import Broker, Stored, StoreRefused
+from streams.errors import BrokerUnavailable, LaneFull, Overloaded
+from streams.headers import EXPECTED_LAST
+from streams.subjects import Lane
+
+_RETRY_SECONDS = 2.0
+
+
+async def enter(
+    broker: Broker, lane: Lane, payload: bytes, headers: dict[str, str], seconds: float
+) -> Stored:
+    """Queue a request in a lane that the stream's own limit bounds.
+
+    `headers` carry a message id, so that it is retried for `seconds` while the broker is silent.
+    Raises `LaneFull`, `Overloaded` (the stream's bytes are used up), `BrokerUnavailable`.
+    """
+    try:
+        return await broker.store_retrying(subjects.request(lane), payload, headers, seconds)
+    except StoreRefused as refusal:
+        raise _refused(lane, refusal) from refusal
+
+
+async def enter_below(
+    broker: Broker, lane: Lane, payload: bytes, headers: dict[str, str], seconds: float, limit: int
+) -> Stored:
+    """`enter` for a tenant whose `limit` is lower than the stream's."""
+    while True:
+        last = await _last_sequence(broker, lane)
+        if await queued(broker, lane) >= limit:
+            raise LaneFull(_full(lane, limit), _RETRY_SECONDS)
+        expecting = headers | {EXPECTED_LAST: str(last)}
+        try:
+            return await broker.store_retrying(subjects.request(lane), payload, expecting, seconds)
+        except StoreRefused as refusal:
+            if not refusal.lost_race:
+                raise _refused(lane, refusal) from refusal
+
+
+async def queued(broker: Broker, lane: Lane) -> int:
+    """How many requests the broker holds in a lane."""
+    subject = subjects.request(lane)
+    try:
+        info = await broker.js.stream_info(topology.REQUESTS, subjects_filter=subject)
+    except (NatsError, TimeoutError) as error:
+        raise BrokerUnavailable(f"cannot count the lane {subject}: {error!r}") from error
+    return (info.state.subjects or {}).get(subject, 0)
+
+
+async def models(broker: Broker) -> set[str]:
+    """The models for which requests are queued, registered or not."""
+    try:
+        info = await broker.js.stream_info(topology.REQUESTS, subjects_filter=subjects.ALL_REQUESTS)
+    except (NatsError, TimeoutError) as error:
+        raise BrokerUnavailable(f"cannot count the lanes: {error!r}") from error
+    return {subjects.parse_lane(subject).model for subject in info.state.subjects or {}}
+
+
+async def _last_sequence(broker: Broker, lane: Lane) -> int:
+    query = {"last_by_subj": subjects.request(lane)}
+    found = await broker.read(topology.REQUESTS, query)
+    return found[0].seq if found else 0
+
+
+def _refused(lane: Lane, refusal: StoreRefused) -> LaneFull | Overloaded:
+    if "per subject" in refusal.description:
+        return LaneFull(_full(lane, None), _RETRY_SECONDS)
+    return Overloaded(f"the broker refuses the request: {refusal}", _RETRY_SECONDS)
+
+
+def _full(lane: Lane, limit: int | None) -> str:
+    most = "" if limit is None else f" (limit {limit})"
+    return f"the queue of {lane.priority} requests for {lane.model} is full{most}"

@@ -1,0 +1,131 @@
+"""Leadership by a lease in a KV bucket: one holder at a time, lost by silence.
+
+The bucket's age limit removes a lease that is not renewed, so a standby takes over within the lease
+and one retry. A holder stops believing in its lease before the broker does.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+
+import structlog
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+
+from streams import subjects, topology
+from streams.connection import Broker, StoreRefused
+from streams.errors import BrokerUnavailable
+from streams.headers import EXPECTED_LAST
+from streams.topology import Scale
+
+log = structlog.get_logger()
+
+BUCKET = "leases"
+STREAM = f"KV_{BUCKET}"
+_BELIEVED = 0.8  # of the lease
+_RENEWALS = 5  # in one lease
+_OPERATION = "KV-Operation"
+
+
+class Lease:
+    """One named lease as one candidate sees it; `run` keeps trying to get and keep it."""
+
+    def __init__(
+        self, broker: Broker, name: str, holder: str, seconds: float, scale: Scale
+    ) -> None:
+        self._broker, self._seconds, self._scale = broker, seconds, scale
+        self._key = subjects.escape(name)
+        self._subject = f"$KV.{BUCKET}.{self._key}"
+        self._mark = f"{holder}.{secrets.token_hex(8)}".encode()
+        self._revision = 0
+        self._until = 0.0
+        self._declared = False
+        self.gained = asyncio.Event()
+
+    @property
+    def held(self) -> bool:
+        """True while no other candidate can hold it."""
+        return time.monotonic() < self._until
+
+    async def run(self) -> None:
+        """Acquire and renew until cancelled; sets `gained` whenever it becomes ours."""
+        while True:
+            asked = time.monotonic()
+            if await self._ask():
+                if not self.gained.is_set():
+                    log.info("lease_gained", lease=self._key)
+                self._until = asked + self._seconds * _BELIEVED
+                self.gained.set()
+            elif not self.held:
+                self.gained.clear()
+            await asyncio.sleep(self._seconds / _RENEWALS)
+
+    async def lost(self) -> None:
+        """Return once the lease is no longer held."""
+        while self.held:
+            await asyncio.sleep(max(0.01, self._until - time.monotonic()))
+        self.gained.clear()
+        log.warning("lease_lost", lease=self._key)
+
+    async def release(self) -> None:
+        """Give it up at once, so that a standby need not wait; silence does the same, later."""
+        if not self.held:
+            return
+        self._until = 0.0
+        try:
+            await self._write(b"", self._revision, {_OPERATION: "DEL"})
+        except (BrokerUnavailable, StoreRefused) as error:
+            log.warning("lease_not_released", lease=self._key, reason=str(error))
+
+    async def _ask(self) -> bool:
+        try:
+            if not self._declared:
+                await topology.declare_stream(self._broker.js, _bucket(self._seconds), self._scale)
+                self._declared = True
+            return await self._acquired()
+        except BrokerUnavailable as error:
+            self._declared = False  # a broker that restarts has forgotten a bucket in memory
+            log.warning("lease_unanswered", lease=self._key, reason=str(error))
+            return False
+
+    async def _acquired(self) -> bool:
+        """Write our mark behind what we know; after a lost race, see whether it is ours already."""
+        try:
+            self._revision = await self._write(self._mark, self._revision, {})
+        except StoreRefused as refusal:
+            if not refusal.lost_race:
+                raise BrokerUnavailable(f"the lease is refused: {refusal}") from refusal
+            return await self._is_ours_or_free()
+        return True
+
+    async def _is_ours_or_free(self) -> bool:
+        found = await self._broker.read(STREAM, {"last_by_subj": self._subject})
+        last = found[0] if found else None
+        free = last is None or _OPERATION in last.headers
+        ours = last is not None and last.data == self._mark
+        if not free and not ours:
+            return False
+        try:
+            self._revision = await self._write(self._mark, last.seq if last else 0, {})
+        except StoreRefused:  # somebody was faster
+            return False
+        return True
+
+    async def _write(self, value: bytes, revision: int, headers: Mapping[str, str]) -> int:
+        expecting = {**headers, EXPECTED_LAST: str(revision)}
+        return (await self._broker.store(self._subject, value, expecting)).seq
+
+
+def _bucket(seconds: float) -> StreamConfig:
+    """A KV bucket (ADR-8) in memory, whose values live for one lease."""
+    return StreamConfig(
+        name=STREAM,
+        subjects=[f"$KV.{BUCKET}.>"],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        max_age=seconds,
+        storage=StorageType.MEMORY,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )

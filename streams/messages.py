@@ -1,0 +1,202 @@
+"""Messages as they travel: frozen records, msgpack on the wire, unknown fields ignored by readers.
+
+A token log holds records in this order: `accepted` (only for requests that came over NATS), one
+`started` per attempt (the claim), `chunk`s or `result`s, and exactly one terminal: `done` or
+`error`. Their wire form is a map with a `type`; producers see the same maps on their reply subject.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, Self, TypeVar
+
+import msgpack
+
+Kind = Literal["generate", "embed"]
+FinishReason = Literal["stop", "length", "cancelled"]
+T = TypeVar("T")
+
+
+@cache
+def _names(record: Any) -> frozenset[str]:
+    return frozenset(f.name for f in fields(record))
+
+
+def known(record: type[T], wire: Mapping[str, Any]) -> T:
+    """Build `record` from a map, dropping the fields that this version does not know."""
+    names = _names(record)  # type: ignore[arg-type]  # a class is hashable
+    return record(**{k: v for k, v in wire.items() if k in names})
+
+
+def pack(value: Any) -> bytes:
+    return msgpack.packb(value)  # type: ignore[no-any-return]
+
+
+def unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data)
+
+
+def pack_tokens(tokens: list[int]) -> bytes:
+    """Token ids as little-endian uint32: half of msgpack's size and no per-item objects to skip."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(data) // 4}I", data))
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """One sampled token's log probability (natural), and the likeliest alternatives in order."""
+
+    token: int
+    text: str
+    logprob: float
+    top: list[tuple[int, str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose tokens. `seed` None means: derived from the request id, so attempts agree."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    seed: int | None = None
+    stop: list[str] = field(default_factory=list)
+    logprobs: int | None = None  # None: off; n: with the n likeliest alternatives
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """The payload of a request and of its work: all that the engine needs, nothing for the router.
+
+    `prompt` holds token ids (`pack_tokens`); `inputs` is for `embed`: token ids per input.
+    """
+
+    kind: Kind
+    prompt: bytes = b""
+    inputs: list[bytes] = field(default_factory=list)
+    sampling: Sampling = Sampling()
+    dimensions: int | None = None
+
+    def pack(self) -> bytes:
+        return pack(asdict(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        wire = unpack(data)
+        wire["sampling"] = known(Sampling, wire.get("sampling", {}))
+        return known(cls, wire)
+
+
+def accepted(key: str, request_id: str) -> dict[str, Any]:
+    """Tells a producer which request its message id has become."""
+    return {"type": "accepted", "id": key, "request_id": request_id}
+
+
+def started(model: str, version: str, attempt: int, worker: str) -> dict[str, Any]:
+    """The claim: from here on only `attempt` may append."""
+    return {
+        "type": "started",
+        "attempt": attempt,
+        "model": model,
+        "version": version,
+        "worker": worker,
+    }
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def done(reason: FinishReason, used: dict[str, int], timing: Mapping[str, float]) -> dict[str, Any]:
+    """The terminal of a request that ended as its client asked; `timing` is ms per stage."""
+    return {
+        "type": "done",
+        "finish_reason": reason,
+        "usage": used,
+        "timing": {stage: round(ms, 3) for stage, ms in timing.items()},
+    }
+
+
+def failed(code: str, message: str, used: dict[str, int]) -> dict[str, Any]:
+    """The terminal of a request that ended otherwise (`deadline_exceeded`, `engine_failed`, …)."""
+    return {"type": "error", "code": code, "message": message, "usage": used}
+
+
+TERMINALS = frozenset({"done", "error"})
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """One request's usage, written once. `outcome` is a finish reason or an error code."""
+
+    request_id: str
+    tenant: str
+    model: str
+    version: str
+    outcome: str
+    prompt_tokens: int
+    completion_tokens: int
+    attempts: int
+    worker: str
+    accepted: int
+    finished: int
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A worker's heartbeat: its credit and how it fares. Sent every second and when credit changes.
+
+    `pulled` is, per priority, the highest sequence in WORK that this worker has pulled: what was
+    dispatched up to there is no longer waiting to be pulled.
+    """
+
+    worker: str
+    model: str
+    version: str
+    free_sequences: int
+    free_tokens: int
+    running: int
+    waiting: int
+    max_sequences: int
+    kv_tokens: int
+    generated_tokens: int  # since the worker started
+    tokens_per_second: float
+    pulled: dict[str, int] = field(default_factory=dict)
+    draining: bool = False
+
+    def pack(self) -> bytes:
+        return pack(asdict(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        return known(cls, unpack(data))
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """What a model's dispatcher tells the gateways several times a second.
+
+    `wait_seconds` is the estimated wait of a new request per priority; None while nothing is known.
+    """
+
+    model: str
+    workers: int
+    queued: dict[str, int]
+    wait_seconds: dict[str, float | None]
+
+    def pack(self) -> bytes:
+        return pack(asdict(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        return known(cls, unpack(data))

@@ -1,0 +1,34 @@
+"""How long to wait for a broker that does not answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import structlog
+
+from streams.errors import BrokerUnavailable
+
+T = TypeVar("T")
+log = structlog.get_logger()
+PAUSE_SECONDS = 0.25
+
+
+@asynccontextmanager
+async def answered_within(seconds: float) -> AsyncIterator[None]:
+    """Raises `BrokerUnavailable` when what is inside takes longer, however many steps it has."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise BrokerUnavailable(f"NATS did not answer within {seconds:g} s") from None
+
+
+async def persistently(act: Callable[[], Awaitable[T]]) -> T:
+    """What `act` returns, asked again and again while it raises `BrokerUnavailable`."""
+    while True:
+        try:
+            return await act()
+        except BrokerUnavailable as error:
+            log.warning("broker_awaited", reason=str(error))
+            await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,172 @@
+"""The pull loop: one outstanding pull on a consumer, asked for only what there is room for."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import orjson
+import structlog
+from nats.aio.msg import Msg
+
+from streams.connection import Broker
+from streams.errors import BrokerUnavailable
+
+log = structlog.get_logger()
+
+# A frozen process still has pulls outstanding: they must be gone by the time that its work is
+# delivered again (the ack wait, 5 s), or the broker would give it right back.
+EXPIRES_SECONDS = 3.0
+HEARTBEAT_SECONDS = 1.0
+_SILENCE_SECONDS = 2 * HEARTBEAT_SECONDS + 1  # a pull that beats no more is lost
+_PAUSE_SECONDS = 0.5
+_NANOSECONDS = 1_000_000_000
+_HEARTBEAT, _NO_MESSAGES, _EXPIRED = "100", "404", "408"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message that this process holds until it settles it, or until the ack wait runs out."""
+
+    broker: Broker
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+    seq: int  # in the stream
+    delivered: int  # 1 the first time
+    reply: str
+
+    async def ack(self) -> None:
+        """Done with it. A lost ack means another delivery, so record first and ack second."""
+        await self.broker.publish(self.reply, b"+ACK")
+
+    async def in_progress(self) -> None:
+        """Restart the ack wait."""
+        await self.broker.publish(self.reply, b"+WPI")
+
+    async def nak(self, delay_seconds: float = 0.0) -> None:
+        """Give it back, to be delivered again after the delay."""
+        delay = {"delay": int(delay_seconds * _NANOSECONDS)}
+        await self.broker.publish(self.reply, b"-NAK " + orjson.dumps(delay))
+
+    async def terminate(self) -> None:
+        """Never deliver it again."""
+        await self.broker.publish(self.reply, b"+TERM")
+
+
+class Pull:
+    """Pulls from one durable consumer for as long as `run` runs.
+
+    `room()` says how many messages may come now; call `wake()` when it has grown. `take` gets each
+    delivery and must not block. Survives reconnects, missed heartbeats and consumer restarts.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        stream: str,
+        consumer: str,
+        room: Callable[[], int],
+        take: Callable[[Delivery], None],
+    ) -> None:
+        self._broker, self._stream, self._consumer = broker, stream, consumer
+        self._room, self._take = room, take
+        self._wake = asyncio.Event()
+        self._over = asyncio.Event()  # the outstanding pull is
+        self._number = 0
+        self._outstanding = 0
+        self._heard = 0.0
+        self._refused = self._lost = False
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Pull until cancelled; what is on its way then is still taken."""
+        self._broker.on_reconnect.append(self._lose)
+        try:
+            while True:
+                try:
+                    await self._run_until_lost()
+                except BrokerUnavailable as error:
+                    log.warning("pull_waits", consumer=self._consumer, reason=str(error))
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        finally:
+            self._broker.on_reconnect.remove(self._lose)
+
+    async def _run_until_lost(self) -> None:
+        """Pull on a new inbox: what the broker still sends for a lost pull has no address then."""
+        self._lost = False
+        inbox = self._broker.client.new_inbox()
+        subscribed = await self._broker.subscribe(f"{inbox}.*", self._receive)
+        try:
+            while not self._lost:
+                await self._turn(inbox)
+        finally:
+            await subscribed.drain()
+
+    async def _turn(self, inbox: str) -> None:
+        wanted = self._room()
+        if wanted > 0:
+            await self._pull(inbox, wanted)
+        else:
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _lose(self) -> None:
+        self._lost = True
+        self._over.set()
+        self._wake.set()
+
+    async def _pull(self, inbox: str, wanted: int) -> None:
+        self._over.clear()
+        self._number += 1
+        self._outstanding, self._refused = wanted, False
+        self._heard = asyncio.get_running_loop().time()
+        query = {
+            "batch": wanted,
+            "expires": int(EXPIRES_SECONDS * _NANOSECONDS),
+            "idle_heartbeat": int(HEARTBEAT_SECONDS * _NANOSECONDS),
+        }
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        await self._broker.publish(subject, orjson.dumps(query), reply=f"{inbox}.{self._number}")
+        await self._until_over()
+        if self._refused:
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _until_over(self) -> None:
+        while not self._over.is_set():
+            silent_at = self._heard + _SILENCE_SECONDS
+            try:
+                async with asyncio.timeout_at(silent_at):
+                    await self._over.wait()
+            except TimeoutError:
+                if self._heard + _SILENCE_SECONDS <= silent_at:
+                    log.warning("pull_lost", stream=self._stream, consumer=self._consumer)
+                    self._lose()
+
+    async def _receive(self, msg: Msg) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        if msg.headers and (status := msg.headers.get("Status")) is not None:
+            self._told(msg.subject, status)
+            return
+        self._outstanding -= 1
+        if self._outstanding == 0:
+            self._over.set()
+        self._take(delivery(self._broker, msg))
+
+    def _told(self, subject: str, status: str) -> None:
+        """A status ends its pull, unless it is a heartbeat; earlier pulls mean nothing now."""
+        if status == _HEARTBEAT or subject.rpartition(".")[2] != str(self._number):
+            return
+        # anything else: a leader is being elected, or there is no such consumer just now
+        self._refused = status not in (_NO_MESSAGES, _EXPIRED)
+        self._over.set()
+
+
+def delivery(broker: Broker, msg: Msg) -> Delivery:
+    """Read a JetStream delivery; its numbers are in the reply subject (ADR-15)."""
+    fields = msg.reply.split(".")
+    if len(fields) > 9:  # $JS.ACK.<domain>.<account>.<stream>.<consumer>.…, maybe a token more
+        fields = fields[:2] + fields[4:]
+    delivered, seq = int(fields[4]), int(fields[5])
+    return Delivery(broker, msg.subject, msg.data, msg.headers or {}, seq, delivered, msg.reply)

@@ -1,0 +1,86 @@
+"""What every command's settings share: frozen pydantic records, one flat key per setting.
+
+A room describes its settings as a subclass; `millstream.sources` fills it from flags,
+`MILLSTREAM_*` and `millstream.toml`, and the field descriptions become `--help`. An `alias` renames
+the key.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+CLOSING_SECONDS = 2.0  # for goodbyes, when what was running has finished
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+
+
+def new_id() -> str:
+    """A fresh name for one process, fit for a subject."""
+    return secrets.token_hex(4)
+
+
+class Settings(BaseModel):
+    """Settings of one command: read once at start, never changed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    config: Path | None = Field(
+        None, description="TOML file with settings, ./millstream.toml if it exists"
+    )
+    log_level: LogLevel = Field("info", description="least severe log event to write")
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long the process may live on after the first signal."""
+        return CLOSING_SECONDS
+
+
+class ClientSettings(Settings):
+    """Settings of a command that talks to NATS, and is quiet while all is well."""
+
+    log_level: LogLevel = Field("error", description="least severe log event to write")
+    nats: str = Field(
+        DEFAULT_NATS,
+        description="comma-separated URLs of the NATS servers; found in the data directory of a "
+        "running `millstream up`, else the default",
+    )
+
+
+class ServiceSettings(ClientSettings):
+    """Settings of a long-running service."""
+
+    log_level: LogLevel = Field("info", description="least severe log event to write")
+    id: Name = Field(
+        default_factory=new_id, description="name of this process in subjects and logs"
+    )
+    drain_seconds: float = Field(
+        30, ge=0, description="time to finish what runs after the first SIGTERM or SIGINT"
+    )
+    shards: int = Field(1, ge=1, description="token log streams; the same for every service")
+    replicas: int = Field(
+        1, ge=1, le=5, description="copies of each stream: 1 embedded, 3 in a cluster"
+    )
+
+    @property
+    def patience_seconds(self) -> float:
+        return self.drain_seconds + CLOSING_SECONDS
+
+
+class TenantSettings(BaseModel):
+    """One `[tenants.<name>]` table: who may come in, and how much of the fleet is theirs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keys: tuple[SecretStr, ...] = Field((), description="API keys, kept only as hashes")
+    weight: float = Field(1.0, gt=0, description="share relative to the other tenants")
+    max_queued: int = Field(1000, ge=1, description="queued requests per model and priority")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="most tokens one request may ask for"
+    )
+    publishes: bool = Field(True, description="may submit over NATS: has an ingress stream")

@@ -1,0 +1,229 @@
+"""Every subject of Millstream, built and parsed here and spelled nowhere else.
+
+Tokens of a subject match `[a-z0-9][a-z0-9_-]{0,62}`. Tenants, routes and ids must match as they are
+(`token`); names with other characters, such as model names, are made to match (`escape`).
+"""
+
+import re
+import zlib
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+ANY = "any"  # the placement of work that every worker of the pool may pull
+PREFIX = "infer"
+_LANES = 16384  # subjects whose parts are remembered: each is parsed once per request
+_TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
+_PLAIN = re.compile(r"[a-z0-9-]")
+_ESCAPED = re.compile(r"_(_|[0-9a-f]{2})")
+_LEAD = "e_z"  # marks a name whose first character had to be escaped; `_z` is no escape
+
+
+class InvalidToken(ValueError):
+    """A name that cannot be one token of a subject; `value` is the name as it came."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(
+            f"{value!r} is not a subject token: it must match [a-z0-9][a-z0-9_-]{{0,62}}"
+        )
+        self.value = value
+
+
+class Priority(StrEnum):
+    """How urgent a request is, most urgent first."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+def token(value: str) -> str:
+    """Return `value` if it is one subject token, else raise `InvalidToken`."""
+    if not _TOKEN.match(value):
+        raise InvalidToken(value)
+    return value
+
+
+def escape(name: str) -> str:
+    """Turn any name into one subject token; `unescape` gives the name back.
+
+    `[a-z0-9-]` stay, `_` becomes `__`, other UTF-8 bytes become `_xx`. Raises `InvalidToken` for an
+    empty name and for one whose escaped form is longer than a token may be.
+    """
+    out = "".join(c if _PLAIN.match(c) else _escape_character(c) for c in name)
+    if out[:1] in ("_", "-") or out.startswith(_LEAD):
+        out = _LEAD + out
+    if not _TOKEN.match(out):
+        raise InvalidToken(name)
+    return out
+
+
+def _escape_character(c: str) -> str:
+    return "__" if c == "_" else "".join(f"_{byte:02x}" for byte in c.encode())
+
+
+def unescape(escaped: str) -> str:
+    """The name that `escape` was given."""
+    raw = escaped.removeprefix(_LEAD)
+    decoded = _ESCAPED.sub(lambda m: "_" if m[1] == "_" else chr(int(m[1], 16)), raw)
+    return decoded.encode("latin-1").decode()
+
+
+def shard(request_id: str, shards: int) -> int:
+    """The shard of a request's token log: stable over processes and releases (CRC-32)."""
+    return zlib.crc32(request_id.encode()) % shards
+
+
+class Lane(NamedTuple):
+    """One tenant's queue for one model and priority."""
+
+    tenant: str
+    model: str
+    priority: Priority
+
+
+class Log(NamedTuple):
+    """The address of one request's token log."""
+
+    tenant: str
+    route: str
+    request_id: str
+
+
+class Pool(NamedTuple):
+    """The workers of one model version, as one priority of work sees them."""
+
+    model: str
+    version: str
+    priority: Priority
+
+
+def request(lane: Lane) -> str:
+    return f"{PREFIX}.request.{token(lane.tenant)}.{escape(lane.model)}.{lane.priority}"
+
+
+def requests_of(model: str) -> str:
+    """Filter: every queued request for one model."""
+    return f"{PREFIX}.request.*.{escape(model)}.*"
+
+
+@lru_cache(maxsize=_LANES)
+def parse_lane(subject: str) -> Lane:
+    """The lane of a request's or an ingress message's subject."""
+    _, _, tenant, model, priority = subject.split(".")
+    return Lane(tenant, unescape(model), Priority(priority))
+
+
+def work(pool: Pool, placement: str = ANY) -> str:
+    return (
+        f"{PREFIX}.work.{escape(pool.model)}.{escape(pool.version)}"
+        f".{pool.priority}.{token(placement)}"
+    )
+
+
+@lru_cache(maxsize=_LANES)
+def parse_work(subject: str) -> Pool:
+    _, _, model, version, priority, _ = subject.split(".")
+    return Pool(unescape(model), unescape(version), Priority(priority))
+
+
+def log(address: Log, shards: int) -> str:
+    tenant, route, request_id = address
+    return (
+        f"{PREFIX}.token.{shard(request_id, shards)}.{token(tenant)}.{token(route)}"
+        f".{token(request_id)}"
+    )
+
+
+def log_on_any_route(tenant: str, request_id: str, shards: int) -> str:
+    """Filter: a request's log when the route that it was submitted with is not known."""
+    return f"{PREFIX}.token.{shard(request_id, shards)}.{token(tenant)}.*.{token(request_id)}"
+
+
+def parse_log(subject: str) -> Log:
+    """The address in a log's subject or in a reply's."""
+    tenant, route, request_id = subject.split(".")[-3:]
+    return Log(tenant, route, request_id)
+
+
+def replies_to(route: str) -> str:
+    """Filter: all replies to one route."""
+    return f"{PREFIX}.reply.*.{token(route)}.>"
+
+
+def reply_on_any_route(tenant: str, request_id: str) -> str:
+    """Filter: the replies of one request, whichever route they go to."""
+    return f"{PREFIX}.reply.{token(tenant)}.*.{token(request_id)}"
+
+
+def cancel(tenant: str, request_id: str) -> str:
+    return f"{PREFIX}.cancel.{token(tenant)}.{token(request_id)}"
+
+
+def reader(tenant: str, request_id: str) -> str:
+    """Asks the gateways whether one of them has a reader of a request."""
+    return f"{PREFIX}.reader.{token(tenant)}.{token(request_id)}"
+
+
+def find(tenant: str, request_id: str) -> str:
+    """Asks dispatchers and gateways whether one of them knows a request."""
+    return f"{PREFIX}.find.{token(tenant)}.{token(request_id)}"
+
+
+def parse_request_id(subject: str) -> tuple[str, str]:
+    """Tenant and request id of a `cancel`, `reader` or `find` subject."""
+    tenant, request_id = subject.split(".")[-2:]
+    return tenant, request_id
+
+
+def fleet(model: str, worker: str) -> str:
+    return f"{PREFIX}.fleet.{escape(model)}.{token(worker)}"
+
+
+def muster(model: str) -> str:
+    """Asks the workers of a model for a heartbeat now."""
+    return f"{PREFIX}.muster.{escape(model)}"
+
+
+def pressure(model: str) -> str:
+    return f"{PREFIX}.pressure.{escape(model)}"
+
+
+def ledger(tenant: str, model: str) -> str:
+    return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
+
+
+def dead(tenant: str, model: str) -> str:
+    return f"{PREFIX}.dead.{token(tenant)}.{escape(model)}"
+
+
+def submissions(tenant: str) -> str:
+    """Filter: what one tenant's producers publish."""
+    return f"{PREFIX}.submit.{token(tenant)}.*.*"
+
+
+def fleet_of(model: str) -> str:
+    """Filter: the heartbeats of one model's workers."""
+    return f"{PREFIX}.fleet.{escape(model)}.*"
+
+
+def ledger_of(model: str) -> str:
+    """Filter: the usage of one model by all tenants."""
+    return f"{PREFIX}.ledger.*.{escape(model)}"
+
+
+def work_of(model: str) -> str:
+    """Filter: all work for one model."""
+    return f"{PREFIX}.work.{escape(model)}.>"
+
+
+def report(model: str) -> str:
+    """Asks the leader of a model for its lanes and workers."""
+    return f"{PREFIX}.report.{escape(model)}"
+
+
+ALL_REQUESTS = f"{PREFIX}.request.>"
+ALL_CANCELS = f"{PREFIX}.cancel.>"
+ALL_FINDS = f"{PREFIX}.find.>"
+ALL_READERS = f"{PREFIX}.reader.>"
+ALL_PRESSURE = f"{PREFIX}.pressure.>"

@@ -1,0 +1,173 @@
+"""The token log of one request: claimed by one attempt at a time, appended by compare-and-set.
+
+Every append names the sequence of the log's last record. A paused worker that wakes up after
+another attempt has claimed the log therefore adds nothing: its append fails with `Fenced`.
+
+Logs are kept in the broker's memory. When it restarts alone they are gone; whoever still writes one
+then puts back all of its records, and the log goes on where it was.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from streams import messages, subjects, topology
+from streams.connection import Broker, Stored, StoredMessage, StoreRefused
+from streams.errors import BrokerUnavailable, MillstreamError
+from streams.headers import EXPECTED_LAST, MESSAGE_ID
+from streams.messages import LedgerRecord
+from streams.subjects import Log
+
+# A request outlives a broker's leader election (DESIGN §8.8: 4 to 6 s) and a restart.
+PATIENCE_SECONDS = 30.0
+_PAUSE_SECONDS = 0.25
+
+
+class Fenced(MillstreamError):
+    """Another attempt owns the log now, or it has ended: append and acknowledge nothing."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a log holds: `records` in order and the sequence of the last one (0: empty)."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    last: int = 0
+
+    @property
+    def attempts(self) -> int:
+        return sum(record["type"] == "started" for record in self.records)
+
+    @property
+    def terminal(self) -> dict[str, Any] | None:
+        last = self.records[-1] if self.records else None
+        return last if last and last["type"] in messages.TERMINALS else None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that all attempts together have stored."""
+        chunks = (record for record in self.records if record["type"] == "chunk")
+        return [token for chunk in chunks for token in chunk["tokens"]]
+
+    @property
+    def whole(self) -> bool:
+        """False if the broker has dropped the beginning: no attempt can go on behind that."""
+        parts = [record for record in self.records if record["type"] in ("chunk", "result")]
+        ends = [0, *(part["index"] + part["count"] for part in parts)]
+        return all(part["index"] == end for part, end in zip(parts, ends, strict=False))
+
+    @property
+    def rows(self) -> int:
+        """How many vectors have been stored."""
+        return sum(record["count"] for record in self.records if record["type"] == "result")
+
+
+def contents(stored: list[StoredMessage]) -> Contents:
+    records = [messages.unpack(message.data) for message in stored]
+    return Contents(records, stored[-1].seq if stored else 0)
+
+
+async def read(broker: Broker, subject: str, stream: str, after: int = 0) -> Contents:
+    """A log's records behind sequence `after`; `subject` may be a filter over routes."""
+    return contents(await broker.read_subject(stream, subject, after))
+
+
+class _Lost(Exception):
+    """The log is empty, though we have written to it: the broker lost its memory."""
+
+
+class TokenLog:
+    """One writer's hold on one request's log. Not for concurrent appends: one is in flight."""
+
+    def __init__(self, broker: Broker, address: Log, shards: int) -> None:
+        self._broker = broker
+        self._stream = topology.tokens_of(address.request_id, shards)
+        self.subject = subjects.log(address, shards)
+        self.last = 0
+        self._saved: list[bytes] = []  # the log as this writer knows it
+
+    async def read(self) -> Contents:
+        """Everything stored so far; the next append goes behind it."""
+        stored = await self._broker.read_subject(self._stream, self.subject)
+        self._saved = [message.data for message in stored]
+        found = contents(stored)
+        self.last = found.last
+        return found
+
+    async def claim(self, model: str, version: str, worker: str) -> Contents:
+        """Take the log for a new attempt and return what it held before.
+
+        The claim itself is not in the result. Returns without claiming when the log has its
+        terminal. The first attempt needs no read: it expects an empty log.
+        """
+        before = Contents()
+        while before.terminal is None:
+            attempt = before.attempts + 1
+            try:
+                await self.append(messages.started(model, version, attempt, worker))
+            except Fenced:
+                before = await self.read()
+            else:
+                return before
+        return before
+
+    async def append(self, record: Mapping[str, Any]) -> None:
+        """Store one record behind the last one.
+
+        Rides out a broker that does not answer for `PATIENCE_SECONDS`, then raises
+        `BrokerUnavailable`. Raises `Fenced` when another writer was faster.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        unsaved = [messages.pack(record)]
+        while unsaved:
+            try:
+                await self._save(unsaved[0], max(0.0, deadline - time.monotonic()))
+                unsaved.pop(0)
+            except _Lost:
+                unsaved, self._saved = self._saved + unsaved, []
+                self.last = 0
+            except BrokerUnavailable:
+                if time.monotonic() + _PAUSE_SECONDS > deadline:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _save(self, payload: bytes, seconds: float) -> None:
+        headers = {EXPECTED_LAST: str(self.last)}
+        try:
+            stored = await self._broker.store_retrying(self.subject, payload, headers, seconds)
+            self.last = stored.seq
+        except StoreRefused as refusal:
+            if not refusal.lost_race:
+                raise BrokerUnavailable(f"the token log refuses: {refusal}") from refusal
+            self.last = await self._own_or_fenced(payload)
+        self._saved.append(payload)
+
+    async def _own_or_fenced(self, payload: bytes) -> int:
+        """After a lost race: the winner may be this very append, whose confirmation got lost.
+
+        Another attempt would have put its claim first, so equal bytes right behind `last` are ours.
+        """
+        found = await self._broker.read_subject(self._stream, self.subject)
+        behind = [message for message in found if message.seq > self.last]
+        if len(behind) == 1 and behind[0].data == payload:
+            return behind[0].seq
+        if self._saved and not found:
+            raise _Lost
+        raise Fenced(f"the log {self.subject} has moved on")
+
+    async def end(self, terminal: Mapping[str, Any], record: LedgerRecord) -> None:
+        """Store the terminal, then the ledger record; raises as `append` does."""
+        await self.append(terminal)
+        await write_ledger(self._broker, record)
+
+
+async def write_ledger(broker: Broker, record: LedgerRecord) -> Stored:
+    """Record a request's usage, once: its id deduplicates."""
+    return await broker.store_retrying(
+        subjects.ledger(record.tenant, record.model),
+        messages.pack(asdict(record)),
+        {MESSAGE_ID: record.request_id},
+        PATIENCE_SECONDS,
+    )
