@@ -1,0 +1,174 @@
+"""The files of a model version: which may be there, and what they hash to.
+
+Only files that cannot run code are taken: safetensors, GGUF, JSON and tokeniser files. Pickles,
+scripts, symbolic links and configurations that ask for remote code are refused by name.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from streams.errors import MillstreamError
+
+ALLOWED = frozenset({".safetensors", ".gguf", ".json", ".txt", ".jinja", ".model", ".tiktoken"})
+PICKLES = frozenset(
+    {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz", ".npy", ".joblib", ".dill", ".mar"}
+)
+CODE = frozenset({".py", ".pyc", ".so", ".sh", ".dll", ".dylib"})
+IGNORED = frozenset({".md", ".rst", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"})
+IGNORED_STEMS = ("readme", "license", "licence", "notice", "use_policy", "usage_policy")
+THREADS = min(8, os.cpu_count() or 1)
+SHORT_DIGEST = 12
+
+
+class ArtifactError(MillstreamError):
+    """Something is wrong with a file of a version; `path` is relative to its directory."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+class ArtifactRefused(ArtifactError):
+    """A file that a model version must not have, or one that does not say what it has to."""
+
+
+class ArtifactChanged(ArtifactError):
+    """The files are not the ones that were registered; `path` is the first that differs."""
+
+
+def scan(directory: Path) -> dict[str, str]:
+    """The sha256 (hex) of every file of a version, by relative path, in order of path.
+
+    Documentation is left out. Raises `ArtifactRefused` for a file that must not be there. Reads
+    every byte: call it in a thread.
+    """
+    root = _root(directory)
+    paths = sorted(_files(root))
+    for path in paths:
+        if path.endswith(".json"):
+            _check_json(root, path)
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="sha256") as threads:
+        return dict(zip(paths, threads.map(_sha256, [root / path for path in paths]), strict=True))
+
+
+def verify(directory: Path, files: Mapping[str, str]) -> None:
+    """Return if `directory` holds exactly `files`, else raise `ArtifactChanged` for the first."""
+    for path in files:
+        _check_relative(path)
+    found = scan(directory)
+    for path in sorted(found.keys() | files.keys()):
+        _compare(path, files.get(path), found.get(path))
+
+
+def read_verified(directory: Path, path: str, sha256: str) -> bytes:
+    """The content of a registered file; raises `ArtifactChanged` if it is another by now."""
+    _check_relative(path)
+    try:
+        content = (directory / path).read_bytes()
+    except OSError:
+        raise ArtifactChanged(path, "is missing") from None
+    _compare(path, sha256, hashlib.sha256(content).hexdigest())
+    return content
+
+
+def digest(files: Mapping[str, str]) -> str:
+    """One sha256 (hex) over all files, independent of their order."""
+    lines = "".join(f"{files[path]}  {path}\n" for path in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; raises `ArtifactRefused` if it is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ArtifactRefused(path.name, f"is not JSON ({error})") from None
+
+
+def _compare(path: str, registered: str | None, found: str | None) -> None:
+    if found is None:
+        raise ArtifactChanged(path, "is missing")
+    if registered is None:
+        raise ArtifactChanged(path, "was not there when the version was registered")
+    if found != registered:
+        raise ArtifactChanged(path, f"has sha256 {found}, registered was {registered}")
+
+
+def _root(directory: Path) -> Path:
+    if not directory.is_dir():
+        raise ArtifactRefused(str(directory), "is not a directory")
+    return directory.resolve()
+
+
+def _files(root: Path, below: str = "") -> Iterator[str]:
+    """Relative paths of the allowed files; raises for the forbidden ones."""
+    for entry in sorted(os.scandir(root / below), key=lambda e: e.name):
+        path = f"{below}{entry.name}"
+        if entry.is_symlink():
+            raise ArtifactRefused(path, "is a symbolic link; copy the files themselves (cp -rL)")
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files(root, path + "/")
+        elif _is_wanted(path):
+            yield path
+
+
+def _is_wanted(path: str) -> bool:
+    """Whether a file belongs to the version; raises `ArtifactRefused` for what must not."""
+    name = PurePosixPath(path.lower())
+    if name.suffix in PICKLES:
+        raise ArtifactRefused(path, f"may hold a pickle, which can run code ({name.suffix})")
+    if name.suffix in CODE:
+        raise ArtifactRefused(path, "is code; a model version consists of data alone")
+    if name.suffix in IGNORED or name.name.startswith(IGNORED_STEMS):
+        return False
+    if name.suffix not in ALLOWED:
+        raise ArtifactRefused(
+            path, f"is none of {', '.join(sorted(ALLOWED))} and not documentation"
+        )
+    return True
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_json(root: Path, path: str) -> None:
+    """Refuse configurations that run code or lead out of the directory."""
+    content = read_json(root / path)
+    if isinstance(content, dict):
+        if "auto_map" in content:
+            raise ArtifactRefused(path, "asks for remote code (auto_map)")
+        for file in _index(content).values():
+            _check_relative(str(file))
+    if PurePosixPath(path).name == "modules.json":
+        _check_modules(path, content)
+
+
+def _index(content: dict[str, Any]) -> dict[str, Any]:
+    """The tensor -> file map of a sharded model's index."""
+    weights = content.get("weight_map")
+    return weights if isinstance(weights, dict) else {}
+
+
+def _check_modules(path: str, content: Any) -> None:
+    if not isinstance(content, list) or not all(isinstance(module, dict) for module in content):
+        raise ArtifactRefused(path, "is not a list of modules")
+    for module in content:
+        kind = str(module.get("type"))
+        if not kind.startswith("sentence_transformers."):
+            raise ArtifactRefused(path, f"asks for the module {kind!r}, which is not known")
+        _check_relative(str(module.get("path", "")))
+
+
+def _check_relative(path: str) -> None:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path:
+        raise ArtifactRefused(path, "leads out of the directory")

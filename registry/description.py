@@ -1,0 +1,123 @@
+"""What a model's own files say about it: engine, lengths, vocabulary, chat template."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.artifacts import SHORT_DIGEST, ArtifactRefused, digest, read_json, scan
+from registry.models import EngineKind, Model, Task, Version
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass(frozen=True)
+class Description:
+    """The fields of a `Model` that follow from its files."""
+
+    engine: EngineKind
+    task: Task
+    context_length: int
+    vocab_size: int
+    embedding_dimensions: int | None = None
+    chat_template: str | None = None
+
+
+def describe(directory: Path) -> Description:
+    """What the files in `directory` say; raises `ArtifactRefused` where they say too little."""
+    config = _config(directory)
+    if (directory / "modules.json").exists():
+        return _sentence_encoder(directory, config)
+    if not any(str(a).endswith(_GENERATES) for a in config.get("architectures") or []):
+        raise ArtifactRefused(
+            "config.json",
+            f"architectures {config.get('architectures')} is no causal language model, and there "
+            "is no modules.json of a sentence encoder",
+        )
+    return Description(
+        "transformers",
+        "generate",
+        _number(config, _LENGTHS),
+        _number(config, ("vocab_size",)),
+        chat_template=_chat_template(directory),
+    )
+
+
+def model_from(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
+    """A record with one version made of the files in `directory`.
+
+    The version's id is the first 12 hex digits of the digest unless given. Reads and hashes every
+    file: call it in a thread.
+    """
+    files = scan(directory)
+    whole = digest(files)
+    made = Version(
+        id=version or whole[:SHORT_DIGEST],
+        directory=str(directory.resolve()),
+        files=files,
+        digest=whole,
+    )
+    return Model(
+        **{**vars(describe(directory)), **fields},
+        name=name,
+        versions={made.id: made},
+        default_version=made.id,
+    )
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    if not path.exists():
+        raise ArtifactRefused("config.json", "is missing; a GGUF alone must be converted first")
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise ArtifactRefused("config.json", "is not a JSON object")
+    return config
+
+
+def _number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
+    """The first of `keys` with a positive number; multimodal models have them in `text_config`."""
+    for part in (config, config.get("text_config") or {}):
+        for key in keys:
+            if isinstance(part.get(key), int) and part[key] > 0:
+                return int(part[key])
+    raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
+
+
+def _sentence_encoder(directory: Path, config: dict[str, Any]) -> Description:
+    lengths = [_number(config, _LENGTHS)]
+    sentence = directory / "sentence_bert_config.json"
+    if sentence.exists() and (limit := read_json(sentence).get("max_seq_length")):
+        lengths.append(int(limit))
+    return Description(
+        "embed",
+        "embed",
+        min(lengths),
+        _number(config, ("vocab_size",)),
+        embedding_dimensions=_dimensions(directory, config),
+    )
+
+
+def _dimensions(directory: Path, config: dict[str, Any]) -> int:
+    """The width of the last dense module, or of the encoder."""
+    dense = [int(module["out_features"]) for module in _dense_modules(directory)]
+    return dense[-1] if dense else _number(config, ("hidden_size", "dim", "d_model"))
+
+
+def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
+    for module in read_json(directory / "modules.json"):
+        if str(module["type"]).endswith(".Dense"):
+            yield read_json(directory / str(module["path"]) / "config.json")
+
+
+def _chat_template(directory: Path) -> str | None:
+    """From chat_template.jinja, else tokenizer_config.json (of several, the `default` one)."""
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    tokenizer = directory / "tokenizer_config.json"
+    template = read_json(tokenizer).get("chat_template") if tokenizer.exists() else None
+    if isinstance(template, list):
+        template = {t["name"]: t["template"] for t in template}.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,117 @@
+"""Records of the registry: a model, its versions, its limits and latency goals."""
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from streams.subjects import InvalidToken, Priority, escape
+
+EngineKind = Literal["transformers", "embed", "mock"]
+Task = Literal["generate", "embed"]
+MAX_NAME = 128
+MOCK_VERSION = "1"
+_RESERVED = {
+    "*": "a NATS wildcard",
+    ">": "a NATS wildcard",
+    "@": "what separates a model from its version",
+}
+
+
+def valid_name(name: str) -> str:
+    """Return `name` if a model, version or alias may be called so; else a `ValueError` says why.
+
+    Any printable characters but spaces, `*`, `>` and `@`; at most 128, and short enough to be one
+    escaped subject token.
+    """
+    if not 1 <= len(name) <= MAX_NAME:
+        raise ValueError(f"the name must have 1 to {MAX_NAME} characters, it has {len(name)}")
+    for character in name:
+        _check_character(name, character)
+    try:
+        escape(name)
+    except InvalidToken:
+        raise ValueError(f"the name {name!r} is too long once escaped for a subject") from None
+    return name
+
+
+def _check_character(name: str, character: str) -> None:
+    if character in _RESERVED:
+        raise ValueError(f"{name!r} contains {character!r}, {_RESERVED[character]}")
+    if character.isspace() or not character.isprintable():
+        raise ValueError(f"{name!r} contains {character!r}: no spaces or control characters")
+
+
+Name = Annotated[str, AfterValidator(valid_name)]
+
+
+class Record(BaseModel):
+    """A frozen record; readers ignore the fields that they do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Goals(Record):
+    """What a priority's latency should be: goals, not promises. None means no goal."""
+
+    time_to_first_token_ms: float | None = Field(default=None, gt=0)
+    inter_token_ms: float | None = Field(default=None, gt=0)
+
+
+class Version(Record):
+    """One immutable set of files; `options` go to the engine as they are."""
+
+    id: Name
+    directory: str | None = None
+    files: dict[str, str] = {}  # relative path -> sha256 in hex
+    digest: str = ""  # sha256 over `files`
+    options: dict[str, Any] = {}
+
+
+class Model(Record):
+    """A name that clients ask for, what it can do, and the versions that can serve it."""
+
+    name: Name
+    engine: EngineKind
+    task: Task = "generate"
+    context_length: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+    embedding_dimensions: int | None = Field(default=None, gt=0)
+    default_max_tokens: int = Field(default=256, gt=0)
+    versions: dict[str, Version] = Field(min_length=1)
+    default_version: str
+    goals: dict[Priority, Goals] = {}
+    chat_template: str | None = None
+    created: int = Field(default_factory=lambda: int(time.time()))  # epoch seconds
+
+    @model_validator(mode="after")
+    def _has_its_default(self) -> "Model":
+        if self.default_version not in self.versions:
+            known = ", ".join(sorted(self.versions))
+            raise ValueError(f"default_version {self.default_version!r} is none of: {known}")
+        return self
+
+    @property
+    def default(self) -> Version:
+        return self.versions[self.default_version]
+
+
+class Alias(Record):
+    """Another name of a model, or of one of its versions."""
+
+    name: Name
+    model: Name
+    version: Name | None = None
+
+
+def mock_model(name: str = "mock", *, context_length: int = 8192, **options: float) -> Model:
+    """A model of the mock engine: its tokens are UTF-8 bytes, so n ASCII letters are n tokens."""
+    version = Version(id=MOCK_VERSION, options=options)
+    return Model(
+        name=name,
+        engine="mock",
+        context_length=context_length,
+        vocab_size=256,
+        versions={version.id: version},
+        default_version=version.id,
+    )

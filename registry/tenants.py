@@ -1,0 +1,155 @@
+"""Tenants and their keys in the KV bucket `tenants`, as a live view; keys are kept as hashes."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Self
+
+from pydantic import Field
+
+from registry.models import Record
+from registry.view import OPEN_SECONDS, View
+from streams.connection import Broker
+from streams.errors import MillstreamError
+from streams.settings import TenantSettings
+from streams.subjects import token
+
+BUCKET = "tenants"
+_TENANT, _KEY = "tenant.", "key."
+Source = Literal["config", "api"]
+
+
+class KeyTaken(MillstreamError):
+    """Two tenants cannot have the same key; the message names both and not the key."""
+
+    def __init__(self, tenant: str, holder: str) -> None:
+        super().__init__(f"a key of tenant {tenant!r} already belongs to tenant {holder!r}")
+        self.tenant, self.holder = tenant, holder
+
+
+class Tenant(Record):
+    """Who pays and who is isolated, and how much of the fleet is theirs."""
+
+    name: str
+    weight: float = Field(default=1.0, gt=0)
+    max_queued: int = Field(default=1000, ge=1)  # per model and priority
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    publishes: bool = True  # may submit over NATS: it gets an ingress stream
+    source: Source = "config"
+
+
+class KeyHolder(Record):
+    """Whose key has the hash that this is stored under."""
+
+    tenant: str
+    source: Source = "config"
+
+
+class Tenants:
+    """Who may come in. `by_name` has all of them."""
+
+    def __init__(self, broker: Broker, replicas: int = 1) -> None:
+        self._view = View[Tenant | KeyHolder](broker, BUCKET, _decode, replicas)
+
+    @classmethod
+    async def open(
+        cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
+    ) -> Self:
+        """Tenants with their keys loaded, current until `close`.
+
+        Raises `BrokerUnavailable` if they have not come after `seconds`.
+        """
+        tenants = cls(broker, replicas)
+        await tenants._view.open(seconds)
+        return tenants
+
+    async def close(self) -> None:
+        """Stop following changes. Idempotent."""
+        await self._view.close()
+
+    @property
+    def by_name(self) -> dict[str, Tenant]:
+        """All tenants by name."""
+        return {t.name: t for t in self._view.values.values() if isinstance(t, Tenant)}
+
+    def get(self, name: str) -> Tenant | None:
+        found = self._view.values.get(_TENANT + name)
+        return found if isinstance(found, Tenant) else None
+
+    def authenticate(self, key: str) -> Tenant | None:
+        """The tenant that a key belongs to.
+
+        Compares hashes by lookup: the time it takes says nothing about any key.
+        """
+        holder = self._view.values.get(_KEY + hashed(key))
+        return self.get(holder.tenant) if isinstance(holder, KeyHolder) else None
+
+    def on_change(self, observer: Callable[[], None]) -> None:
+        """Call `observer` after each change, on the event loop; it must neither block nor raise."""
+        self._view.on_change(observer)
+
+    async def put(self, tenant: Tenant, keys: Iterable[str] = ()) -> None:
+        """Add or replace a tenant, and add keys to those it has.
+
+        Raises `KeyTaken` before anything is written if a key is another tenant's.
+        """
+        records = _records(tenant, keys)
+        _refuse_taken(records, self._view.values)
+        await self._write(records)
+
+    async def declare(self, configured: Mapping[str, TenantSettings]) -> None:
+        """Make the tenants and keys that came from a configuration equal to this one.
+
+        Those no longer in it are removed; those that came another way stay. Idempotent. Raises
+        `KeyTaken` before anything is written if two tenants have the same key.
+        """
+        kept = {k: v for k, v in self._view.values.items() if v.source != "config"}
+        records: dict[str, Tenant | KeyHolder] = {}
+        for name, settings in configured.items():
+            keys = [key.get_secret_value() for key in settings.keys]
+            tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
+            _refuse_taken(added := _records(tenant, keys), {**kept, **records})
+            records |= added
+        for key in self._view.values.keys() - kept.keys() - records.keys():
+            await self._view.write(key, lambda _: None)
+        await self._write(records)
+
+    async def _write(self, records: Mapping[str, "Tenant | KeyHolder"]) -> None:
+        for key, record in records.items():
+            await self._view.write(key, _always(record.model_dump_json().encode()))
+
+
+def hashed(key: str) -> str:
+    """What is kept of a key: its sha256 in hex."""
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def _records(tenant: Tenant, keys: Iterable[str]) -> dict[str, Tenant | KeyHolder]:
+    """What the bucket holds for a tenant and some of its keys."""
+    records: dict[str, Tenant | KeyHolder] = {_TENANT + token(tenant.name): tenant}
+    for key in keys:
+        records[_KEY + hashed(key)] = KeyHolder(tenant=tenant.name, source=tenant.source)
+    return records
+
+
+def _refuse_taken(
+    added: Mapping[str, Tenant | KeyHolder], known: Mapping[str, Tenant | KeyHolder]
+) -> None:
+    for key, record in added.items():
+        other = known.get(key)
+        if not isinstance(record, KeyHolder) or not isinstance(other, KeyHolder):
+            continue
+        if other.tenant != record.tenant:
+            raise KeyTaken(record.tenant, other.tenant)
+
+
+def _always(value: bytes) -> Callable[[object], bytes]:
+    return lambda _: value
+
+
+def _decode(key: str, value: bytes) -> Tenant | KeyHolder:
+    if key.startswith(_TENANT):
+        return Tenant.model_validate_json(value)
+    if key.startswith(_KEY):
+        return KeyHolder.model_validate_json(value)
+    raise ValueError("neither a tenant nor a key")
