@@ -1,0 +1,1 @@
+"""Who is next, and where: one leader per model, fair between tenants, bound by credit."""

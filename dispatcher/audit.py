@@ -1,0 +1,138 @@
+"""Compare what a leader believes with what the broker holds, and put right what differs.
+
+Messages that were missed, acknowledgements that got lost, workers that died without a word: each
+leaves a trace in the broker. A suspicion counts when it still holds at the next look.
+"""
+
+import time
+from typing import Protocol
+
+import structlog
+from nats.js.api import ConsumerInfo
+from nats.js.errors import NotFoundError
+
+from dispatcher import dead_letters
+from dispatcher.books import Books
+from dispatcher.ending import Endings
+from dispatcher.lines import Queued
+from dispatcher.sending import Sending
+from streams import subjects, topology
+from streams.connection import Broker, StoredMessage
+from streams.errors import BrokerUnavailable
+
+log = structlog.get_logger()
+
+
+class IndexLost(BrokerUnavailable):
+    """The index consumer is gone: somebody else leads, or an operator has removed it."""
+
+
+class _Holder(Protocol):
+    """Who holds requests that are un-acked in REQUESTS."""
+
+    @property
+    def oldest(self) -> Queued | None: ...
+
+    def __len__(self) -> int: ...
+
+
+class Audit:
+    """The regular look at REQUESTS and WORK of one model."""
+
+    def __init__(
+        self, broker: Broker, books: Books, endings: Endings, sending: Sending, shards: int
+    ) -> None:
+        self._broker, self._books, self._shards = broker, books, shards
+        self._endings, self._sending = endings, sending
+        self._sign: tuple[int, ...] | None = None
+        self._suspects: set[int] = set()
+
+    async def requests(self, consumer: str) -> None:
+        """Have everything delivered again if something was delivered that is not known here."""
+        info = await self._consumer(topology.REQUESTS, consumer)
+        if info is None:
+            raise IndexLost(f"no consumer {consumer}")
+        sign = await self._sign_of_loss(info)
+        if sign and sign == self._sign:
+            log.warning("index_repaired", model=self._books.model, un_acked=info.num_ack_pending)
+            await self._broker.js.reset_consumer(topology.REQUESTS, consumer)
+        self._sign = sign
+
+    async def _sign_of_loss(self, info: ConsumerInfo) -> tuple[int, ...] | None:
+        """What stays the same as long as a delivery or an acknowledgement is lost, or None.
+
+        Either the oldest un-acked request is older than all that are known, or nothing moves and
+        the broker waits for more acknowledgements than are known.
+        """
+        if not info.num_ack_pending or not info.ack_floor or not info.delivered:
+            return None
+        floor, delivered = info.ack_floor.stream_seq, info.delivered.stream_seq
+        known: tuple[_Holder, ...] = (self._books.queue, self._endings, self._sending)
+        oldest = min((held.oldest.seq for held in known if held.oldest), default=delivered + 1)
+        if floor + 1 < oldest:
+            pattern = subjects.requests_of(self._books.model)
+            query: dict[str, int | str] = {"next_by_subj": pattern, "seq": floor + 1}
+            found = await self._broker.read(topology.REQUESTS, query)
+            if found and found[0].seq < oldest:
+                return (found[0].seq,)
+        if info.num_ack_pending > sum(len(held) for held in known):
+            return info.num_ack_pending, floor, info.delivered.consumer_seq
+        return None
+
+    async def work(self) -> None:
+        """What is in WORK is in flight and nothing else is; what cannot go on is buried."""
+        sent = {flight.seq: name for name, flight in self._books.in_flight.items() if flight.seq}
+        unpulled = self._books.fleet.unpulled
+        pattern = subjects.work_of(self._books.model)
+        held = {m.seq: m for m in await self._broker.read_subject(topology.WORK, pattern)}
+        for seq in sent.keys() - held.keys():
+            self._books.settle(sent[seq], None, time.monotonic())
+        self._books.fleet.left(unpulled - held.keys())
+        self._adopt([message for seq, message in held.items() if seq not in sent])
+        await self._bury(held)
+
+    def _adopt(self, unknown: list[StoredMessage]) -> None:
+        for message in unknown:
+            if envelope := dead_letters.envelope_of(message):
+                pool = subjects.parse_work(message.subject)
+                self._books.adopt(envelope, pool, message.seq)
+
+    async def _bury(self, held: dict[int, StoredMessage]) -> None:
+        stuck = await self._stuck(held)
+        now = time.time()
+        flights = self._books.in_flight.values()
+        late = {flight.seq for flight in flights if dead_letters.overdue(flight.deadline, now)}
+        for seq in (late | (stuck & self._suspects)) & held.keys():
+            await dead_letters.bury(self._broker, held[seq], self._shards)
+        self._suspects = stuck
+
+    async def _stuck(self, held: dict[int, StoredMessage]) -> set[int]:
+        """Work that was delivered and that its consumer does not wait for any more: used up.
+
+        The broker keeps such messages; a worker's acknowledgement would have removed them.
+        """
+        stuck: set[int] = set()
+        for pool in {subjects.parse_work(message.subject) for message in held.values()}:
+            name = topology.work_consumer(pool, ack_wait_seconds=1).durable_name
+            assert name
+            if info := await self._consumer(topology.WORK, name):
+                settled = _settled_up_to(info)
+                stuck |= {s for s, m in held.items() if s <= settled and _is_of(pool, m)}
+        return stuck
+
+    async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
+        try:
+            info: ConsumerInfo = await self._broker.js.consumer_info(stream, name)
+        except NotFoundError:
+            return None
+        return info
+
+
+def _settled_up_to(info: ConsumerInfo) -> int:
+    """The highest sequence below which the consumer waits for nothing."""
+    floor = info.ack_floor if info.num_ack_pending else info.delivered
+    return floor.stream_seq if floor else 0
+
+
+def _is_of(pool: subjects.Pool, message: StoredMessage) -> bool:
+    return subjects.parse_work(message.subject) == pool

@@ -1,0 +1,109 @@
+"""What the leader of one model knows: who waits, what is in flight, what the fleet may take. Pure.
+
+A request is charged its expected service when it is taken out of the queue, and the difference to
+what it really took when it is settled.
+"""
+
+from dataclasses import dataclass
+
+from dispatcher.fair_queue import FairQueue, expected_service, service
+from dispatcher.fleet import Fleet
+from dispatcher.lines import Queued
+from dispatcher.pace import Pace
+from dispatcher.recent import Recent
+from streams.headers import Envelope
+from streams.messages import Pressure
+from streams.subjects import Pool, Priority
+
+SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's word of what is in WORK may be old
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A request that was dispatched and has not ended: what it was charged, what it reserves."""
+
+    tenant: str
+    priority: Priority
+    version: str
+    cost: int
+    charged: int
+    deadline: int  # epoch ms
+    seq: int = 0  # in WORK; 0 while it is on its way there
+
+
+class Books:
+    """One owner's account of a model; times are seconds, epoch for the queue."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.queue, self.fleet, self.pace = FairQueue(), Fleet(), Pace()
+        self.in_flight: dict[str, InFlight] = {}
+        self._settled = Recent(SETTLED_MEMORY_SECONDS)
+
+    def take(self, item: Queued, version: str, now: float) -> None:
+        """Take an item out of the queue, to be sent to a version's pool."""
+        self.queue.pop(item, now)
+        self.fleet.sending(version, item.cost)
+        self.in_flight[item.request_id] = InFlight(
+            item.tenant, item.priority, version, item.cost, expected_service(item), item.deadline
+        )
+
+    def sent(self, request_id: str, seq: int, duplicate: bool) -> None:
+        """It lies in WORK; a duplicate did before, and may have been pulled."""
+        if flight := self.in_flight.get(request_id):
+            flight.seq = seq
+            if duplicate:
+                self.fleet.not_sent(flight.version, flight.cost)
+            else:
+                self.fleet.sent(flight.version, flight.priority, seq, flight.cost)
+
+    def not_sent(self, request_id: str) -> None:
+        """It could not be sent, or somebody else had done so: nothing is charged."""
+        if flight := self.in_flight.pop(request_id, None):
+            self.fleet.not_sent(flight.version, flight.cost)
+            self.queue.charge(flight.tenant, -flight.charged)
+
+    def settle(self, request_id: str, spent: int | None, now: float) -> None:
+        """It has ended: replace what it was charged by what it took, if that is known."""
+        flight = self.in_flight.get(request_id)
+        if flight is None or not flight.seq:
+            return
+        del self.in_flight[request_id]
+        self._settled.add(request_id, now)
+        self.pace.release(flight.cost)
+        if spent is not None:
+            self.queue.charge(flight.tenant, spent - flight.charged)
+
+    def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
+        """Work of an earlier leader: charge its tenant as that leader did."""
+        if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
+            return
+        charged = service(envelope.prompt_tokens, envelope.cost - envelope.prompt_tokens)
+        self.in_flight[envelope.request_id] = InFlight(
+            envelope.tenant,
+            pool.priority,
+            pool.version,
+            envelope.cost,
+            charged,
+            envelope.deadline,
+            seq,
+        )
+        self.queue.charge(envelope.tenant, charged)
+        self.fleet.sending(pool.version, envelope.cost)
+        self.fleet.sent(pool.version, pool.priority, seq, envelope.cost)
+
+    def tick(self, now: float) -> list[str]:
+        """Let time pass; names the workers that have fallen silent."""
+        self._settled.forget(now)
+        self.pace.tick(now, backlogged=len(self.queue) > 0)
+        return self.fleet.forget_stale(now)
+
+    def pressure(self) -> Pressure:
+        """What the gateways are told: how much waits, and for how long a new request would."""
+        queued, wait, ahead = {}, {}, 0
+        for priority in Priority:
+            count, tokens = self.queue.queued(priority)
+            ahead += tokens
+            queued[priority.value] = count
+            wait[priority.value] = self.pace.wait_seconds(ahead)
+        return Pressure(self.model, len(self.fleet.workers()), queued, wait)

@@ -1,0 +1,144 @@
+"""The fleet of one model as its beats tell: who is there, and how much it may be sent. Pure.
+
+Credit is derived, never counted up and down on its own: what the workers say is free, less what was
+dispatched and, by their own account, has not been pulled yet.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+
+from streams.messages import Beat
+from streams.subjects import Priority
+
+STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
+PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Work of one priority that has not been pulled: a heap of (sequence, cost)."""
+
+    waiting: list[tuple[int, int]] = field(default_factory=list)
+    pulled: int = 0  # everything up to this sequence has been
+
+
+@dataclass(slots=True)
+class _Unpulled:
+    """What was put into WORK and not pulled yet, or is about to be put there."""
+
+    lanes: dict[Priority, _Lane] = field(default_factory=lambda: {p: _Lane() for p in Priority})
+    requests: int = 0
+    tokens: int = 0
+
+    def count(self, sign: int, cost: int) -> None:
+        self.requests += sign
+        self.tokens += sign * cost
+
+    def sent(self, priority: Priority, seq: int, cost: int) -> None:
+        lane = self.lanes[priority]
+        heapq.heappush(lane.waiting, (seq, cost))
+        self.pulled(priority, lane.pulled)  # a beat may have been faster than the broker's answer
+
+    def pulled(self, priority: Priority, seq: int) -> None:
+        lane = self.lanes[priority]
+        lane.pulled = max(lane.pulled, seq)
+        while lane.waiting and lane.waiting[0][0] <= lane.pulled:
+            self.count(-1, heapq.heappop(lane.waiting)[1])
+
+    def left(self, sequences: set[int]) -> None:
+        for lane in self.lanes.values():
+            gone = [entry for entry in lane.waiting if entry[0] in sequences]
+            for entry in gone:
+                lane.waiting.remove(entry)
+                self.count(-1, entry[1])
+            heapq.heapify(lane.waiting)
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The sums over one version's workers, but those that drain."""
+
+    workers: int = 0
+    free_sequences: int = 0
+    free_tokens: int = 0
+    waiting: int = 0
+    unpulled: _Unpulled = field(default_factory=_Unpulled)
+
+    def count(self, sign: int, beat: Beat) -> None:
+        if not beat.draining:
+            self.workers += sign
+            self.free_sequences += sign * beat.free_sequences
+            self.free_tokens += sign * beat.free_tokens
+            self.waiting += sign * beat.waiting
+
+    def fits(self, cost: int) -> bool:
+        ahead = self.unpulled.requests + self.waiting
+        if ahead < PREFETCH * self.workers:
+            return True
+        has_sequence = ahead < self.free_sequences + PREFETCH * self.workers
+        return has_sequence and cost <= self.free_tokens - self.unpulled.tokens
+
+
+class Fleet:
+    """Beats in, credit out. Times are seconds of any monotonic clock, given by the caller."""
+
+    def __init__(self) -> None:
+        self._beats: dict[str, tuple[Beat, float]] = {}
+        self._pools: dict[str, _Pool] = {}
+
+    def beat(self, beat: Beat, now: float) -> None:
+        """Take in a heartbeat; what it has pulled is no longer waiting."""
+        self._forget(beat.worker)
+        self._beats[beat.worker] = beat, now
+        pool = self._pool(beat.version)
+        pool.count(+1, beat)
+        for priority, pulled in beat.pulled.items():
+            pool.unpulled.pulled(Priority(priority), pulled)
+
+    def sending(self, version: str, cost: int) -> None:
+        """Something is about to be put into WORK: its room is taken."""
+        self._pool(version).unpulled.count(+1, cost)
+
+    def not_sent(self, version: str, cost: int) -> None:
+        """It was not put there, or lies there already."""
+        self._pool(version).unpulled.count(-1, cost)
+
+    def sent(self, version: str, priority: Priority, seq: int, cost: int) -> None:
+        """It lies in WORK as message `seq`, until a worker says that it has pulled so far."""
+        self._pool(version).unpulled.sent(priority, seq, cost)
+
+    @property
+    def unpulled(self) -> set[int]:
+        """Sequences in WORK that nobody has pulled, as far as is known."""
+        pools = self._pools.values()
+        lanes = (lane for pool in pools for lane in pool.unpulled.lanes.values())
+        return {seq for lane in lanes for seq, _ in lane.waiting}
+
+    def left(self, sequences: set[int]) -> None:
+        """The broker's own account: these are not in WORK any more."""
+        for pool in self._pools.values():
+            pool.unpulled.left(sequences)
+
+    def workers(self) -> list[Beat]:
+        """The last beats of the workers that are there."""
+        return [beat for beat, _ in self._beats.values()]
+
+    def forget_stale(self, now: float) -> list[str]:
+        """Drop and name the workers that have fallen silent; their credit counts no more."""
+        silent = [name for name, (_, at) in self._beats.items() if now - at >= STALE_SECONDS]
+        for name in silent:
+            self._forget(name)
+        return silent
+
+    def fits(self, version: str, cost: int) -> bool:
+        """True if the pool of a version may be sent a request of this cost now."""
+        return version in self._pools and self._pools[version].fits(cost)
+
+    def _pool(self, version: str) -> _Pool:
+        if (pool := self._pools.get(version)) is None:
+            pool = self._pools[version] = _Pool()
+        return pool
+
+    def _forget(self, worker: str) -> None:
+        if known := self._beats.pop(worker, None):
+            self._pools[known[0].version].count(-1, known[0])

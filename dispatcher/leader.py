@@ -1,0 +1,210 @@
+"""The leader of one model: an index of everything queued, and what it hears and tells."""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import structlog
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from dispatcher import dead_letters, report
+from dispatcher.audit import Audit, IndexLost
+from dispatcher.books import Books
+from dispatcher.ending import Endings
+from dispatcher.fair_queue import service
+from dispatcher.lines import Queued
+from dispatcher.metrics import observe_oldest, observe_queue
+from dispatcher.recent import Recent
+from dispatcher.sending import Sending
+from registry.store import Registry
+from registry.tenants import Tenants
+from streams import messages, subjects, topology
+from streams.connection import Broker, Handler, StoreRefused
+from streams.errors import BrokerUnavailable
+from streams.headers import Envelope
+from streams.messages import Beat, LedgerRecord
+from streams.pull import Delivery, Pull
+
+log = structlog.get_logger()
+
+INDEX_BATCH = 2000
+TELL_SECONDS = 0.2
+AUDIT_SECONDS = 2.0
+CANCEL_MEMORY_SECONDS = 30.0  # a cancel may overtake its request
+
+
+class Leader:
+    """Dispatches one model's requests for as long as `run` runs; one at a time, by lease."""
+
+    def __init__(
+        self, broker: Broker, registry: Registry, tenants: Tenants, model: str, shards: int
+    ) -> None:
+        self.model = model
+        self.books = Books(model)
+        self._broker, self._tenants, self._shards = broker, tenants, shards
+        self._cancelled = Recent(CANCEL_MEMORY_SECONDS)
+        self._unreadable: list[Delivery] = []
+        self._endings = Endings(broker, model, shards)
+        self._sending = Sending(broker, registry, self.books, self._endings)
+        self._audit = Audit(broker, self.books, self._endings, self._sending, shards)
+
+    async def run(self) -> None:
+        """Lead until cancelled. Everything known is rebuilt from the broker first."""
+        async with AsyncExitStack() as stack:
+            await self._subscribe(stack, self._heard())
+            consumer = topology.index_consumer(self.model, secrets.token_hex(4))
+            await topology.take_over_index(self._broker.js, consumer)
+            await self._audit.work()
+            log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
+            await self._subscribe(stack, self._answered())
+            await self._broker.publish(subjects.muster(self.model))
+            assert consumer.durable_name
+            await self._lead(consumer.durable_name)
+
+    async def _lead(self, name: str) -> None:
+        pull = Pull(self._broker, topology.REQUESTS, name, lambda: INDEX_BATCH, self._index)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pull.run(), name="index")
+            tasks.create_task(self._sending.run(), name="send")
+            tasks.create_task(self._endings.run(), name="end")
+            tasks.create_task(_every(TELL_SECONDS, self._tell), name="tell")
+            tasks.create_task(_every(AUDIT_SECONDS, lambda: self._look(name)), name="audit")
+
+    async def _subscribe(self, stack: AsyncExitStack, handlers: dict[str, Handler]) -> None:
+        for subject, handler in handlers.items():
+            subscribed = await self._broker.subscribe(subject, handler)
+            stack.push_async_callback(subscribed.unsubscribe)
+
+    def _heard(self) -> dict[str, Handler]:
+        return {
+            subjects.fleet_of(self.model): self._on_beat,
+            subjects.ledger_of(self.model): self._on_ledger,
+            subjects.ALL_CANCELS: self._on_cancel,
+            dead_letters.ADVISORIES: self._on_advisory,
+        }
+
+    def _answered(self) -> dict[str, Handler]:
+        return {
+            subjects.ALL_FINDS: self._on_find,
+            subjects.report(self.model): self._on_report,
+        }
+
+    # What comes in
+
+    def _index(self, delivery: Delivery) -> None:
+        """A queued request's headers; called for each, and again for all after a take-over."""
+        try:
+            item = _queued(delivery)
+        except (KeyError, ValueError) as error:
+            log.error("request_unreadable", seq=delivery.seq, error=repr(error))
+            self._unreadable.append(delivery)
+            return
+        if item.request_id in self._endings:
+            return
+        if flight := self.books.in_flight.get(item.request_id):
+            if flight.seq:  # only the acknowledgement of its dispatch got lost
+                self._endings.acknowledge(item)
+            return
+        self._queue(item)
+
+    def _queue(self, item: Queued) -> None:
+        if tenant := self._tenants.get(item.tenant):
+            self.books.queue.set_weight(item.tenant, tenant.weight)
+        self.books.queue.push(item, time.time())
+        if _name(item.tenant, item.request_id) in self._cancelled:
+            self._cancel(item.tenant, item.request_id)
+        self._sending.wake()
+
+    async def _on_beat(self, msg: Msg) -> None:
+        self.books.fleet.beat(Beat.unpack(msg.data), time.monotonic())
+        self._sending.wake()
+
+    async def _on_ledger(self, msg: Msg) -> None:
+        record = messages.known(LedgerRecord, messages.unpack(msg.data))
+        spent = service(record.prompt_tokens, record.completion_tokens)
+        self.books.settle(record.request_id, spent, time.monotonic())
+        self._sending.wake()
+
+    async def _on_cancel(self, msg: Msg) -> None:
+        tenant, request_id = subjects.parse_request_id(msg.subject)
+        self._cancelled.add(_name(tenant, request_id), time.monotonic())
+        self._cancel(tenant, request_id)
+
+    def _cancel(self, tenant: str, request_id: str) -> None:
+        item = self.books.queue.get(request_id)
+        if item and item.tenant == tenant:
+            self.books.queue.remove(request_id)
+            self._endings.put(item, "cancelled")
+
+    async def _on_advisory(self, msg: Msg) -> None:
+        message = await self._broker.get(topology.WORK, json.loads(msg.data)["stream_seq"])
+        if message and subjects.parse_work(message.subject).model == self.model:
+            await dead_letters.bury(self._broker, message, self._shards)
+
+    async def _on_find(self, msg: Msg) -> None:
+        tenant, request_id = subjects.parse_request_id(msg.subject)
+        known = self.books.queue.get(request_id) or self.books.in_flight.get(request_id)
+        if known and known.tenant == tenant:
+            await self._broker.publish(msg.reply, b"known")
+
+    async def _on_report(self, msg: Msg) -> None:
+        await self._broker.publish(msg.reply, json.dumps(report.report(self.books)).encode())
+
+    # What happens by time
+
+    async def _tell(self) -> None:
+        """Expire what is late, notice silent workers, and tell the gateways how things stand."""
+        for item in self.books.queue.expired(time.time()):
+            self._endings.put(item, "deadline_exceeded", "the deadline passed in the queue")
+        while self._unreadable:
+            await self._unreadable.pop().terminate()
+        for worker in self.books.tick(time.monotonic()):
+            log.warning("worker_silent", model=self.model, worker=worker)
+        self._cancelled.forget(time.monotonic())
+        pressure = self.books.pressure()
+        observe_queue(self.books, pressure)
+        self._sending.wake()
+        await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+
+    async def _look(self, consumer: str) -> None:
+        await self._audit.work()
+        await self._audit.requests(consumer)
+        observe_oldest(self.books)
+        self._sending.wake()
+
+
+async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await act()
+        except IndexLost:
+            raise
+        except (BrokerUnavailable, StoreRefused, NatsError, TimeoutError) as error:
+            log.warning("leader_interrupted", reason=repr(error))
+
+
+def _queued(delivery: Delivery) -> Queued:
+    """Raises KeyError or ValueError for headers that are not ours."""
+    envelope = Envelope.from_headers(delivery.headers)
+    return Queued(
+        request_id=envelope.request_id,
+        tenant=envelope.tenant,
+        priority=subjects.parse_lane(delivery.subject).priority,
+        prompt_tokens=envelope.prompt_tokens,
+        cost=envelope.cost,
+        accepted=envelope.accepted,
+        deadline=envelope.deadline,
+        route=envelope.route,
+        version=envelope.version,
+        seq=delivery.seq,
+        reply=delivery.reply,
+    )
+
+
+def _name(tenant: str, request_id: str) -> str:
+    return f"{tenant}.{request_id}"

@@ -1,0 +1,53 @@
+"""The queue and its decisions as Prometheus metrics."""
+
+import time
+
+from prometheus_client import Gauge, Histogram
+
+from dispatcher.books import Books
+from streams.messages import Pressure
+from streams.subjects import Priority
+
+QUEUE_SECONDS = Histogram(
+    "millstream_dispatcher_queue_seconds",
+    "Time from acceptance to dispatch.",
+    ["model", "priority"],
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+QUEUED = Gauge("millstream_dispatcher_queued_requests", "Queued requests.", ["model", "priority"])
+QUEUED_TOKENS = Gauge(
+    "millstream_dispatcher_queued_tokens", "Reserved tokens queued.", ["model", "priority"]
+)
+OLDEST = Gauge(
+    "millstream_dispatcher_oldest_age_seconds", "Age of the oldest queued request.", ["model"]
+)
+IN_FLIGHT = Gauge("millstream_dispatcher_in_flight_requests", "Dispatched, not ended.", ["model"])
+WORKERS = Gauge("millstream_dispatcher_workers", "Workers that beat.", ["model"])
+WAIT = Gauge(
+    "millstream_dispatcher_estimated_wait_seconds",
+    "Estimated wait of a new request.",
+    ["model", "priority"],
+)
+
+
+def observe_dispatch(model: str, priority: str, queue_seconds: float) -> None:
+    """One request was sent on."""
+    QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
+
+
+def observe_queue(books: Books, pressure: Pressure) -> None:
+    """The state of one model's queue and fleet."""
+    model = books.model
+    for priority, wait in pressure.wait_seconds.items():
+        QUEUED.labels(model, priority).set(pressure.queued[priority])
+        QUEUED_TOKENS.labels(model, priority).set(books.queue.queued(Priority(priority))[1])
+        WAIT.labels(model, priority).set(wait or 0.0)
+    IN_FLIGHT.labels(model).set(len(books.in_flight))
+    WORKERS.labels(model).set(pressure.workers)
+
+
+def observe_oldest(books: Books) -> None:
+    """How long the oldest queued request has waited; it looks at every lane, so not too often."""
+    oldest = books.queue.oldest
+    age = time.time() - oldest.accepted / 1000 if oldest else 0.0
+    OLDEST.labels(books.model).set(max(0.0, age))

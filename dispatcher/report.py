@@ -1,0 +1,58 @@
+"""What `millstream lag` asks a leader for: every lane and every worker, as plain data."""
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from dispatcher.books import Books
+from streams.subjects import Priority
+
+_Key = tuple[str, Priority]
+MOST_LANES = 2000  # the deepest; a report must fit one message
+
+
+def report(books: Books) -> dict[str, Any]:
+    """Lanes (deepest first) and workers of one model; ages and waits in seconds."""
+    lanes = sorted(_lanes(books), key=lambda lane: -lane["tokens"])
+    return {
+        "model": books.model,
+        "lanes": lanes[:MOST_LANES],
+        "lanes_left_out": max(0, len(lanes) - MOST_LANES),
+        "workers": [asdict(beat) for beat in books.fleet.workers()],
+    }
+
+
+def _lanes(books: Books) -> list[dict[str, Any]]:
+    flying = Counter((f.tenant, f.priority) for f in books.in_flight.values())
+    waits = books.pressure().wait_seconds
+    queued, tokens, accepted = _waiting(books)
+    now = time.time()
+    return [
+        {
+            "tenant": tenant,
+            "model": books.model,
+            "priority": str(priority),
+            "queued": queued[tenant, priority],
+            "tokens": tokens[tenant, priority],
+            "oldest_age_seconds": _age(accepted.get((tenant, priority)), now),
+            "in_flight": flying[tenant, priority],
+            "estimated_wait_seconds": waits[priority],
+        }
+        for tenant, priority in queued.keys() | flying.keys()
+    ]
+
+
+def _waiting(books: Books) -> tuple[Counter[_Key], Counter[_Key], dict[_Key, int]]:
+    """Requests, tokens and the oldest acceptance (ms) by lane, whatever version is pinned."""
+    queued, tokens, accepted = Counter[_Key](), Counter[_Key](), dict[_Key, int]()
+    for tenant, priority, lane in books.queue.lanes():
+        key = tenant, priority
+        queued[key] += lane.queued
+        tokens[key] += lane.tokens
+        accepted[key] = min(lane.head.accepted, accepted.get(key, lane.head.accepted))
+    return queued, tokens, accepted
+
+
+def _age(accepted: int | None, now: float) -> float:
+    return 0.0 if accepted is None else round(max(0.0, now - accepted / 1000), 3)

@@ -1,0 +1,131 @@
+"""The loop that decides who is next and sends it to the workers, several at a time."""
+
+import asyncio
+import time
+
+import structlog
+
+from dispatcher.books import Books
+from dispatcher.ending import Endings
+from dispatcher.lines import Queued
+from dispatcher.metrics import observe_dispatch
+from registry.store import Registry
+from streams import subjects, topology
+from streams.connection import Broker, StoredMessage, StoreRefused
+from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.headers import MESSAGE_ID
+from streams.subjects import Pool
+
+log = structlog.get_logger()
+
+AT_ONCE = 32  # requests on their way to WORK: each waits for the broker twice
+_RETRY_SECONDS = 0.25
+
+
+class Sending:
+    """Sends requests on for as long as `run` runs; `wake()` it when something has changed."""
+
+    def __init__(self, broker: Broker, registry: Registry, books: Books, endings: Endings) -> None:
+        self._broker, self._registry = broker, registry
+        self._books, self._endings = books, endings
+        self._under_way: dict[str, Queued] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    @property
+    def oldest(self) -> Queued | None:
+        """Of those under way, the one that has been in REQUESTS for longest."""
+        return min(self._under_way.values(), key=lambda item: item.seq, default=None)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                while len(self._under_way) < AT_ONCE and (found := self._next()):
+                    item, version = found
+                    self._books.take(item, version, time.time())
+                    self._under_way[item.request_id] = item
+                    tasks.create_task(self._send(item, version), name=f"send-{item.request_id}")
+
+    def _next(self) -> tuple[Queued, str] | None:
+        """The next request and the version that serves it, if there is one with room.
+
+        What is next at a version that has no room keeps all behind it from that version.
+        """
+        full: set[str] = set()
+        for item in self._books.queue.candidates(time.time()):
+            version = self._version_for(item)
+            if version is None:
+                self._refuse(item)
+                self._changed.set()
+            elif version not in full:
+                if self._books.fleet.fits(version, item.cost):
+                    return item, version
+                full.add(version)
+        return None
+
+    def _version_for(self, item: Queued) -> str | None:
+        model = self._books.model
+        named = f"{model}@{item.version}" if item.version else model
+        try:
+            _, version = self._registry.resolve(named)
+        except ModelNotFound:
+            return None
+        return version.id
+
+    def _refuse(self, item: Queued) -> None:
+        self._books.queue.remove(item.request_id)
+        named = f"the version {item.version!r} of {self._books.model!r}"
+        message = f"{named if item.version else f'the model {self._books.model!r}'} is gone"
+        self._endings.put(item, "model_not_found", message)
+
+    async def _send(self, item: Queued, version: str) -> None:
+        try:
+            while not await self._has_sent(item, version):
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            del self._under_way[item.request_id]
+            self._changed.set()
+
+    async def _has_sent(self, item: Queued, version: str) -> bool:
+        """True when there is nothing left to do: it was sent, or was not to be."""
+        if item.deadline / 1000 < time.time():
+            self._books.not_sent(item.request_id)
+            self._endings.put(item, "deadline_exceeded", "the deadline passed in the queue")
+            return True
+        try:
+            await self._move(item, version)
+        except (BrokerUnavailable, StoreRefused) as error:  # no answer, or WORK is full: it drains
+            log.warning("sending_waits", request_id=item.request_id, reason=str(error))
+            return False
+        return True
+
+    async def _move(self, item: Queued, version: str) -> None:
+        """Put a request into WORK and only then acknowledge it.
+
+        A crash between repeats with the same message id, which the broker recognises.
+        """
+        message = await self._broker.get(topology.REQUESTS, item.seq)
+        if message is None:  # an earlier leader has sent it on
+            self._books.not_sent(item.request_id)
+            return
+        now_ms = int(time.time() * 1000)
+        subject = subjects.work(Pool(self._books.model, version, item.priority))
+        headers = _work_headers(message, item.request_id, now_ms)
+        stored = await self._broker.store(subject, message.data, headers)
+        self._books.sent(item.request_id, stored.seq, stored.duplicate)
+        await self._broker.publish(item.reply, b"+ACK")
+        observe_dispatch(self._books.model, item.priority, (now_ms - item.accepted) / 1000)
+
+
+def _work_headers(message: StoredMessage, request_id: str, now_ms: int) -> dict[str, str]:
+    """The request's own headers and when it was dispatched; the broker's are left behind."""
+    kept = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
+    return kept | {"Dispatched": str(now_ms), MESSAGE_ID: request_id}
