@@ -1,0 +1,1 @@
+"""The work: pull requests that fit, run the engine, append tokens to their logs, beat, drain."""

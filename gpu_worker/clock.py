@@ -1,0 +1,47 @@
+"""The times of one attempt: its stages, and its end."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from streams.headers import Envelope
+
+
+@dataclass
+class Clock:
+    """When an attempt reached its stages, in epoch milliseconds."""
+
+    pulled: float = field(default_factory=lambda: time.time() * 1000)
+    first: float = 0.0
+
+    def stages(self, envelope: Envelope) -> dict[str, float]:
+        """Milliseconds per stage; clocks of two machines may disagree, so never below zero."""
+        now = time.time() * 1000
+        first = self.first or now
+        spans = {
+            "queue": envelope.dispatched - envelope.accepted,
+            "dispatch": self.pulled - envelope.dispatched,
+            "prefill": first - self.pulled,
+            "decode": now - first,
+            "total": now - envelope.accepted,
+        }
+        return {stage: max(0.0, ms) for stage, ms in spans.items()}
+
+
+class Timer:
+    """Call something after a time, at once when the time is past, never after it was left."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        self._seconds, self._call = seconds, call
+        self._handle: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        if self._seconds <= 0:
+            self._call()
+        else:
+            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._call)
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle:
+            self._handle.cancel()

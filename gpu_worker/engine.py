@@ -1,0 +1,88 @@
+"""What the worker asks of an engine, and the words they share.
+
+An engine knows tokens; it knows no NATS and no asyncio. One thread owns it and calls every method,
+so it needs no lock.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from streams.messages import Logprob, Sampling
+
+Finish = Literal["stop", "length", "cancelled"]
+
+
+class EngineError(Exception):
+    """One sequence cannot be run, the others are unharmed. `code` is the failure's wire code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One request as the engine sees it.
+
+    `generated` are tokens that an earlier attempt has already stored: the engine continues behind
+    them and neither returns them nor their text again. `inputs` is set for unary work (embed):
+    one list of token ids per input.
+    """
+
+    request_id: str
+    prompt: list[int] = field(default_factory=list)
+    sampling: Sampling = field(default_factory=Sampling)
+    generated: list[int] = field(default_factory=list)
+    inputs: list[list[int]] = field(default_factory=list)
+    dimensions: int | None = None
+    deadline: float | None = None  # epoch seconds
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one step produced for one sequence; with `finish` or `error` it has left the engine.
+
+    `text` may lag behind `tokens` while a character or a possible stop string is incomplete; the
+    finishing output carries whatever was still held back. `vectors` are float32 little-endian rows.
+    """
+
+    request_id: str
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[Logprob] | None = None
+    vectors: list[bytes] | None = None
+    finish: Finish | None = None
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """What an engine could still take now: sequences, and KV tokens (evictable cache is free)."""
+
+    sequences: int
+    tokens: int
+
+
+class Engine(Protocol):
+    """One model version, loaded and warm."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a sequence. What it cannot run comes back from the next `step` as an error."""
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a sequence; its `cancelled` output comes from the next `step`. Idempotent."""
+
+    def step(self) -> list[Output]:
+        """Run one forward pass over the running batch.
+
+        Returns soon (within a few milliseconds) when nothing is due, never raises for the fault of
+        one sequence.
+        """
+
+    def room(self) -> Room: ...
+
+    @property
+    def idle(self) -> bool:
+        """True when `step` would have nothing to do until the next `add`."""
+
+    def close(self) -> None: ...

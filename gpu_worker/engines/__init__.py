@@ -1,0 +1,1 @@
+"""Engines turn sequences into tokens or vectors. Only those that need torch import it."""

@@ -1,0 +1,219 @@
+"""The mock engine: deterministic words at a set pace, to measure and break the pipeline around it.
+
+Its text is a function of prompt and seed alone. It never samples an end: a sequence runs to its
+`max_tokens` unless a stop string cuts it short.
+"""
+
+import heapq
+import itertools
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from gpu_worker.detokenizer import StopStrings
+from gpu_worker.engine import Finish, Output, Room, Sequence
+from gpu_worker.limits import Limits, reserved
+from streams.messages import Logprob, pack_tokens
+
+VOCABULARY = 256  # the mock's tokeniser is UTF-8 bytes
+DIMENSIONS = 8
+NAP_SECONDS = 0.001
+GROUP_SECONDS = 0.0005  # tokens due this soon join a step that happens anyway
+GOLDEN = 0x9E3779B97F4A7C15  # of a Weyl sequence: equidistributed, one multiplication a token
+
+FIRST = "ba ce di fo gu ha ke li mo nu pa re si to vu wa"
+LAST = "bel can dor fin gas hum jet kin lum mar nes pol ris sun tam vex"
+WORDS = tuple(first + last + " " for first in FIRST.split() for last in LAST.split())
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One sequence with its place in its text."""
+
+    sequence: Sequence
+    origin: int
+    next: int
+    stops: StopStrings | None
+    gone: bool = False
+
+
+class MockEngine:
+    """Say each sequence's first word `ttft_ms` after it starts, then one each `itl_ms`.
+
+    At most `sequences` run at once, the others wait. `kv_tokens` bounds what `room` announces and
+    how long one sequence may be.
+    """
+
+    def __init__(
+        self,
+        ttft_ms: float = 20.0,
+        itl_ms: float = 6.0,
+        sequences: int = 256,
+        kv_tokens: int = 1_000_000,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._ttft, self._itl = ttft_ms / 1000, itl_ms / 1000
+        self._free, self._kv_tokens, self._reserved = sequences, kv_tokens, 0
+        self._limits = Limits(VOCABULARY, kv_tokens)
+        self._clock, self._sleep = clock, sleep
+        self._streams: dict[str, _Stream] = {}
+        self._waiting: deque[_Stream] = deque()
+        self._due: list[tuple[float, int, _Stream]] = []
+        self._order = itertools.count()
+        self._ready: list[Output] = []
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path | None = None,
+        *,
+        ttft_ms: float = 20.0,
+        itl_ms: float = 6.0,
+        sequences: int = 256,
+        kv_tokens: int = 1_000_000,
+    ) -> "MockEngine":
+        """As the other engines load; the mock needs no directory."""
+        return cls(ttft_ms, itl_ms, sequences, kv_tokens)
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.request_id not in self._streams, f"{sequence.request_id} is here already"
+        if refusal := self._limits.refusal(sequence):
+            self._ready.append(Output(sequence.request_id, error=refusal))
+            return
+        stream = _stream(sequence)
+        if finish := _finish(stream):
+            self._ready.append(Output(sequence.request_id, finish=finish))
+            return
+        self._streams[sequence.request_id] = stream
+        self._reserved += reserved(stream.sequence)
+        self._waiting.append(stream)
+        self._admit()
+
+    def cancel(self, request_id: str) -> None:
+        if stream := self._streams.get(request_id):
+            held = stream.stops.flush() if stream.stops else ""
+            self._ready.append(Output(request_id, text=held, finish="cancelled"))
+            self._leave(stream)
+
+    def step(self) -> list[Output]:
+        """One word of every sequence that is due, after a nap of up to a millisecond if none is."""
+        if not self._ready:
+            self._nap()
+        outputs, self._ready = self._ready, []
+        now = self._clock()
+        for due, stream in self._take(now):
+            outputs.append(self._speak(stream))
+            if not stream.gone:
+                self._plan(due + self._itl if due + self._itl > now else now + self._itl, stream)
+        return outputs
+
+    def room(self) -> Room:
+        free = self._free - len(self._waiting)
+        return Room(max(0, free), max(0, self._kv_tokens - self._reserved))
+
+    @property
+    def idle(self) -> bool:
+        return not self._streams and not self._ready
+
+    def close(self) -> None:
+        """Forget every sequence."""
+        self._streams.clear()
+        self._waiting.clear()
+        self._due.clear()
+
+    def _admit(self) -> None:
+        while self._waiting and self._free > 0:
+            self._free -= 1
+            self._plan(self._clock() + self._ttft, self._waiting.popleft())
+
+    def _leave(self, stream: _Stream) -> None:
+        del self._streams[stream.sequence.request_id]
+        self._reserved -= reserved(stream.sequence)
+        stream.gone = True
+        if stream in self._waiting:
+            self._waiting.remove(stream)
+            return
+        self._free += 1
+        self._admit()
+
+    def _plan(self, due: float, stream: _Stream) -> None:
+        heapq.heappush(self._due, (due, next(self._order), stream))
+
+    def _nap(self) -> None:
+        wait = self._due[0][0] - self._clock() if self._due else NAP_SECONDS
+        if wait > 0:
+            self._sleep(min(wait, NAP_SECONDS))
+
+    def _take(self, now: float) -> list[tuple[float, _Stream]]:
+        """Remove what is due; if something is, also what will be in a moment."""
+        taken: list[tuple[float, _Stream]] = []
+        until = now
+        while self._due and self._due[0][0] <= until:
+            due, _, stream = heapq.heappop(self._due)
+            if not stream.gone:
+                taken.append((due, stream))
+                until = now + GROUP_SECONDS
+        return taken
+
+    def _speak(self, stream: _Stream) -> Output:
+        sequence = stream.sequence
+        if sequence.inputs:
+            self._leave(stream)
+            vectors = [_vector(i, sequence.dimensions or DIMENSIONS) for i in sequence.inputs]
+            return Output(sequence.request_id, vectors=vectors, finish="stop")
+        token = _token(stream.origin, stream.next)
+        stream.next += 1
+        text = stream.stops.push(WORDS[token]) if stream.stops else WORDS[token]
+        finish = _finish(stream)
+        if finish:
+            self._leave(stream)
+            text += stream.stops.flush() if stream.stops else ""
+        logprobs = _logprobs(token, sequence.sampling.logprobs)
+        return Output(sequence.request_id, [token], text, logprobs, finish=finish)
+
+
+def _stream(sequence: Sequence) -> _Stream:
+    """A sequence behind its `generated` tokens, whose text an earlier attempt has said already."""
+    stops = StopStrings(sequence.sampling.stop) if sequence.sampling.stop else None
+    if stops:
+        for token in sequence.generated:
+            stops.push(WORDS[token])
+    origin = _origin(sequence.prompt, sequence.sampling.seed or 0)
+    return _Stream(sequence, origin, len(sequence.generated), stops)
+
+
+def _finish(stream: _Stream) -> Finish | None:
+    if stream.stops and stream.stops.hit:
+        return "stop"
+    done = stream.next >= stream.sequence.sampling.max_tokens and not stream.sequence.inputs
+    return "length" if done else None
+
+
+def _origin(prompt: list[int], seed: int) -> int:
+    digest = blake2b(b"%d:" % seed + pack_tokens(prompt), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _token(origin: int, index: int) -> int:
+    return (origin + index * GOLDEN >> 56) % VOCABULARY
+
+
+def _logprobs(token: int, top: int | None) -> list[Logprob] | None:
+    if top is None:
+        return None
+    others = [(token + i) % VOCABULARY for i in range(top)]
+    likeliest = [(other, WORDS[other], -0.5 - i) for i, other in enumerate(others)]
+    return [Logprob(token, WORDS[token], -0.5, likeliest)]
+
+
+def _vector(tokens: list[int], dimensions: int) -> bytes:
+    """A unit vector that depends on the tokens alone, as float32 little-endian."""
+    origin = _origin(tokens, 0)
+    values = [_token(origin, i) / VOCABULARY - 0.498 for i in range(dimensions)]
+    length = sum(v * v for v in values) ** 0.5
+    return struct.pack(f"<{dimensions}f", *(v / length for v in values))

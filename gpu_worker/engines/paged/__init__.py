@@ -1,0 +1,10 @@
+"""Continuous batching with a paged KV cache over any Hugging Face causal language model.
+
+scheduler  who runs in the next step, and how far      (pure)
+blocks     KV blocks, shared by equal prefixes         (pure)
+plan       a step as tensors
+attention  the attention function over the blocks
+sampler    logits to tokens
+model      loading; what is refused, and why
+engine     one step: schedule, forward, sample, report
+"""

@@ -1,0 +1,137 @@
+"""The attention function that transformers calls in each layer, over paged KV."""
+
+import math
+from dataclasses import dataclass
+from itertools import count
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
+from gpu_worker.engines.paged.plan import TILE_ROWS, Decodes, Plan
+
+SPARE = 1.25  # gather buffers grow by steps, as contexts do
+
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The KV of one attention layer."""
+
+    kv_heads: int
+    head_dim: int
+
+
+class PagedAttention:
+    """KV blocks of every layer, and attention over them for the current `plan`.
+
+    transformers finds it by `name`. Set `plan` before each forward pass.
+    """
+
+    def __init__(
+        self, layers: list[Layer], blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shapes = [(blocks + 1, BLOCK_TOKENS, kv.kv_heads, kv.head_dim) for kv in layers]
+        self._keys = [_zeros(shape, dtype, device) for shape in shapes]
+        self._values = [_zeros(shape, dtype, device) for shape in shapes]
+        self._gathered: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+        self.plan = Plan([], dtype, device)
+        self.name = f"millstream_paged_{next(_numbers)}"
+        AttentionInterface.register(self.name, self._attend)
+
+    def close(self) -> None:
+        """Free the memory; the name stays taken and answers no more."""
+        self._keys, self._values = [], []
+        self._gathered.clear()
+
+    def zero(self, blocks: list[int]) -> None:
+        """Clear blocks: even masked, a NaN left in one would reach who reads it next."""
+        index = torch.tensor(blocks, device=self._keys[0].device)
+        for cache in (*self._keys, *self._values):
+            cache.index_fill_(0, index, 0)
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        """Query `[1, heads, tokens, dim]` to output `[1, tokens, heads, dim]`; keeps the KV."""
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        keys, values = self._keys[layer], self._values[layer]
+        keys.flatten(0, 1).index_copy_(0, self.plan.slots, key[0].transpose(0, 1))
+        values.flatten(0, 1).index_copy_(0, self.plan.slots, value[0].transpose(0, 1))
+        out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
+        for decodes in self.plan.decodes(sliding_window):
+            rows = query[0, :, decodes.first : decodes.last]
+            seen = self._gather(keys, values, decodes.blocks.flatten())
+            out[decodes.first : decodes.last] = _decode(rows, *seen, decodes, scaling)
+        for prefill in self.plan.prefills(sliding_window):
+            at = slice(prefill.first, prefill.last)
+            seen = self._gather(keys, values, prefill.blocks)
+            out[at] = _prefill(query[:, :, at], *seen, prefill.mask, scaling)
+        return out[None], None
+
+    def _gather(self, keys: Tensor, values: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies `[tokens, kv_heads, dim]` of some blocks, valid until the next call.
+
+        Buffers are reused because fresh ones of this size fault in page by page, in every layer.
+        """
+        size, block = len(blocks), keys.shape[1:]
+        if block not in self._gathered or len(self._gathered[block][0]) < size:
+            shape = (int(size * SPARE) + 64, *block)
+            self._gathered[block] = (keys.new_empty(shape), keys.new_empty(shape))
+        into_keys, into_values = self._gathered[block]
+        torch.index_select(keys, 0, blocks, out=into_keys[:size])
+        torch.index_select(values, 0, blocks, out=into_values[:size])
+        return into_keys[:size].flatten(0, 1), into_values[:size].flatten(0, 1)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros which, on a CPU, take no memory before they are written: numpy callocs, torch fills."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    data = numpy.zeros(math.prod(shape) * dtype.itemsize, dtype=numpy.uint8)
+    return torch.from_numpy(data).view(dtype).view(shape)
+
+
+def _decode(
+    query: Tensor, keys: Tensor, values: Tensor, decodes: Decodes, scaling: float | None
+) -> Tensor:
+    """One token each. Query heads that share a KV head are packed as rows: KV is not repeated."""
+    count, (heads, _, dim), kv_heads = len(decodes.blocks), query.shape, keys.shape[1]
+    packed = query.transpose(0, 1).reshape(count, kv_heads, -1, dim)
+    shared = packed.shape[2]
+    packed = pad(packed, (0, 0, 0, -shared % TILE_ROWS))
+    keys = keys.view(count, -1, kv_heads, dim).transpose(1, 2)
+    values = values.view(count, -1, kv_heads, dim).transpose(1, 2)
+    out = scaled_dot_product_attention(packed, keys, values, decodes.mask, scale=scaling)
+    return out[:, :, :shared].reshape(count, heads, dim)
+
+
+def _prefill(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """One run's chunk, `[1, heads, rows, dim]`, to `[rows, heads, dim]`."""
+    _, heads, rows, _ = query.shape
+    repeats = heads // keys.shape[1]
+    keys, values = _spread(keys, repeats), _spread(values, repeats)
+    query = pad(query, (0, 0, 0, mask.shape[2] - rows))
+    out = scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
+    return out[0, :, :rows].transpose(0, 1)
+
+
+def _spread(kv: Tensor, repeats: int) -> Tensor:
+    """`[tokens, kv_heads, dim]` to `[1, heads, tokens, dim]`; a single KV head is not copied."""
+    tokens, kv_heads, dim = kv.shape
+    spread = kv.transpose(0, 1)[:, None].expand(kv_heads, repeats, tokens, dim)
+    return spread.reshape(1, kv_heads * repeats, tokens, dim)

@@ -1,0 +1,268 @@
+"""The transformers engine. One step: schedule, one packed forward pass, sample, report."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpu_worker.detokenizer import TextStream
+from gpu_worker.engine import EngineError, Finish, Output, Room, Sequence
+from gpu_worker.engines.paged import model as models
+from gpu_worker.engines.paged.attention import PagedAttention
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for
+from gpu_worker.engines.paged.plan import Plan
+from gpu_worker.engines.paged.sampler import Choice, Sampled, sample, seed_of, uniform
+from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
+from gpu_worker.engines.paged.stats import Stats
+from gpu_worker.limits import Limits, reserved
+from streams.messages import Logprob, Sampling
+
+WARM_UP_SEQUENCES = 8
+
+
+@dataclass(eq=False)
+class _Generation:
+    """One sequence in the engine: its run, its text, its randomness."""
+
+    sequence: Sequence
+    run: Run
+    text: TextStream
+    seed: int
+
+    @property
+    def generated(self) -> int:
+        return len(self.run.tokens) - len(self.sequence.prompt)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that it may come to need."""
+        return blocks_for(reserved(self.sequence))
+
+    def choice(self) -> Choice:
+        """How to choose the next token."""
+        sampling = self.sequence.sampling
+        draws = sampling.temperature > 0
+        return Choice(sampling, uniform(self.seed, self.generated) if draws else 0.0)
+
+
+class TransformersEngine:
+    """An `Engine` over a loaded causal language model; a sequence's tokens depend on no other's.
+
+    `kv_tokens` None: as many as fit the memory that is free. At most `max_sequences` run at once,
+    and a step computes at most `max_batch_tokens`.
+    """
+
+    def __init__(
+        self,
+        loaded: models.Loaded,
+        max_sequences: int = 64,
+        max_batch_tokens: int = 512,
+        kv_tokens: int | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
+        self._model, self._tokenizer, self._ends = loaded.model, loaded.tokenizer, loaded.ends
+        count = blocks_for(kv_tokens or models.kv_tokens_for(loaded, max_sequences))
+        self._blocks = Blocks(count)
+        self._scheduler = Scheduler(self._blocks, max_sequences, max_batch_tokens, prefix_cache)
+        device, dtype = self._model.device, self._model.dtype
+        self._attention = PagedAttention(loaded.layers, count, dtype, device)
+        self._model.set_attn_implementation(self._attention.name)
+        self._limits = Limits(loaded.vocabulary, min(loaded.context, count * BLOCK_TOKENS))
+        self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
+        self._generations: dict[str, _Generation] = {}
+        self._reserved = 0
+        self._ready: list[Output] = []
+        self._stats = Stats()
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        *,
+        max_sequences: int = 64,
+        max_batch_tokens: int = 512,
+        kv_tokens: int | None = None,
+        threads: int | None = None,
+        prefix_cache: bool = True,
+        device: str | None = None,
+    ) -> "TransformersEngine":
+        """Load a Hugging Face directory and warm up.
+
+        Raises `Unsupported`, with the architecture's name, for what this engine cannot run.
+        """
+        if threads:
+            torch.set_num_threads(threads)
+        loaded = models.load(directory, device)
+        engine = cls(loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache)
+        engine.warm_up()
+        return engine
+
+    def warm_up(self) -> None:
+        """Run prefill and decode over full and small batches, then forget them.
+
+        Raises the error of a model that cannot run at all.
+        """
+        longest = min(self._max_batch_tokens, self._limits.tokens - 2)
+        lengths = [longest, *range(1, min(WARM_UP_SEQUENCES, longest, self._max_sequences))]
+        for number, length in enumerate(lengths):
+            sampling = Sampling(max_tokens=2, temperature=float(number % 2), ignore_eos=True)
+            self.add(Sequence(f"warm-up-{number}", [number] * length, sampling))
+        while not self.idle:
+            for output in self.step():
+                if output.error:
+                    raise output.error
+        self._blocks.forget()
+        self._stats = Stats()
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.request_id not in self._generations, f"{sequence.request_id} is here"
+        if refusal := self._limits.refusal(sequence):
+            self._ready.append(Output(sequence.request_id, error=refusal))
+            return
+        generation = self._generation(sequence)
+        if finish := self._finish(generation):
+            self._ready.append(Output(sequence.request_id, finish=finish))
+            return
+        self._generations[sequence.request_id] = generation
+        self._reserved += generation.blocks
+        self._scheduler.add(generation.run)
+
+    def cancel(self, request_id: str) -> None:
+        if generation := self._generations.get(request_id):
+            held = generation.text.finish()
+            self._ready.append(Output(request_id, text=held, finish="cancelled"))
+            self._leave(generation)
+            self._scheduler.remove(generation.run)
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        outputs, self._ready = self._ready, []
+        with self._stats.timed("schedule"):
+            slices = self._scheduler.schedule()
+        if slices:
+            self._stats.steps += 1
+            self._stats.sequences = len(slices)
+            outputs += self._run(slices)
+        return outputs
+
+    def room(self) -> Room:
+        tokens = (self._blocks.count - self._reserved) * BLOCK_TOKENS
+        return Room(max(0, self._max_sequences - len(self._generations)), max(0, tokens))
+
+    @property
+    def idle(self) -> bool:
+        return not self._generations and not self._ready
+
+    @property
+    def stats(self) -> Stats:
+        """Counters and gauges as of now; the same object each time."""
+        stats, blocks, scheduler = self._stats, self._blocks, self._scheduler
+        stats.preemptions, stats.hit_tokens = scheduler.preemptions, scheduler.hit_tokens
+        stats.query_tokens = scheduler.query_tokens
+        stats.kv_free = blocks.available * BLOCK_TOKENS
+        stats.kv_cached = blocks.cached * BLOCK_TOKENS
+        stats.kv_used = blocks.count * BLOCK_TOKENS - stats.kv_free
+        return stats
+
+    def close(self) -> None:
+        """Forget every sequence and give back the memory of the KV."""
+        self._generations.clear()
+        self._ready.clear()
+        self._attention.close()
+
+    def _run(self, slices: list[Slice]) -> list[Output]:
+        """Compute slices together; if that fails, each alone, so that only the culprit fails."""
+        plan = Plan(slices, self._model.dtype, self._model.device)
+        try:
+            sampled = self._compute(plan)
+        except Exception as error:  # whatever the model's code raises
+            if len(slices) == 1:
+                return [self._fail(slices[0].run, f"{type(error).__name__}: {error}")]
+            return [output for piece in slices for output in self._run([piece])]
+        with self._stats.timed("report"):
+            self._scheduler.commit(slices)
+            self._stats.prefilled += sum(s.count for s in slices if not s.is_decode)
+            pairs = zip(plan.sampled, sampled, strict=True)
+            return [self._advance(piece.run, result) for piece, result in pairs]
+
+    def _compute(self, plan: Plan) -> list[Sampled]:
+        """One forward pass; the next token of each slice that reached its run's end."""
+        with self._stats.timed("build"):
+            choices = [self._generations[s.run.request_id].choice() for s in plan.sampled]
+            ids, positions, rows = plan.ids, plan.positions, plan.rows
+        with self._stats.timed("forward"):
+            logits = self._forward(plan, ids, positions, rows)
+        with self._stats.timed("sample"):
+            return sample(logits, choices)
+
+    def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        self._attention.plan = plan
+        result = self._model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+        )
+        logits: Tensor = result.logits[0, : len(plan.sampled)]
+        return logits
+
+    def _advance(self, run: Run, sampled: Sampled) -> Output:
+        """Append a token to its sequence and say what that made of it."""
+        token = sampled.token
+        if token is None:
+            return self._fail(run, "the model's output is not a number")
+        generation = self._generations[run.request_id]
+        run.tokens.append(token)
+        self._stats.generated += 1
+        text = "" if self._ends_with(generation, token) else generation.text.push(token)
+        if finish := self._finish(generation):
+            text += generation.text.finish()
+            self._leave(generation)
+            self._scheduler.remove(run)
+        logprobs = self._logprobs(token, sampled)
+        return Output(run.request_id, [token], text, logprobs, finish=finish)
+
+    def _fail(self, run: Run, reason: str) -> Output:
+        """Drop a sequence alone. What it left in KV blocks could poison the next, so clear them."""
+        self._leave(self._generations[run.request_id])
+        if freed := self._scheduler.discard(run):
+            self._attention.zero(freed)
+        return Output(run.request_id, error=EngineError("engine_failed", reason))
+
+    def _leave(self, generation: _Generation) -> None:
+        del self._generations[generation.sequence.request_id]
+        self._reserved -= generation.blocks
+
+    def _generation(self, sequence: Sequence) -> _Generation:
+        """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
+        sampling = sequence.sampling
+        run = Run(sequence.request_id, sequence.prompt + sequence.generated)
+        seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
+        text = TextStream(self._tokenizer, sequence.prompt, sampling.stop)
+        generation = _Generation(sequence, run, text, seed)
+        for token in sequence.generated:
+            if not self._ends_with(generation, token):
+                text.push(token)
+        return generation
+
+    def _finish(self, generation: _Generation) -> Finish | None:
+        """Why the sequence ends with the tokens that it has, if it does."""
+        last = generation.run.tokens[-1]
+        ended = generation.generated > 0 and self._ends_with(generation, last)
+        if ended or generation.text.stopped:
+            return "stop"
+        return "length" if generation.generated >= generation.sequence.sampling.max_tokens else None
+
+    def _ends_with(self, generation: _Generation, token: int) -> bool:
+        return token in self._ends and not generation.sequence.sampling.ignore_eos
+
+    def _logprobs(self, token: int, sampled: Sampled) -> list[Logprob] | None:
+        if sampled.logprob is None:
+            return None
+        top = [(other, self._text(other), value) for other, value in sampled.top]
+        return [Logprob(token, self._text(token), sampled.logprob, top)]
+
+    def _text(self, token: int) -> str:
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text

@@ -1,0 +1,169 @@
+"""Loading a causal language model, and refusing at once what paged attention cannot do."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from gpu_worker.engines.paged.attention import Layer
+from gpu_worker.engines.paged.packing import pack
+
+SURVEY = "millstream_survey"
+CPU_KV_BYTES = 1 << 30
+CPU_KV_SHARE = 0.25  # of available memory: a machine runs more than one worker
+GPU_KV_SHARE = 0.85  # of what is free once the weights are in; the rest is for activations
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class Unsupported(Exception):
+    """This engine cannot run the model's architecture; the message names it and the reason."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device, with what the engine must know of it."""
+
+    model: PreTrainedModel
+    layers: list[Layer]
+    tokenizer: Tokenizer
+    vocabulary: int
+    context: int
+    ends: frozenset[int]  # end-of-sequence ids
+
+
+def load(directory: Path, device: str | None = None) -> Loaded:
+    """Load from a Hugging Face directory of safetensors. Raises `Unsupported` by name."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    refuse(config)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype_for(config, place), local_files_only=True, use_safetensors=True
+    )
+    model.to(place)  # type: ignore[arg-type]
+    pack(model)
+    return describe(model, Tokenizer.from_file(str(directory / "tokenizer.json")))
+
+
+def describe(model: PreTrainedModel, tokenizer: Tokenizer) -> Loaded:
+    """Look at a loaded model: its attention layers, vocabulary, context and ends."""
+    refuse(model.config)
+    model.eval()  # type: ignore[no-untyped-call]
+    config = model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or 4096
+    layers = survey(model)
+    return Loaded(model, layers, tokenizer, config.vocab_size, context, _ends(model))
+
+
+def refuse(config: PreTrainedConfig) -> None:
+    """Raise `Unsupported` for architectures known to need another kind of attention or state."""
+    text = config.get_text_config()
+    name = (config.architectures or [config.model_type])[0]
+    kinds = set(getattr(text, "layer_types", None) or []) - LAYER_TYPES
+    reasons = {
+        "an encoder and a decoder": config.is_encoder_decoder,
+        "soft-capped attention": getattr(text, "attn_logit_softcapping", None),
+        "multi-head latent attention": getattr(text, "kv_lora_rank", None),
+        "bidirectional attention": getattr(text, "use_bidirectional_attention", False),
+        "KV shared between layers": getattr(text, "num_kv_shared_layers", 0),
+        f"layers of type {', '.join(sorted(kinds))}": kinds,
+        "state-space layers": getattr(text, "state_size", 0) or getattr(text, "ssm_cfg", None),
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise Unsupported(f"{name} cannot run on this engine: it has {reason}")
+
+
+def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """The checkpoint's own type; float32 for float16 on a CPU, which has no arithmetic for it."""
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
+
+
+def survey(model: PreTrainedModel) -> list[Layer]:
+    """Run one token through the model and see what each layer asks of its attention function.
+
+    What configurations do not tell, this does: sinks, soft caps, layers that keep another state.
+    """
+    seen: dict[int, Layer] = {}
+    name = type(model).__name__
+
+    def look(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attention_mask: torch.Tensor | None, **asked: object,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        _refuse_call(name, module, key, value, asked)
+        seen[int(module.layer_idx)] = Layer(key.shape[1], key.shape[3])  # type: ignore[arg-type]
+        return sdpa_attention_forward(module, query, key, value, None, **asked)  # type: ignore[arg-type]
+
+    AttentionInterface.register(SURVEY, look)
+    _attend_with(model, SURVEY)
+    with torch.inference_mode():
+        ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+        model(input_ids=ids, position_ids=ids, use_cache=False)
+    count = model.config.get_text_config().num_hidden_layers
+    if sorted(seen) != list(range(count)):
+        raise Unsupported(
+            f"{name} cannot run on this engine: {len(seen)} of its {count} layers use attention"
+        )
+    return [seen[index] for index in range(count)]
+
+
+def _refuse_call(
+    name: str, module: nn.Module, key: torch.Tensor, value: torch.Tensor, asked: dict[str, object]
+) -> None:
+    reasons = {
+        "soft-capped attention": asked.get("softcap") is not None,
+        "attention sinks": asked.get("s_aux") is not None,
+        "position biases": asked.get("position_bias") is not None,
+        "keys and values of different sizes": key.shape != value.shape,
+        "bidirectional attention": not getattr(module, "is_causal", True),
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise Unsupported(f"{name} cannot run on this engine: it has {reason}")
+
+
+def _attend_with(model: PreTrainedModel, name: str) -> None:
+    try:
+        model.set_attn_implementation(name)
+    except ValueError as error:
+        reason = "its attention cannot be replaced"
+        raise Unsupported(f"{type(model).__name__} cannot run on this engine: {reason}") from error
+    config = model.config.get_text_config()
+    if config._attn_implementation != name:
+        reason = "its attention cannot be replaced"
+        raise Unsupported(f"{type(model).__name__} cannot run on this engine: {reason}")
+
+
+def _ends(model: PreTrainedModel) -> frozenset[int]:
+    for settings in (model.generation_config, model.config.get_text_config()):
+        end = getattr(settings, "eos_token_id", None)
+        if end is not None:
+            return frozenset([end] if isinstance(end, int) else end)
+    return frozenset()
+
+
+def kv_tokens_for(loaded: Loaded, max_sequences: int) -> int:
+    """How many tokens of KV fit the memory that is free now, no more than could ever be used."""
+    item = loaded.model.dtype.itemsize
+    each = sum(2 * layer.kv_heads * layer.head_dim * item for layer in loaded.layers)
+    most = max_sequences * loaded.context
+    return max(1, min(most, _free_bytes(loaded.model.device) // each))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(CPU_KV_BYTES, int(pages * CPU_KV_SHARE))

@@ -1,0 +1,177 @@
+"""A step as tensors: what is computed, where its KV goes, and which KV each token sees."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, TRASH, blocks_for
+from gpu_worker.engines.paged.scheduler import Slice
+
+# Shapes that torch's CPU kernels round alike, found by comparing bits. Others take other paths,
+# and in bfloat16 one different bit grows to 1 % of the hidden states in a few layers: alone, or
+# resumed, a sequence would draw other tokens than in a batch.
+MIN_ROWS = 2  # of a linear layer
+TILE_ROWS = 4  # queries of one attention head, rounded up to a multiple; also faster than fewer
+SPLIT_BLOCKS = 32  # keys are taken in splits of this, counted from the start of the sequence;
+UNEVEN_BLOCKS = range(13, 24)  # a last split of this many is summed in another order
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """Decoding rows `first` to `last` of a step: blocks `[n, b]`, mask `[n, 1, 1, b * 16]`."""
+
+    first: int
+    last: int
+    blocks: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Rows `first` to `last`: one run's chunk. Blocks `[b]`, mask `[1, 1, rows + pad, b * 16]`."""
+
+    first: int
+    last: int
+    blocks: Tensor
+    mask: Tensor
+
+
+@dataclass
+class Plan:
+    """One step. Decoding slices come first, similar lengths together; each slice is packed whole.
+
+    Attention always sees whole blocks, masked: the kernels compute the rest of a vector in another
+    way than whole vectors, and rounding would depend on how a prompt was cut.
+    Attention masks depend on a layer's window, so they are made at its first layer and kept.
+    """
+
+    slices: list[Slice]
+    dtype: torch.dtype
+    device: torch.device
+    _decodes: dict[int | None, list[Decodes]] = field(default_factory=dict)
+    _prefills: dict[int | None, list[Prefill]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.slices = sorted(self.slices, key=lambda s: (not s.is_decode, s.is_decode and s.end))
+        self._decoding = sum(s.is_decode for s in self.slices)
+
+    @cached_property
+    def ids(self) -> Tensor:
+        ids = [t for s in self.slices for t in s.run.tokens[s.start : s.end]]
+        return self._tensor(_padded(ids, 0))
+
+    @cached_property
+    def positions(self) -> Tensor:
+        positions = [p for s in self.slices for p in range(s.start, s.end)]
+        return self._tensor(_padded(positions, 0))
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """Where each token's KV goes, as an index into the blocks laid end to end."""
+        slots = [_slot(s, p) for s in self.slices for p in range(s.start, s.end)]
+        return self._tensor(_padded(slots, TRASH * BLOCK_TOKENS))
+
+    @cached_property
+    def sampled(self) -> list[Slice]:
+        """The slices whose next token comes from this step, in the order of the logits' rows."""
+        return [s for s in self.slices if s.samples]
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The packed rows whose logits are needed, in the order of `sampled`; then padding."""
+        rows, row = [], 0
+        for piece in self.slices:
+            row += piece.count
+            if piece.samples:
+                rows.append(row - 1)
+        return self._tensor(_padded(rows, 0) if rows else rows)
+
+    def decodes(self, window: int | None) -> list[Decodes]:
+        if window not in self._decodes:
+            groups = _groups(self.slices[: self._decoding], window)
+            self._decodes[window] = [self._decode(group, window) for group in groups]
+        return self._decodes[window]
+
+    def prefills(self, window: int | None) -> list[Prefill]:
+        if window not in self._prefills:
+            made, row = [], self._decoding
+            for piece in self.slices[self._decoding :]:
+                made.append(self._prefill(piece, row, window))
+                row += piece.count
+            self._prefills[window] = made
+        return self._prefills[window]
+
+    def _decode(self, rows: range, window: int | None) -> Decodes:
+        slices = [self.slices[row] for row in rows]
+        starts = [_split(s, window) for s in slices]
+        tables = [s.run.blocks[start:] for s, start in zip(slices, starts, strict=True)]
+        width = _even(max(map(len, tables)))
+        blocks = self._tensor([_padded(table, TRASH, width) for table in tables])
+        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
+        seen = seen + BLOCK_TOKENS * self._tensor([[start] for start in starts])
+        firsts = self._tensor([[_first(s, window)] for s in slices])
+        mask = self._additive((seen >= firsts) & (seen < self._tensor([[s.end] for s in slices])))
+        return Decodes(rows.start, rows.stop, blocks, mask[:, None, None])
+
+    def _prefill(self, piece: Slice, row: int, window: int | None) -> Prefill:
+        start = _split(piece, window)
+        table = piece.run.blocks[start : blocks_for(piece.end)]
+        table = _padded(table, TRASH, _even(len(table)))
+        seen = torch.arange(len(table) * BLOCK_TOKENS, device=self.device) + start * BLOCK_TOKENS
+        rows = piece.count + -piece.count % TILE_ROWS
+        asking = torch.arange(piece.start, piece.start + rows, device=self.device)[:, None]
+        keep = seen <= asking
+        if window is not None:
+            keep &= seen > asking - window
+        mask = self._additive(keep)[None, None]
+        return Prefill(row, row + piece.count, self._tensor(table), mask)
+
+    def _additive(self, keep: Tensor) -> Tensor:
+        """Attention adds masks; made once here, not in every layer."""
+        mask = torch.zeros(keep.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~keep, -torch.inf)
+
+    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
+
+
+def _padded(values: list[int], filler: int, length: int = MIN_ROWS) -> list[int]:
+    return values + [filler] * (length - len(values))
+
+
+def _slot(piece: Slice, position: int) -> int:
+    block = piece.run.blocks[position // BLOCK_TOKENS]
+    return block * BLOCK_TOKENS + position % BLOCK_TOKENS
+
+
+def _first(piece: Slice, window: int | None) -> int:
+    """The first position that the slice's first token sees."""
+    return 0 if window is None else max(0, piece.start + 1 - window)
+
+
+def _split(piece: Slice, window: int | None) -> int:
+    """The first block to take for a slice: the split's in which it begins to see."""
+    return _first(piece, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
+
+
+def _even(blocks: int) -> int:
+    """As many blocks or more, so that sums over them round alike."""
+    rest = blocks % SPLIT_BLOCKS
+    more = UNEVEN_BLOCKS.stop - rest if rest in UNEVEN_BLOCKS else 0
+    return max(2, blocks + more)
+
+
+def _groups(decodes: list[Slice], window: int | None) -> list[range]:
+    """Split rows, sorted by length, so that padding to a group's longest costs at most half."""
+    groups: list[range] = []
+    start, limit = 0, 0
+    for row, piece in enumerate(decodes):
+        seen = piece.end - _first(piece, window)
+        if row and seen > limit:
+            groups.append(range(start, row))
+            start = row
+        if row == start:
+            limit = max(2 * seen, 16 * BLOCK_TOKENS)
+    return [*groups, range(start, len(decodes))] if decodes else []

@@ -1,0 +1,49 @@
+"""What a sequence must satisfy before it joins a batch, so that it can fail alone and early."""
+
+from dataclasses import dataclass
+
+from gpu_worker.engine import EngineError, Sequence
+from streams.errors import BadRequest, ContextLengthExceeded, TokenOutOfRange, UnsupportedValue
+
+
+def reserved(sequence: Sequence) -> int:
+    """KV tokens that a sequence may come to occupy."""
+    if sequence.inputs:
+        return sum(map(len, sequence.inputs))
+    return len(sequence.prompt) + sequence.sampling.max_tokens
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Token ids below `vocabulary`, and prompt and output together within `tokens`."""
+
+    vocabulary: int
+    tokens: int
+
+    def refusal(self, sequence: Sequence) -> EngineError | None:
+        """Why the sequence cannot run here, or None."""
+        try:
+            self._check(sequence)
+        except BadRequest as error:
+            return EngineError(error.code, error.message)
+        return None
+
+    def _check(self, sequence: Sequence) -> None:
+        lengths = [*map(len, sequence.inputs)] or [len(sequence.prompt)]
+        longest = max(lengths)
+        prompt, more = len(sequence.prompt), sequence.sampling.max_tokens
+        if sequence.inputs and longest > self.tokens:
+            raise ContextLengthExceeded(longest, 0, self.tokens, "the model")
+        if not sequence.inputs and prompt + more > self.tokens:
+            raise ContextLengthExceeded(prompt, more, self.tokens, "the model")
+        if min(lengths) == 0:
+            raise UnsupportedValue("an empty prompt or input has nothing to run on", "prompt")
+        self._check_ids(sequence)
+
+    def _check_ids(self, sequence: Sequence) -> None:
+        for tokens in (sequence.prompt, sequence.generated, *sequence.inputs):
+            if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary):
+                wrong = next(t for t in tokens if not 0 <= t < self.vocabulary)
+                raise TokenOutOfRange(
+                    wrong, self.vocabulary, "input" if sequence.inputs else "prompt"
+                )

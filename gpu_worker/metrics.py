@@ -1,0 +1,47 @@
+"""Finished attempts and beats as Prometheus metrics."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from gpu_worker.attempt import Finished
+from streams.messages import Beat
+
+STAGES = Histogram(
+    "millstream_worker_stage_seconds",
+    "Time a request spent in a stage of its walk.",
+    ["model", "stage"],
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+FINISHED = Counter(
+    "millstream_worker_requests_total", "Requests ended by this worker.", ["model", "outcome"]
+)
+TOKENS = Counter(
+    "millstream_worker_tokens_total", "Tokens of ended requests.", ["model", "direction"]
+)
+FREE_SEQUENCES = Gauge(
+    "millstream_worker_free_sequences", "Credit: sequences that may still be taken.", ["model"]
+)
+FREE_TOKENS = Gauge(
+    "millstream_worker_free_kv_tokens", "Credit: KV tokens not reserved.", ["model"]
+)
+BATCH_FILL = Gauge(
+    "millstream_worker_batch_fill_ratio", "Running sequences over the most there may be.", ["model"]
+)
+RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", ["model"])
+
+
+def observe_finished(finished: Finished) -> None:
+    """Count one ended request."""
+    record = finished.record
+    FINISHED.labels(record.model, record.outcome).inc()
+    TOKENS.labels(record.model, "prompt").inc(record.prompt_tokens)
+    TOKENS.labels(record.model, "completion").inc(record.completion_tokens)
+    for stage, milliseconds in finished.timing.items():
+        STAGES.labels(record.model, stage).observe(milliseconds / 1000)
+
+
+def observe_beat(beat: Beat) -> None:
+    """Show a worker's credit."""
+    FREE_SEQUENCES.labels(beat.model).set(beat.free_sequences)
+    FREE_TOKENS.labels(beat.model).set(beat.free_tokens)
+    BATCH_FILL.labels(beat.model).set(beat.running / beat.max_sequences)
+    RATE.labels(beat.model).set(beat.tokens_per_second)

@@ -1,0 +1,66 @@
+"""What an engine has made and the token log has not taken yet. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gpu_worker.engine import Output
+
+RESULT_BYTES = 200_000  # vectors per record, well below the broker's max_payload
+# Tokens per record: with twenty alternatives for each they take a quarter of max_payload.
+CHUNK_TOKENS = 256
+
+
+@dataclass
+class Pending:
+    """Outputs that wait for the append in flight; they ride together in the next one."""
+
+    made: list[Output] = field(default_factory=list)
+    vectors: list[bytes] = field(default_factory=list)
+    end: Output | None = None
+
+    def add(self, output: Output) -> None:
+        if output.tokens or output.text:
+            self.made.append(output)
+        self.vectors += output.vectors or ()
+        if output.finish or output.error:
+            self.end = output
+
+    def chunks(self, index: int) -> Iterator[dict[str, Any]]:
+        """The tokens as records of bounded size; `index` counts those stored before.
+
+        An output stays whole: its text belongs to its tokens, and an attempt that continues behind
+        some of them must neither miss nor repeat any.
+        """
+        group: list[Output] = []
+        for output in self.made:
+            if group and _count(group) + len(output.tokens) > CHUNK_TOKENS:
+                yield _chunk(group, index)
+                index += _count(group)
+                group = []
+            group.append(output)
+        if group:
+            yield _chunk(group, index)
+
+    def results(self, index: int) -> Iterator[dict[str, Any]]:
+        """The vectors as records of bounded size; `index` counts those stored before."""
+        rows = max(1, RESULT_BYTES // len(self.vectors[0])) if self.vectors else 1
+        for start in range(0, len(self.vectors), rows):
+            part = self.vectors[start : start + rows]
+            yield {"type": "result", "index": index + start, "count": len(part), "vectors": part}
+
+
+def _count(group: list[Output]) -> int:
+    return sum(len(output.tokens) for output in group)
+
+
+def _chunk(group: list[Output], index: int) -> dict[str, Any]:
+    logprobs = [asdict(logprob) for output in group for logprob in output.logprobs or ()]
+    chunk = {
+        "type": "chunk",
+        "index": index,
+        "count": _count(group),
+        "text": "".join(output.text for output in group),
+        "tokens": [token for output in group for token in output.tokens],
+    }
+    return chunk | ({"logprobs": logprobs} if logprobs else {})

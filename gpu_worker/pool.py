@@ -1,0 +1,220 @@
+"""One model version served by this worker: its engine, its pulls, its attempts, its credit."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+from nats.aio.msg import Msg
+
+from gpu_worker.attempt import FAILED_SECONDS, Attempt, Finished, Identity, Stopped
+from gpu_worker.credit import Credit, Rate
+from gpu_worker.driver import Driver, EngineCrashed
+from gpu_worker.engine import Engine, Output
+from streams import subjects, topology
+from streams.connection import Broker
+from streams.errors import BrokerUnavailable
+from streams.headers import Envelope
+from streams.messages import Beat
+from streams.pull import Delivery, Pull
+from streams.subjects import Pool as Address
+from streams.subjects import Priority
+
+log = structlog.get_logger()
+
+_BEAT_GAP_SECONDS = 0.01  # beats on change are at least this far apart
+_CLOSING_SECONDS = 2.0  # for what was stopped at the end of draining to be given back
+Observer = Callable[[Finished], None]
+
+
+class Pool:
+    """Serves one model version until told to drain."""
+
+    def __init__(self, broker: Broker, who: Identity, engine: Engine, observe: Observer) -> None:
+        room = engine.room()
+        self.who = who
+        self.credit = Credit(room.sequences, room.tokens)
+        self._broker, self._observe = broker, observe
+        self._driver = Driver(engine, self._deliver, who.model)
+        self._attempts: dict[str, Attempt] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._pulls: dict[Priority, Pull] = {}
+        self._pulling: list[asyncio.Task[None]] = []
+        self._pulled: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._rate = Rate(time.monotonic())
+        self.draining = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._attempts
+
+    async def run(self, beat_seconds: float, ack_wait_seconds: float) -> None:
+        """Pull, run and beat until cancelled; raises `EngineCrashed` when the engine does."""
+        await self._broker.subscribe(subjects.muster(self.who.model), self._on_muster)
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for priority in Priority:
+                pull = self._pulls[priority] = await self._pull(priority, ack_wait_seconds)
+                self._pulling.append(tasks.create_task(pull.run(), name=f"pull-{priority}"))
+            tasks.create_task(self._beat(beat_seconds), name="beat")
+            tasks.create_task(self._hold(beat_seconds), name="hold")
+            tasks.create_task(self._watch_engine(), name="engine")
+
+    async def _pull(self, priority: Priority, ack_wait_seconds: float) -> Pull:
+        address = Address(self.who.model, self.who.version, priority)
+        consumer = topology.work_consumer(address, ack_wait_seconds)
+        await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
+        name = consumer.durable_name
+        assert name
+        return Pull(self._broker, topology.WORK, name, self._room, self._taking(priority))
+
+    def cancel(self, tenant: str, request_id: str) -> None:
+        """The client wants no more of it. Idempotent; unknown requests are somebody else's."""
+        attempt = self._attempts.get(request_id)
+        if attempt and attempt.envelope.tenant == tenant:
+            attempt.stop(Stopped.CANCELLED)
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, finish what runs, and give back what is not done in time."""
+        self.draining = True
+        self._changed.set()
+        for pulling in self._pulling:
+            pulling.cancel()
+        await _ended(self._pulling, _CLOSING_SECONDS)
+        await _ended(self._serving, seconds)
+        for attempt in list(self._attempts.values()):
+            attempt.stop(Stopped.RELEASED)
+        await _ended(self._serving, _CLOSING_SECONDS)
+
+    def close(self) -> None:
+        """Stop the engine's thread."""
+        self._driver.stop()
+
+    def _room(self) -> int:
+        return self.credit.pull_batch
+
+    def _taking(self, priority: Priority) -> Callable[[Delivery], None]:
+        def take(delivery: Delivery) -> None:
+            self._pulled[priority] = max(self._pulled.get(priority, 0), delivery.seq)
+            self._take(delivery)
+
+        return take
+
+    def _take(self, delivery: Delivery) -> None:
+        if self.draining:
+            self._return(delivery, 0.0)
+            return
+        try:
+            envelope = Envelope.from_headers(delivery.headers)
+        except (KeyError, ValueError) as error:  # in the end the dispatcher removes it
+            log.error("work_unreadable", seq=delivery.seq, error=repr(error))
+            self._return(delivery, FAILED_SECONDS)
+            return
+        if running := self._attempts.get(envelope.request_id):
+            running.delivery = delivery  # our own work again, after its ack wait: keep going
+            return
+        self._begin(Attempt(self._broker, self._driver, delivery, envelope, self.who))
+
+    def _return(self, delivery: Delivery, delay_seconds: float) -> None:
+        assert self._tasks
+        self._tasks.create_task(_nak(delivery, delay_seconds), name=f"return-{delivery.seq}")
+
+    def _begin(self, attempt: Attempt) -> None:
+        assert self._tasks
+        request_id = attempt.envelope.request_id
+        self._attempts[request_id] = attempt
+        self.credit.take(request_id, attempt.envelope.cost)
+        self._changed.set()
+        serving = self._tasks.create_task(self._serve(attempt), name=f"attempt-{request_id}")
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+
+    async def _serve(self, attempt: Attempt) -> None:
+        request_id = attempt.envelope.request_id
+        try:
+            if finished := await attempt.run():
+                self._observe(finished)
+        except BrokerUnavailable as error:
+            log.warning("work_not_settled", request_id=request_id, reason=str(error))
+        finally:
+            del self._attempts[request_id]
+            self.credit.free(request_id)
+            self._changed.set()
+            for pull in self._pulls.values():
+                pull.wake()
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._rate.total += len(output.tokens)
+            if attempt := self._attempts.get(output.request_id):
+                attempt.accept(output)
+
+    async def _on_muster(self, msg: Msg) -> None:
+        self._changed.set()
+
+    async def _beat(self, seconds: float) -> None:
+        subject = subjects.fleet(self.who.model, self.who.worker)
+        while True:
+            try:
+                await self._broker.publish(subject, self.beat().pack())
+            except BrokerUnavailable as error:
+                log.warning("beat_not_sent", reason=str(error))
+            await asyncio.sleep(_BEAT_GAP_SECONDS)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            self._changed.clear()
+
+    def beat(self) -> Beat:
+        """This worker's credit of the moment."""
+        credit = self.credit
+        return Beat(
+            worker=self.who.worker,
+            model=self.who.model,
+            version=self.who.version,
+            free_sequences=0 if self.draining else credit.free_sequences,
+            free_tokens=0 if self.draining else credit.free_tokens,
+            running=min(credit.held, credit.max_sequences),
+            waiting=max(0, credit.held - credit.max_sequences),
+            max_sequences=credit.max_sequences,
+            kv_tokens=credit.kv_tokens,
+            generated_tokens=self._rate.total,
+            tokens_per_second=round(self._rate.sample(time.monotonic()), 3),
+            pulled=dict(self._pulled),
+            draining=self.draining,
+        )
+
+    async def _hold(self, seconds: float) -> None:
+        """Tell the broker that the held work is alive; a frozen process falls silent here."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                for attempt in list(self._attempts.values()):
+                    await attempt.delivery.in_progress()
+            except BrokerUnavailable as error:
+                log.warning("work_not_held", reason=str(error))
+
+    async def _watch_engine(self) -> None:
+        """Give everything back at once, so that another worker need not wait for the ack wait."""
+        try:
+            await self._driver.crashed
+        except EngineCrashed:
+            for attempt in list(self._attempts.values()):
+                await _nak(attempt.delivery)
+            raise
+
+
+async def _nak(delivery: Delivery, delay_seconds: float = 0.0) -> None:
+    try:
+        await delivery.nak(delay_seconds)
+    except BrokerUnavailable as error:  # then its ack wait brings it back
+        log.warning("work_not_returned", seq=delivery.seq, reason=str(error))
+
+
+async def _ended(tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
+    if waiting := set(tasks):
+        await asyncio.wait(waiting, timeout=seconds)

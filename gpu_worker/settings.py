@@ -1,0 +1,22 @@
+"""Settings of `millstream worker`."""
+
+from pydantic import Field
+
+from streams.settings import Port, ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """The work: which models, how much at once, how soon a silent worker is given up."""
+
+    model: tuple[str, ...] = Field(
+        min_length=1, description="registered model to serve, NAME or NAME@VERSION; repeatable"
+    )
+    max_sequences: int = Field(64, ge=1, description="sequences in one running batch")
+    max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
+    kv_tokens: int = Field(0, ge=0, description="KV cache in tokens; 0: from the free memory")
+    threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: all cores")
+    beat_seconds: float = Field(1, gt=0, description="time between heartbeats and in-progress acks")
+    ack_wait_seconds: float = Field(
+        5, gt=0, description="work whose worker is silent for this long goes to another"
+    )
+    metrics_port: Port = Field(0, description="port for Prometheus metrics; 0: off")
