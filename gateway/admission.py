@@ -1,0 +1,128 @@
+"""May this request come in: limits of model and tenant, deadline, estimated wait. Pure."""
+
+from dataclasses import dataclass
+
+from gateway.chat import PLAIN_STOPS
+from gateway.submission import Submission
+from registry.models import Model
+from registry.tenants import Tenant
+from streams.errors import BadRequest, ContextLengthExceeded, Overloaded, UnsupportedValue
+from streams.messages import Pressure, Request, pack_tokens
+
+PRESSURE_TRUST_SECONDS = 2.0  # a dispatcher tells every 0.2 s; older news is no reason to refuse
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """What a request that names no deadline gets, and the latest it may name; seconds."""
+
+    default_seconds: float
+    max_seconds: float
+
+    def seconds(self, submission: Submission) -> float:
+        """Raises `BadRequest` for a deadline out of range."""
+        if submission.deadline_ms is None:
+            return self.default_seconds
+        most = self.max_seconds * 1000
+        if not 0 < submission.deadline_ms <= most:
+            message = f"deadline_ms {submission.deadline_ms} is not within 1..{most:g}"
+            raise BadRequest(message, "deadline_ms")
+        return submission.deadline_ms / 1000
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that fits, packed, with what it reserves."""
+
+    payload: bytes
+    prompt_tokens: int
+    cost: int
+
+
+def admit(
+    submission: Submission, model: Model, tenant: Tenant, encoded: list[list[int]]
+) -> Admitted:
+    """The request for the engine; `encoded` is the prompt, or each input, as token ids.
+
+    Raises `ContextLengthExceeded`, or `UnsupportedValue` for a model of another task.
+    """
+    if model.task != submission.kind:
+        raise UnsupportedValue(
+            f"the model {model.name!r} serves {model.task!r}, not {submission.kind!r}", "model"
+        )
+    if submission.kind == "embed":
+        return _admit_inputs(submission, model, tenant, encoded)
+    return _admit_prompt(submission, model, tenant, encoded[0])
+
+
+def _admit_prompt(
+    submission: Submission, model: Model, tenant: Tenant, prompt: list[int]
+) -> Admitted:
+    count = len(prompt)
+    if count == 0:
+        raise BadRequest("the prompt has no tokens", "prompt")
+    _within_tenant(tenant, count)
+    max_tokens = _max_tokens(submission, model, tenant, count)
+    if count + max_tokens > model.context_length:
+        whose = f"model {model.name!r}"
+        raise ContextLengthExceeded(count, max_tokens, model.context_length, whose)
+    stops = PLAIN_STOPS if submission.chat and model.chat_template is None else []
+    sampling = submission.sampling_for(max_tokens, stops)
+    request = Request("generate", pack_tokens(prompt), sampling=sampling)
+    return Admitted(request.pack(), count, count + max_tokens)
+
+
+def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tokens: int) -> int:
+    """What was asked for, or else the model's default as far as context and tenant allow."""
+    asked, most = submission.sampling.max_tokens, tenant.max_output_tokens
+    if asked == 0:
+        room = max(1, model.context_length - prompt_tokens)
+        return min(model.default_max_tokens, room, most or room)
+    if most is not None and asked > most:
+        raise ContextLengthExceeded(prompt_tokens, asked, most, "output of this tenant")
+    return asked
+
+
+def _within_tenant(tenant: Tenant, prompt_tokens: int) -> None:
+    most = tenant.max_prompt_tokens
+    if most is not None and prompt_tokens > most:
+        raise ContextLengthExceeded(prompt_tokens, 0, most, "a prompt of this tenant")
+
+
+def _admit_inputs(
+    submission: Submission, model: Model, tenant: Tenant, inputs: list[list[int]]
+) -> Admitted:
+    for tokens in inputs:
+        if not tokens:
+            raise BadRequest("an input has no tokens", "input")
+        _within_tenant(tenant, len(tokens))
+        if len(tokens) > model.context_length:
+            name = f"model {model.name!r}"
+            raise ContextLengthExceeded(len(tokens), 0, model.context_length, name)
+    _check_dimensions(submission.dimensions, model)
+    count = sum(map(len, inputs))
+    request = Request(
+        "embed", inputs=[pack_tokens(tokens) for tokens in inputs], dimensions=submission.dimensions
+    )
+    return Admitted(request.pack(), count, count)
+
+
+def _check_dimensions(asked: int | None, model: Model) -> None:
+    most = model.embedding_dimensions
+    if asked is not None and most is not None and not 1 <= asked <= most:
+        raise BadRequest(f"dimensions {asked} is not within 1..{most}", "dimensions")
+
+
+def check_wait(
+    pressure: Pressure | None, age_seconds: float, submission: Submission, deadline_seconds: float
+) -> None:
+    """Refuse at once what would only time out in the queue; raises `Overloaded`."""
+    if pressure is None or age_seconds > PRESSURE_TRUST_SECONDS:
+        return
+    wait = pressure.wait_seconds.get(submission.priority)
+    if wait is not None and wait > deadline_seconds:
+        raise Overloaded(
+            f"the estimated wait of {wait:.1f} s is longer than the deadline of "
+            f"{deadline_seconds:g} s",
+            retry_after_seconds=max(1.0, wait - deadline_seconds),
+        )

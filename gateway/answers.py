@@ -1,0 +1,181 @@
+"""What OpenAI's clients get: completions, chats, embeddings, models and errors in their shapes.
+
+Log probabilities come as the token log has them: maps with `token`, `text`, `logprob` and `top`, a
+list of `[token, text, logprob]`.
+"""
+
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+
+from registry.models import Model
+from streams.errors import MillstreamError, status_of
+
+Answer = dict[str, Any]
+Usage = Mapping[str, int]
+Logprobs = Sequence[Mapping[str, Any]]
+FinishReason = Literal["stop", "length"]
+OWNER = "millstream"
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+
+def completion_id(request_id: str) -> str:
+    return f"cmpl-{request_id}"
+
+
+def chat_id(request_id: str) -> str:
+    return f"chatcmpl-{request_id}"
+
+
+def completion(
+    request_id: str,
+    model: str,
+    created: int,
+    text: str,
+    reason: FinishReason,
+    usage: Usage,
+    logprobs: Logprobs | None = None,
+) -> Answer:
+    """The whole answer of /v1/completions; `created` is in epoch seconds."""
+    return {
+        "id": completion_id(request_id),
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {
+                "index": 0,
+                "text": text,
+                "logprobs": None if logprobs is None else completion_logprobs(logprobs, 0),
+                "finish_reason": reason,
+            }
+        ],
+        "usage": usage,
+    }
+
+
+def chat_completion(
+    request_id: str,
+    model: str,
+    created: int,
+    text: str,
+    reason: FinishReason,
+    usage: Usage,
+    logprobs: Logprobs | None = None,
+) -> Answer:
+    """The whole answer of /v1/chat/completions; `created` is in epoch seconds."""
+    return {
+        "id": chat_id(request_id),
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None if logprobs is None else chat_logprobs(logprobs),
+                "finish_reason": reason,
+            }
+        ],
+        "usage": usage,
+    }
+
+
+def completion_logprobs(logprobs: Logprobs, offset: int) -> Answer:
+    """Parallel lists, as /v1/completions has them; `offset` is where the first text begins."""
+    offsets = []
+    for each in logprobs:
+        offsets.append(offset)
+        offset += len(each["text"])
+    return {
+        "tokens": [each["text"] for each in logprobs],
+        "token_logprobs": [each["logprob"] for each in logprobs],
+        "top_logprobs": [{text: value for _, text, value in each["top"]} for each in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def chat_logprobs(logprobs: Logprobs) -> Answer:
+    """A record per token, as /v1/chat/completions has them."""
+    content = [
+        _token(each["text"], each["logprob"])
+        | {"top_logprobs": [_token(text, value) for _, text, value in each["top"]]}
+        for each in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float) -> Answer:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def embeddings(
+    model: str,
+    vectors: Sequence[bytes],
+    prompt_tokens: int,
+    encoding: Literal["float", "base64"] = "float",
+) -> Iterator[bytes]:
+    """The JSON of /v1/embeddings in parts, one per vector.
+
+    `vectors` are rows of little-endian float32. All at once would hold the event loop for long, so
+    let it breathe between the parts.
+    """
+    yield b'{"object":"list","data":['
+    for index, vector in enumerate(vectors):
+        embedding = b64encode(vector).decode() if encoding == "base64" else floats(vector)
+        item = {"object": "embedding", "index": index, "embedding": embedding}
+        yield (b"," if index else b"") + orjson.dumps(item)
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    tail = orjson.dumps({"model": model, "usage": usage})
+    yield b"]," + tail[1:]
+
+
+def floats(vector: bytes) -> list[float]:
+    """The numbers of a row of little-endian float32."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def model_card(model: Model, name: str | None = None) -> Answer:
+    """One entry of /v1/models; `name` is an alias that it goes by."""
+    return {
+        "id": name or model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": OWNER,
+        "task": model.task,
+        "context_length": model.context_length,
+        "vocab_size": model.vocab_size,
+    }
+
+
+def model_list(cards: Iterable[Answer]) -> Answer:
+    return {"object": "list", "data": list(cards)}
+
+
+def error(failure: MillstreamError) -> Answer:
+    """An error's body; `param` is the path of the field at fault."""
+    return {
+        "error": {
+            "message": failure.message,
+            "type": error_type(status_of(failure.code)),
+            "param": getattr(failure, "field", None),
+            "code": failure.code,
+        }
+    }
+
+
+def error_type(status: int) -> str:
+    return _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")

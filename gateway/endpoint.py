@@ -1,0 +1,113 @@
+"""From an HTTP request to a checked body and back to an answer, the same for every endpoint."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import orjson
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway import problems
+from gateway.door import Door
+from gateway.intake import Ticket
+from gateway.reader import Gone
+from gateway.schemas.fields import Body
+from gateway.schemas.reading import decode, parse
+from registry.tenants import Tenant
+from streams.errors import BadRequest, MillstreamError, PayloadTooLarge
+
+log = structlog.get_logger()
+
+BODY_SECONDS = 30.0
+_READ_TO_END = 16  # times the limit
+
+B = TypeVar("B", bound=Body)
+Serve = Callable[[Door, Request, Tenant, B, Send], Awaitable[Response | None]]
+
+
+class Endpoint(Generic[B]):
+    """An ASGI application for one path: authenticates, reads the body, serves, explains errors."""
+
+    def __init__(self, door: Door, schema: type[B], serve: Serve[B]) -> None:
+        self._door, self._schema, self._serve = door, schema, serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await self._respond(request, send)
+        except Gone:
+            log.info("client_left", path=scope["path"])
+            return
+        except MillstreamError as error:
+            response = problems.response(error)
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def _respond(self, request: Request, send: Send) -> Response | None:
+        tenant = self._door.authenticate(authorization(request))
+        body = await _body(request, self._door.settings.max_body_bytes)
+        return await self._serve(
+            self._door, request, tenant, parse(self._schema, decode(body)), send
+        )
+
+
+def authorization(request: Request) -> str | None:
+    """The key that the request came with."""
+    return problems.bearer(request.headers.get("authorization", ""))
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """`read_body` of a client that may leave (`Gone`), or stop in the middle (`BadRequest`)."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await read_body(request, limit)
+    except TimeoutError:
+        raise BadRequest(f"the body did not come within {BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise Gone from None
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body; raises `PayloadTooLarge` if it is over the limit, at once if it says so itself.
+
+    A connection that is to close after the answer would be closed while its client is writing, so
+    there a body that is somewhat too large is read to its end, and thrown away.
+    """
+    announced = request.headers.get("content-length", "")
+    closes = request.headers.get("connection", "").lower() == "close"
+    if announced.isdigit() and int(announced) > limit and not closes:
+        raise PayloadTooLarge(int(announced), limit)
+    body, size = bytearray(), 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            body += part
+        elif size > _READ_TO_END * limit:
+            break
+    if size > limit:
+        raise PayloadTooLarge(size, limit)
+    return bytes(body)
+
+
+def json_response(answer: Any, ticket: Ticket, timing: Mapping[str, float]) -> Response:
+    """A whole answer, with where its time went."""
+    headers = answer_headers(ticket, timing)
+    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+
+
+def answer_headers(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, str]:
+    stages = stage_header(server_timing(ticket, timing))
+    return {"X-Request-Id": ticket.request_id, "Server-Timing": stages}
+
+
+def server_timing(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, float]:
+    """All stages in ms, the gateway's own first."""
+    return {"admit": ticket.admit_ms, **timing}
+
+
+def stage_header(stages: Mapping[str, float]) -> str:
+    """The value of a Server-Timing header (W3C)."""
+    return ", ".join(f"{stage};dur={milliseconds:.3f}" for stage, milliseconds in stages.items())

@@ -1,0 +1,166 @@
+"""One reader's view of one token log: every record once, in order, as far as it has room. Pure."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from streams import messages
+
+Record = dict[str, Any]
+# Takes a record and its size in bytes; False when it wants no more until it says so.
+Sink = Callable[[Record, int], bool]
+
+_SEQUENCES = re.compile(rb"Nats-Sequence: (\d+)\r\n(?:.*\r\n)*?Nats-Last-Sequence: (\d+)\r\n")
+FIRST_LOOK_SECONDS, MOST_LOOK_SECONDS = 5.0, 60.0
+FIRST_CANCEL_SECONDS, MOST_CANCEL_SECONDS = 0.25, 4.0
+
+
+class Reply(NamedTuple):
+    """A stored record: its sequence, and that of the record before it in the same log."""
+
+    seq: int
+    before: int
+    data: bytes
+
+    @classmethod
+    def of(cls, headers: bytes, data: bytes) -> Self:
+        """From the header block that the broker puts on what it republishes."""
+        found = _SEQUENCES.search(headers)
+        assert found, headers
+        return cls(int(found[1]), int(found[2]), data)
+
+
+class Stored(NamedTuple):
+    """A record as it was read from the log."""
+
+    seq: int
+    data: bytes
+
+
+def discard(record: Record, size: int) -> bool:
+    """The sink of a request that nobody reads."""
+    return True
+
+
+@dataclass(eq=False)
+class Following:
+    """Feeds `sink` from replies that may be lost, repeated or too many.
+
+    Records follow each other by their sequences in the log. The broker may lose a log and its
+    writer put it back under other sequences; then the tokens' indices tell what the sink has had.
+    Times are the caller's, in seconds of any one clock.
+    """
+
+    tenant: str
+    request_id: str
+    stream: str
+    filter: str
+    sink: Sink
+    heard: float
+    expires: float  # by then it has ended in any case
+    known: bool = False  # it is durable: it has a log, or a place in a queue
+    ended: bool = False
+    paused: bool = False  # the sink is full; what comes meanwhile is read from the log later
+    doubted: bool = False  # the log may be another one: nothing is taken before it was read
+    last: int = 0  # sequence of the last record that was taken
+    data: bytes = b""  # that record
+    index: int = 0  # how many tokens (or vectors) the sink has had
+    attempt: int = 0  # the latest of which the sink knows
+    lost: float | None = None  # when the log was found to be gone
+    orphaned_until: float | None = None  # the end of the grace period, when nobody reads any more
+    look_seconds: float = field(default_factory=lambda: FIRST_LOOK_SECONDS)
+    cancel_at: float | None = None  # when to ask for its end again
+    cancel_seconds: float = FIRST_CANCEL_SECONDS
+    catching_up: bool = False
+    meanwhile: list[Reply] = field(default_factory=list)  # replies that came during a catch-up
+
+    @property
+    def has_reader(self) -> bool:
+        return not self.ended and self.orphaned_until is None and self.cancel_at is None
+
+    def offer(self, reply: Reply) -> bool:
+        """Take a reply; False if it shows that the log must be read."""
+        if self.catching_up:
+            self.meanwhile.append(reply)
+        elif self.paused or self.ended or self.doubted:
+            pass
+        elif reply.before == self.last:
+            self.take(reply.seq, reply.data)
+        else:
+            return reply.seq <= self.last
+        return True
+
+    def take(self, seq: int, data: bytes) -> bool:
+        """Feed the record that follows the last one; False when the sink wants no more."""
+        self.last, self.data, self.look_seconds = seq, data, FIRST_LOOK_SECONDS
+        record = messages.unpack(data)
+        if self._is_next(record):
+            self.ended = record["type"] in messages.TERMINALS
+            self.paused = not self.sink(record, len(data))
+        return not (self.paused or self.ended)
+
+    def read(self, page: Sequence[Stored], now: float) -> bool:
+        """Feed what was read from the log, from `read_from` on; False when the sink wants no more.
+
+        A log that does not begin with the last record seen is another one: the writer's copy.
+        """
+        if self.ended or self.paused:
+            return False
+        self.doubted = False
+        if not self.last:
+            return all(self.take(*stored) for stored in page)
+        if page and page[0] == (self.last, self.data):
+            return all(self.take(*stored) for stored in page[1:])
+        self.last, self.lost = 0, now
+        return True
+
+    @property
+    def read_from(self) -> int:
+        """The sequence at which to read on: that of the last record, to see that it is there."""
+        return max(1, self.last)
+
+    def fail(self, code: str, message: str) -> None:
+        """End with an error of our own, since the end in the log will not come. Idempotent."""
+        if not self.ended:
+            self.ended = True
+            self.sink(messages.failed(code, message, messages.usage(0, 0)), 0)
+
+    def wants_look(self, now: float) -> bool:
+        """True when it was silent for long, and longer each time: waiting in a queue is silent."""
+        return now - self.heard > self.look_seconds
+
+    def looked(self, now: float) -> None:
+        self.heard = now
+        self.look_seconds = min(2 * self.look_seconds, MOST_LOOK_SECONDS)
+
+    def is_abandoned(self, now: float) -> bool:
+        """True when the grace period is over and nobody has asked for its end yet."""
+        until = self.orphaned_until
+        return until is not None and now >= until and self.cancel_at is None
+
+    def wants_cancel(self, now: float) -> bool:
+        return self.cancel_at is not None and now >= self.cancel_at and not self.ended
+
+    def cancelled(self, now: float) -> None:
+        """The cancel was sent. It may get lost, so another one is due a little later."""
+        self.cancel_at = now + self.cancel_seconds
+        self.cancel_seconds = min(2 * self.cancel_seconds, MOST_CANCEL_SECONDS)
+
+    def _is_next(self, record: Record) -> bool:
+        """False for what the sink has had; a gap ends the request."""
+        kind = record["type"]
+        if kind == "chunk" or kind == "result":
+            if record["index"] == self.index:
+                self.index += record["count"]
+                return True
+            return self._is_repeated(record)
+        if kind == "started":
+            known, self.attempt = self.attempt, max(self.attempt, record["attempt"])
+            return self.attempt > known
+        return not self.ended
+
+    def _is_repeated(self, record: Record) -> bool:
+        if record["index"] + record["count"] > self.index:
+            self.fail("log_lost", "the broker has lost a part of this request's output")
+        return False

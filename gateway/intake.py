@@ -1,0 +1,231 @@
+"""The way in: from a submission to a durable request."""
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+
+import structlog
+from nats.aio.msg import Msg
+
+from gateway.admission import Admitted, Deadlines, admit, check_wait
+from gateway.following import Following, Sink
+from gateway.idempotency import Idempotency
+from gateway.relay import Relay
+from gateway.submission import Submission
+from gateway.tokenizer import Tokenizers, check_tokens
+from registry.models import Model, Version
+from registry.store import Registry
+from registry.tenants import Tenant
+from streams import lanes, messages, subjects
+from streams.connection import Broker, Stored
+from streams.errors import BrokerUnavailable, MillstreamError, NotConnected, PayloadTooLarge
+from streams.headers import MESSAGE_ID, Envelope
+from streams.messages import Pressure
+from streams.patience import answered_within
+from streams.subjects import Lane, Log
+from streams.token_log import Fenced, TokenLog
+
+log = structlog.get_logger()
+
+ACCEPT_SECONDS = 2.5  # an unreachable broker is a 503 after this
+_OVERHEAD_BYTES = 4096  # of max_payload, for headers
+_SUBMITTED = "submitted\n"  # keeps producers' keys apart from those in headers and frames
+_EXPIRY_SECONDS = 15.0  # by so long after its deadline a request has ended or never was
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """An accepted request that is followed here: it will end in exactly one terminal."""
+
+    request_id: str
+    model: Model
+    following: Following
+    admit_ms: float  # from the submission to the broker's confirmation
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A submission that was found good, ready to be queued."""
+
+    tenant: Tenant
+    model: Model
+    lane: Lane
+    pin: str
+    admitted: Admitted
+    seconds: float
+
+    def envelope(self, request_id: str, route: str) -> Envelope:
+        now = int(time.time() * 1000)
+        return Envelope(
+            request_id=request_id,
+            tenant=self.tenant.name,
+            route=route,
+            cost=self.admitted.cost,
+            prompt_tokens=self.admitted.prompt_tokens,
+            deadline=now + int(self.seconds * 1000),
+            accepted=now,
+            version=self.pin,
+        )
+
+
+class Intake:
+    """Accepts requests for this gateway."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        registry: Registry,
+        tokenizers: Tokenizers,
+        relay: Relay,
+        deadlines: Deadlines,
+    ) -> None:
+        self._broker, self._registry = broker, registry
+        self._tokenizers, self._relay, self._deadlines = tokenizers, relay, deadlines
+        self._idempotency = Idempotency(broker)
+        self._pressure: dict[str, tuple[Pressure, float]] = {}
+        self._counting: dict[Lane, asyncio.Lock] = {}
+        self.max_queued = 1  # the stream's own bound on a lane
+        self.has_served = False
+
+    async def open(self, replicas: int) -> None:
+        await self._idempotency.open(replicas)
+        await self._broker.subscribe(subjects.ALL_PRESSURE, self._on_pressure)
+
+    async def _on_pressure(self, msg: Msg) -> None:
+        pressure = Pressure.unpack(msg.data)
+        self._pressure[pressure.model] = (pressure, time.monotonic())
+        self.has_served = self.has_served or pressure.workers > 0
+
+    def workers(self, model: str) -> int:
+        """How many workers serve a model, as far as its dispatcher has told."""
+        pressure, _ = self._pressure.get(model, (None, 0.0))
+        return pressure.workers if pressure else 0
+
+    async def submit(
+        self, tenant: Tenant, submission: Submission, sink: Sink, key: str | None = None
+    ) -> Ticket:
+        """Accept a request, or attach to the one that the idempotency key stands for.
+
+        Returns once the broker has stored it. Raises any `BadRequest` or `Refused`. When it is
+        cancelled the request may have been accepted; it is then cancelled too.
+        """
+        began = time.monotonic()
+        prepared = await self._prepare(tenant, submission)
+        async with answered_within(ACCEPT_SECONDS):
+            following = await self._accept(prepared, submission, sink, key)
+        spent = (time.monotonic() - began) * 1000
+        return Ticket(following.request_id, prepared.model, following, spent)
+
+    async def _accept(
+        self, prepared: Prepared, submission: Submission, sink: Sink, key: str | None
+    ) -> Following:
+        following = await self._follow(prepared.tenant.name, submission, sink, key)
+        if not following.known:
+            following.expires = time.monotonic() + prepared.seconds + _EXPIRY_SECONDS
+            following = await self._publish(prepared, following, keyed=key is not None)
+        return following
+
+    async def forward(
+        self, tenant: Tenant, submission: Submission, key: str, route: str, shards: int
+    ) -> None:
+        """Accept a request whose replies go to a producer's own route.
+
+        The first record of its log tells the producer which of its keys became which request. All
+        of it may be repeated: the key stands for one request. Raises as `submit` does.
+        """
+        prepared = await self._prepare(tenant, submission)
+        made, scoped = secrets.token_hex(16), _SUBMITTED + key
+        known = await self._idempotency.claim(tenant.name, scoped, made, submission.digest)
+        token_log = TokenLog(self._broker, Log(tenant.name, route, known.request_id), shards)
+        try:
+            await token_log.append(messages.accepted(key, known.request_id))
+        except Fenced:
+            pass  # an earlier delivery of the same submission was here
+        await self._queue(prepared, known.request_id, route)
+
+    async def forwarded(self, tenant: str, key: str) -> str | None:
+        """The id of the request that a producer's key has become, if any."""
+        return await self._idempotency.find(tenant, _SUBMITTED + key)
+
+    async def _prepare(self, tenant: Tenant, submission: Submission) -> Prepared:
+        model, version = self._registry.resolve(submission.model)
+        seconds = self._deadlines.seconds(submission)
+        encoded = await self._encode(model, version, submission)
+        admitted = admit(submission, model, tenant, encoded)
+        _check_size(admitted, self._broker.max_payload - _OVERHEAD_BYTES)
+        pressure, at = self._pressure.get(model.name, (None, 0.0))
+        check_wait(pressure, time.monotonic() - at, submission, seconds)
+        lane = Lane(tenant.name, model.name, submission.priority)
+        pin = _pin(submission.model, model, version)
+        return Prepared(tenant, model, lane, pin, admitted, seconds)
+
+    async def _encode(
+        self, model: Model, version: Version, submission: Submission
+    ) -> list[list[int]]:
+        """The prompt, or each input, as token ids; ids that the client gave are checked."""
+        if submission.chat is not None:
+            return [await self._tokenizers.encode_chat(model, version, submission.chat)]
+        given = submission.inputs if submission.prompt is None else [submission.prompt]
+        texts = [each for each in given if isinstance(each, str)]
+        ids = [each for each in given if not isinstance(each, str)]
+        for tokens in ids:
+            check_tokens(model, tokens, "prompt" if submission.kind == "generate" else "input")
+        return ids or await self._tokenizers.encode_all(model, version, texts)
+
+    async def _follow(
+        self, tenant: str, submission: Submission, sink: Sink, key: str | None
+    ) -> Following:
+        """A new request's following, or that of the request which `key` stands for."""
+        request_id = secrets.token_hex(16)
+        if key is not None:
+            known = await self._idempotency.claim(tenant, key, request_id, submission.digest)
+            if not known.first:
+                return await self._relay.attach(tenant, known.request_id, sink)
+        return self._relay.expect(tenant, request_id, sink)
+
+    async def _publish(self, prepared: Prepared, following: Following, *, keyed: bool) -> Following:
+        """Queue the request. Returns the following to use: another one if somebody was faster.
+
+        Whether the broker has a request that it did not confirm is unknown. It is cancelled, with a
+        key only when the grace period has passed: asked for again it is this very request.
+        """
+        sink = following.sink
+        unsure = self._relay.orphan if keyed else self._relay.give_up
+        try:
+            stored = await self._queue(prepared, following.request_id, self._relay.route)
+        except MillstreamError as error:
+            if isinstance(error, BrokerUnavailable) and not isinstance(error, NotConnected):
+                unsure(following)
+            else:
+                await self._relay.forget(following)
+            raise
+        except BaseException:
+            unsure(following)
+            raise
+        if not stored.duplicate:
+            following.known = True
+            return following
+        await self._relay.forget(following)  # the replies go to the route of who was first
+        return await self._relay.attach(prepared.tenant.name, following.request_id, sink)
+
+    async def _queue(self, prepared: Prepared, request_id: str, route: str) -> Stored:
+        """Enter the lane; the broker recognises a request id that it has already."""
+        headers = prepared.envelope(request_id, route).to_headers() | {MESSAGE_ID: request_id}
+        payload, lane, limit = prepared.admitted.payload, prepared.lane, prepared.tenant.max_queued
+        if limit >= self.max_queued:
+            return await lanes.enter(self._broker, lane, payload, headers, ACCEPT_SECONDS)
+        async with self._counting.setdefault(lane, asyncio.Lock()):
+            return await lanes.enter_below(
+                self._broker, lane, payload, headers, ACCEPT_SECONDS, limit
+            )
+
+
+def _check_size(admitted: Admitted, limit: int) -> None:
+    if len(admitted.payload) > limit:
+        raise PayloadTooLarge(len(admitted.payload), limit)
+
+
+def _pin(name: str, model: Model, version: Version) -> str:
+    """The version that a request must be served by; empty for whatever is the default then."""
+    return version.id if "@" in name or version.id != model.default_version else ""

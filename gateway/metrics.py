@@ -1,0 +1,109 @@
+"""What the gateway sees of its requests, as Prometheus metrics with bounded labels."""
+
+import time
+from typing import Self
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from gateway.following import Record
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+MOST_TENANTS = 20
+
+FIRST_TOKEN = Histogram(
+    "millstream_time_to_first_token_seconds",
+    "From the arrival of a request to its first token.",
+    ["model", "priority"],
+    buckets=_SECONDS,
+)
+INTER_TOKEN = Histogram(
+    "millstream_inter_token_seconds",
+    "Between the tokens of a request, chunk by chunk.",
+    ["model", "priority"],
+    buckets=_SECONDS,
+)
+STAGE = Histogram(
+    "millstream_stage_seconds",
+    "Time spent in each stage of the walk.",
+    ["model", "stage"],
+    buckets=_SECONDS,
+)
+REQUESTS = Counter(
+    "millstream_requests_total", "Requests by how they ended.", ["tenant", "model", "outcome"]
+)
+REFUSED = Counter("millstream_refused_total", "Requests refused at the door.", ["tenant", "code"])
+TOKENS = Counter(
+    "millstream_tokens_total", "Tokens of ended requests.", ["tenant", "model", "direction"]
+)
+SOCKETS = Gauge("millstream_open_websockets", "Open WebSockets.")
+FOLLOWED = Gauge("millstream_followed_requests", "Requests whose replies are relayed here.")
+
+
+class TenantLabels:
+    """The first tenants seen keep their names as labels; the rest are `other`."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+
+    def of(self, tenant: str) -> str:
+        if tenant in self._named:
+            return tenant
+        if len(self._named) < MOST_TENANTS:
+            self._named.add(tenant)
+            return tenant
+        return "other"
+
+
+_LABELS = TenantLabels()
+
+
+def count_refused(tenant: str, code: str) -> None:
+    """A request did not come in."""
+    REFUSED.labels(_LABELS.of(tenant), code).inc()
+
+
+class Watch:
+    """Observes one request, record by record.
+
+    One that is resumed (`arrived` None) has no times, and its model is known once it has started.
+    """
+
+    def __init__(self, tenant: str, model: str, priority: str, arrived: float | None) -> None:
+        self._tenant, self._model, self._arrived = _LABELS.of(tenant), model, arrived
+        if arrived is not None:
+            self._first = FIRST_TOKEN.labels(model, priority)
+            self._inter = INTER_TOKEN.labels(model, priority)
+        self._last = 0.0
+
+    @classmethod
+    def resumed(cls, tenant: str) -> Self:
+        return cls(tenant, "", "", None)
+
+    def record(self, record: Record) -> None:
+        """One record has come."""
+        kind = record["type"]
+        if kind == "chunk":
+            if self._arrived is not None:
+                self._chunk(self._arrived, record["count"])
+        elif kind == "started":
+            self._model = record["model"]
+        elif kind == "done":
+            self._ended(record, record["finish_reason"])
+            for stage, milliseconds in record["timing"].items():
+                STAGE.labels(self._model, stage).observe(milliseconds / 1000)
+        elif kind == "error":
+            self._ended(record, record["code"])
+
+    def _chunk(self, arrived: float, count: int) -> None:
+        now = time.perf_counter()
+        if self._last:
+            self._inter.observe((now - self._last) / max(1, count))
+        else:
+            self._first.observe(now - arrived)
+        self._last = now
+
+    def _ended(self, record: Record, outcome: str) -> None:
+        REQUESTS.labels(self._tenant, self._model, outcome).inc()
+        for direction in ("prompt", "completion"):
+            tokens = TOKENS.labels(self._tenant, self._model, direction)
+            tokens.inc(record["usage"][f"{direction}_tokens"])

@@ -1,0 +1,210 @@
+// The page: a form, one generation at a time, and what can be seen of it while it runs.
+
+import { Generation } from "./stream.js";
+
+const KEPT = "millstream.key";
+const page = (id) => document.getElementById(id);
+
+let generation = null;
+let first = null; // when the first chunk came, by performance.now()
+let tokens = 0;
+let firstCount = 0; // tokens of the first chunk: the rate is of those behind it
+
+// --- key and models ---------------------------------------------------------------------------
+
+function restoreKey() {
+  const kept = localStorage.getItem(KEPT);
+  if (kept === null) return;
+  page("key").value = kept;
+  page("remember").checked = true;
+  loadModels();
+}
+
+function keepKey() {
+  if (page("remember").checked && page("key").value) {
+    localStorage.setItem(KEPT, page("key").value);
+  } else {
+    localStorage.removeItem(KEPT);
+  }
+}
+
+async function loadModels() {
+  const key = page("key").value.trim();
+  keepKey();
+  if (!key) return showModels([], "enter a key first", "");
+  try {
+    const answer = await fetch("/v1/models", { headers: { Authorization: `Bearer ${key}` } });
+    const body = await answer.json();
+    if (!answer.ok) return showModels([], "no models", `${body.error.code}: ${body.error.message}`);
+    const names = body.data.filter((m) => m.task !== "embed").map((m) => m.id);
+    showModels(names, "no models", "");
+  } catch (error) {
+    showModels([], "no models", `The gateway cannot be reached: ${error.message}`);
+  }
+}
+
+function showModels(names, placeholder, note) {
+  const select = page("model");
+  const chosen = select.value;
+  const options = names.map((name) => new Option(name, name, false, name === chosen));
+  select.replaceChildren(...(options.length ? options : [new Option(placeholder, "")]));
+  select.disabled = names.length === 0;
+  page("key-note").textContent = note;
+}
+
+// --- running ----------------------------------------------------------------------------------
+
+function run() {
+  if (generation || !page("ask").reportValidity()) return;
+  clear();
+  running(true);
+  generation = new Generation(page("key").value.trim(), ask(), {
+    connection: showConnection,
+    frame: showFrame,
+    end: finish,
+  });
+  generation.start();
+}
+
+function ask() {
+  const prompt = page("prompt").value;
+  const asked = page("chat").checked ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  return {
+    ...asked,
+    model: page("model").value,
+    max_tokens: page("max-tokens").valueAsNumber,
+    temperature: page("temperature").valueAsNumber,
+  };
+}
+
+function cancel() {
+  if (!generation) return;
+  showStatus("running", "Cancelling …");
+  generation.cancel();
+}
+
+function finish(frame) {
+  generation = null;
+  running(false);
+  showRate();
+  if (frame.type === "error") return showError(frame);
+  showStatus(frame.finish_reason, REASONS[frame.finish_reason] ?? frame.finish_reason);
+  page("tokens").textContent = `${frame.usage.prompt_tokens} in, ${frame.usage.completion_tokens} out`;
+  showStages(frame.timing);
+}
+
+// --- showing ----------------------------------------------------------------------------------
+
+const REASONS = { stop: "Finished", length: "Finished: token limit reached", cancelled: "Cancelled" };
+const CONNECTIONS = {
+  connecting: () => "Connecting …",
+  open: () => "Accepted",
+  resuming: (attempt) => `Connection lost, resuming (attempt ${attempt}) …`,
+};
+
+function showConnection(state, attempt) {
+  showStatus(state === "resuming" ? "resuming" : "running", CONNECTIONS[state](attempt));
+}
+
+function showFrame(frame) {
+  if (frame.type === "accepted") page("request-id").textContent = frame.request_id;
+  if (frame.type === "started") showStarted(frame);
+  if (frame.type === "chunk") showChunk(frame);
+}
+
+function showStarted(frame) {
+  const again = frame.attempt > 1 ? `, attempt ${frame.attempt}` : "";
+  showStatus("running", `Running on ${frame.model}@${frame.version}${again}`);
+}
+
+function showChunk(chunk) {
+  if (first === null) {
+    first = performance.now();
+    firstCount = chunk.count;
+    page("ttft").textContent = milliseconds(first - generation.sent);
+  }
+  tokens += chunk.count;
+  append(chunk.text);
+  page("tokens").textContent = tokens;
+  showRate();
+}
+
+function append(text) {
+  const output = page("output");
+  const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
+  output.firstChild.appendData(text);
+  if (atEnd) output.scrollTop = output.scrollHeight;
+}
+
+function showRate() {
+  const seconds = (performance.now() - first) / 1000;
+  if (tokens > firstCount) page("rate").textContent = ((tokens - firstCount) / seconds).toFixed(1);
+}
+
+function showStages(timing) {
+  const entries = Object.entries(timing);
+  const longest = Math.max(...entries.map(([, ms]) => ms), 0.001);
+  const rows = entries.map(([stage, ms]) => stageRow(stage, ms, ms / longest));
+  page("stages").tBodies[0].replaceChildren(...rows);
+  page("stages").hidden = entries.length === 0;
+}
+
+function stageRow(stage, ms, share) {
+  const row = document.createElement("tr");
+  const [name, bar, time] = ["th", "td", "td"].map((tag) => row.appendChild(document.createElement(tag)));
+  name.scope = "row";
+  name.textContent = stage.replaceAll("_", " ");
+  bar.appendChild(document.createElement("span")).style.width = `${Math.max(100 * share, 0.5)}%`;
+  time.textContent = milliseconds(ms);
+  return row;
+}
+
+function showError(frame) {
+  const wait = frame.retry_after_ms ? ` – try again in ${milliseconds(frame.retry_after_ms)}` : "";
+  page("error").textContent = `${frame.code}: ${frame.message}${wait}`;
+  page("error").hidden = false;
+  showStatus("failed", "Failed");
+}
+
+function showStatus(state, text) {
+  page("status").dataset.state = state;
+  page("status").textContent = text;
+}
+
+function milliseconds(ms) {
+  return ms < 1000 ? `${ms.toFixed(ms < 10 ? 1 : 0)} ms` : `${(ms / 1000).toFixed(2)} s`;
+}
+
+function clear() {
+  first = null;
+  tokens = firstCount = 0;
+  page("output").replaceChildren(document.createTextNode(""));
+  for (const id of ["ttft", "rate", "tokens", "request-id"]) page(id).textContent = "–";
+  page("error").hidden = true;
+  page("stages").hidden = true;
+}
+
+// Screen readers hear the answer once, when it is whole: `aria-busy` holds them back until then.
+function running(is) {
+  page("run").disabled = is;
+  page("cancel").disabled = !is;
+  page("output").setAttribute("aria-busy", is);
+}
+
+// --- wiring -----------------------------------------------------------------------------------
+
+page("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+page("cancel").addEventListener("click", cancel);
+page("key").addEventListener("change", loadModels);
+page("remember").addEventListener("change", keepKey);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") cancel();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    run();
+  }
+});
+restoreKey();

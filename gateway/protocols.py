@@ -1,0 +1,69 @@
+"""uvicorn's protocols, with an end to sockets whose clients do not read.
+
+uvicorn waits for as long as a client likes to take what was written. The transport alone knows
+whether anything is taken, and only it can drop what is not: closing would wait for the client too.
+"""
+
+import asyncio
+
+import structlog
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+log = structlog.get_logger()
+
+STALLED_SECONDS = 10.0  # a client that has taken nothing for so long is cut
+
+
+class _Impatient(asyncio.Protocol):
+    """Watches a transport from when its buffer is full until it has room again."""
+
+    transport: asyncio.Transport
+    _watch: asyncio.TimerHandle | None = None
+    _left = 0  # bytes in the buffer at the last look
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        self._left = self.transport.get_write_buffer_size()
+        loop = asyncio.get_running_loop()
+        self._watch = loop.call_later(STALLED_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self.transport.get_write_buffer_size() < self._left:
+            self._look_later()
+        else:
+            log.warning("client_stalled", unread_bytes=self._left)
+            self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self._watch:
+            self._watch.cancel()
+
+
+class HttpProtocol(_Impatient, HttpToolsProtocol):
+    """HTTP/1.1."""
+
+
+class SocketProtocol(_Impatient, WebSocketsSansIOProtocol):
+    """WebSocket. A handshake that was refused is complete: uvicorn would log an error for it."""
+
+    _completed = False
+
+    @property
+    def handshake_complete(self) -> bool:
+        return self._completed or (self.close_sent and self.initial_response is not None)
+
+    @handshake_complete.setter
+    def handshake_complete(self, completed: bool) -> None:
+        self._completed = completed

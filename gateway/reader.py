@@ -1,0 +1,58 @@
+"""A sink to iterate over: the records of one request, with a bound on what waits for its reader."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from gateway.following import Record
+
+LIMIT_BYTES = 256 * 1024
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+class Reader:
+    """Records in order. `drained` is called when a full reader has room again."""
+
+    def __init__(self, drained: Callable[[], None]) -> None:
+        self._records: deque[tuple[Record, int]] = deque()
+        self._bytes = 0
+        self._full = self._closed = False
+        self._ready = asyncio.Event()
+        self._drained = drained
+
+    def put(self, record: Record, size: int) -> bool:
+        """The sink."""
+        self._bytes += size
+        self._full = self._full or self._bytes > LIMIT_BYTES
+        self._records.append((record, size))
+        self._ready.set()
+        return not self._full
+
+    def close(self) -> None:
+        """The client has left: `next` raises `Gone` from now on."""
+        self._closed = True
+        self._ready.set()
+
+    async def next(self) -> Record:
+        """The next record; waits for it."""
+        while not self._records and not self._closed:
+            self._ready.clear()
+            await self._ready.wait()
+        if self._closed:
+            raise Gone
+        return self._take()
+
+    def next_ready(self) -> Record | None:
+        """The next record if it is here already."""
+        return self._take() if self._records else None
+
+    def _take(self) -> Record:
+        record, size = self._records.popleft()
+        self._bytes -= size
+        if self._full and self._bytes < LIMIT_BYTES // 2:
+            self._full = False
+            self._drained()
+        return record

@@ -1,0 +1,55 @@
+"""The body of /v1/embeddings."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from gateway.schemas.fields import Count, Ignored, Tokens, Work, is_tokens, wrong
+
+MAX_INPUTS = 2048
+Inputs = list[str] | list[Tokens]
+
+
+def _inputs(value: object) -> Inputs:
+    """One input or many, as texts or as token ids; always a list of them in the end."""
+    many = [value] if isinstance(value, str) or is_tokens(value) else value
+    if not isinstance(many, list) or not many:
+        raise wrong("must be a text, token ids, or a list of either")
+    if len(many) > MAX_INPUTS:
+        raise wrong(f"has {len(many)} inputs, the limit is {MAX_INPUTS}")
+    if not all(isinstance(i, str) for i in many) and not all(map(is_tokens, many)):
+        raise wrong("must hold texts alone, or lists of token ids alone")
+    if "" in many:
+        raise wrong(f"has an empty text at {many.index('')}")
+    return many
+
+
+_TOKENS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+InputField = Annotated[
+    Inputs,
+    PlainValidator(_inputs),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "maxItems": MAX_INPUTS},
+                _TOKENS,
+                {"type": "array", "items": _TOKENS, "maxItems": MAX_INPUTS},
+            ]
+        }
+    ),
+]
+
+
+class Embedding(Work):
+    """What may be said of any embedding."""
+
+    input: InputField
+    dimensions: Count | None = Field(default=None, description="how many, the first ones")
+
+
+class EmbeddingRequest(Embedding):
+    """Texts to embed."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    user: Ignored = None

@@ -1,0 +1,92 @@
+"""What clients send over the WebSocket, and what NATS producers submit."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gateway.schemas.chats import Chat
+from gateway.schemas.embeddings import Embedding
+from gateway.schemas.fields import MAX_LOGPROBS, Body, Count, Generation, Prompt
+from streams.errors import BadRequest
+
+MAX_ID = 128
+MAX_KEY = 256
+FrameId = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+RequestId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY)]
+
+
+class GenerateSubmission(Generation):
+    """A text to continue or a chat to answer, exactly one of them."""
+
+    prompt: Prompt | None = None
+    messages: Chat | None = None
+    max_tokens: Count | None = None
+    logprobs: int | None = Field(
+        default=None, ge=0, le=MAX_LOGPROBS, description="with so many alternatives per token"
+    )
+
+    @model_validator(mode="after")
+    def _has_one_of_both(self) -> "GenerateSubmission":
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequest("give either prompt or messages", "prompt")
+        return self
+
+    @property
+    def chat(self) -> list[dict[str, str]] | None:
+        return [message.plain() for message in self.messages] if self.messages else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class EmbedSubmission(Embedding):
+    """Texts to embed."""
+
+
+class GenerateFrame(GenerateSubmission):
+    """Starts a generation under the client's own `id`."""
+
+    type: Literal["generate"]
+    id: FrameId
+    idempotency_key: Key | None = None
+
+
+class EmbedFrame(EmbedSubmission):
+    """Starts an embedding under the client's own `id`."""
+
+    type: Literal["embed"]
+    id: FrameId
+    idempotency_key: Key | None = None
+
+
+class CancelFrame(Body):
+    """Ends the work of this `id` early."""
+
+    type: Literal["cancel"]
+    id: FrameId
+
+
+class ResumeFrame(Body):
+    """Takes up a request of an earlier socket, behind the token with index `after`."""
+
+    type: Literal["resume"]
+    id: FrameId
+    request_id: RequestId
+    after: int = Field(ge=-1, lt=2**31)
+
+
+Frame = GenerateFrame | EmbedFrame | CancelFrame | ResumeFrame
+FRAMES: dict[
+    str, type[GenerateFrame] | type[EmbedFrame] | type[CancelFrame] | type[ResumeFrame]
+] = {
+    "generate": GenerateFrame,
+    "embed": EmbedFrame,
+    "cancel": CancelFrame,
+    "resume": ResumeFrame,
+}

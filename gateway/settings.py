@@ -1,0 +1,25 @@
+"""Settings of `millstream gateway`."""
+
+from pydantic import Field, SecretStr
+
+from streams.settings import Name, Port, ServiceSettings, TenantSettings
+from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
+
+
+class GatewaySettings(ServiceSettings):
+    """The door: where it listens, whom it knows, what it bounds."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: Port = Field(8080, description="port for HTTP and WebSocket")
+    api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
+    tenants: dict[Name, TenantSettings] = Field({}, description="who may come in")
+    grace_seconds: float = Field(
+        10, ge=0, description="time that requests live on after their socket dropped"
+    )
+    max_body_bytes: int = Field(1_000_000, ge=1, description="largest HTTP body or WebSocket frame")
+    default_deadline_seconds: float = Field(
+        600, gt=0, le=LATEST, description="deadline of a request that names none"
+    )
+    max_deadline_seconds: float = Field(
+        600, gt=0, le=LATEST, description="latest deadline a request may name"
+    )

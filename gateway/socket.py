@@ -1,0 +1,239 @@
+"""`GET /v1/stream`: many requests over one WebSocket.
+
+Raw ASGI, since a frame passes here per token.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgpack
+import orjson
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from gateway import problems
+from gateway.call import Call
+from gateway.door import Door
+from gateway.following import Following
+from gateway.metrics import SOCKETS, Watch, count_refused
+from gateway.outbound import Frame, Outbound
+from gateway.schemas.frames import CancelFrame, EmbedFrame, GenerateFrame, ResumeFrame
+from gateway.schemas.reading import Encoding, decode, frame_id, parse_frame
+from gateway.submission import Submission
+from registry.tenants import Tenant
+from streams.errors import (
+    BadRequest,
+    MillstreamError,
+    PayloadTooLarge,
+    Refused,
+    RequestNotFound,
+)
+
+log = structlog.get_logger()
+
+PROTOCOLS: dict[str, Encoding] = {"millstream.v1.json": "json", "millstream.v1.msgpack": "msgpack"}
+BEARER = "bearer."
+MOST_CALLS = 1024  # open requests of one socket
+_GOING_AWAY = 1001
+_ENCODE: dict[Encoding, Callable[[Any], Frame]] = {
+    "json": lambda frame: orjson.dumps(frame).decode(),
+    "msgpack": msgpack.packb,
+}
+
+
+async def stream(door: Door, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve one connection; its requests live on for the grace period when it drops."""
+    await receive()  # websocket.connect
+    offered: list[str] = scope["subprotocols"]
+    try:
+        door.check_open()
+        tenant = door.authenticate(_key(scope, offered))
+        protocol = _protocol(offered)
+    except MillstreamError as error:
+        await problems.deny(send, error)
+        return
+    await send({"type": "websocket.accept", "subprotocol": protocol})
+    connection = Connection(door, tenant, PROTOCOLS[protocol or "millstream.v1.json"], send)
+    with SOCKETS.track_inprogress():
+        await connection.serve(receive)
+
+
+def _key(scope: Scope, offered: list[str]) -> str | None:
+    """The credential: the Authorization header, or for browsers a subprotocol `bearer.<key>`."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    for name, value in headers:
+        if name == b"authorization":
+            return problems.bearer(value.decode("latin-1"))
+    return next((p.removeprefix(BEARER) for p in offered if p.startswith(BEARER)), None)
+
+
+def _protocol(offered: list[str]) -> str | None:
+    """The first subprotocol that we speak; a client that offers none gets JSON."""
+    named = [name for name in offered if not name.startswith(BEARER)]
+    spoken = next((name for name in named if name in PROTOCOLS), None)
+    if named and spoken is None:
+        raise BadRequest(f"the subprotocol must be one of: {', '.join(PROTOCOLS)}")
+    return spoken
+
+
+class Connection:
+    """One client's socket: its calls by the client's own ids."""
+
+    def __init__(self, door: Door, tenant: Tenant, encoding: Encoding, send: Send) -> None:
+        self._door, self._tenant, self._send = door, tenant, send
+        self._encoding: Encoding = encoding
+        self._encode = _ENCODE[encoding]
+        self._calls: dict[str, Call] = {}
+        self._outbound = Outbound(self._go_on)
+
+    async def serve(self, receive: Receive) -> None:
+        """Read and write until the client leaves or is cut, or the gateway drains."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(self._write_all(), name="write")
+                ending = tasks.create_task(self._end_when_draining(), name="end")
+                await self._read(receive, tasks)
+                writing.cancel()
+                ending.cancel()
+        except* OSError:
+            pass  # the client is gone; uvicorn says so in this way while we write
+        finally:
+            self._leave()
+
+    async def _read(self, receive: Receive, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            await self._outbound.room()  # who does not read answers may not ask for more
+            event = await receive()
+            if event["type"] == "websocket.disconnect":
+                return
+            data = event.get("text")
+            self._take(data if data is not None else event["bytes"], tasks)
+
+    def _take(self, data: str | bytes, tasks: asyncio.TaskGroup) -> None:
+        """One frame of the client. What is wrong with it is told to it and harms nothing else."""
+        wire: dict[str, Any] = {}
+        try:
+            self._check(data)
+            wire = decode(data, self._encoding)
+            frame = parse_frame(wire)
+            match frame:
+                case CancelFrame():
+                    self._cancel(frame)
+                case ResumeFrame():
+                    call = self._open(frame.id, frame.after)
+                    tasks.create_task(self._resume(call, frame), name=f"resume-{frame.id}")
+                case GenerateFrame() | EmbedFrame():
+                    call = self._open(frame.id)
+                    tasks.create_task(self._submit(call, frame), name=f"submit-{frame.id}")
+        except MillstreamError as error:
+            self._fail(frame_id(wire), error)
+
+    def _check(self, data: str | bytes) -> None:
+        """Raises for a frame of the wrong kind or over the limit of bytes."""
+        if isinstance(data, bytes) and self._encoding == "json":
+            raise BadRequest("frames of this subprotocol are text, this one is binary")
+        size = len(data if isinstance(data, bytes) else data.encode())
+        limit = self._door.settings.max_body_bytes
+        if size > limit:
+            raise PayloadTooLarge(size, limit)
+
+    def _open(self, id: str, after: int = -1) -> Call:
+        if id in self._calls:
+            raise BadRequest(f"the id {id!r} is in use on this socket", "id")
+        if len(self._calls) >= MOST_CALLS:
+            raise Refused(f"this socket has {MOST_CALLS} open requests already")
+        call = self._calls[id] = Call(id, self._put, after)
+        return call
+
+    async def _submit(self, call: Call, frame: GenerateFrame | EmbedFrame) -> None:
+        arrived, tenant = time.perf_counter(), self._tenant
+        sink, submission = partial(self._sink, call), Submission.of(frame)
+        with self._explaining(call):
+            self._door.check_open()
+            ticket = await self._door.intake.submit(tenant, submission, sink, frame.idempotency_key)
+            watch = Watch(tenant.name, ticket.model.name, submission.priority, arrived)
+            self._accept(call, ticket.following, watch, ticket.admit_ms)
+
+    async def _resume(self, call: Call, frame: ResumeFrame) -> None:
+        tenant, sink = self._tenant.name, partial(self._sink, call)
+        with self._explaining(call):
+            self._door.check_open()
+            following = await self._door.relay.resume(tenant, frame.request_id, sink)
+            self._accept(call, following, Watch.resumed(tenant), 0.0)
+
+    @contextmanager
+    def _explaining(self, call: Call) -> Iterator[None]:
+        """Tells the client why its call did not come in; our own faults end that call alone."""
+        try:
+            yield
+        except MillstreamError as error:
+            count_refused(self._tenant.name, error.code)
+            self._close(call)
+            self._fail(call.id, error)
+        except Exception:
+            log.exception("call_failed", tenant=self._tenant.name)
+            self._close(call)
+            self._fail(call.id, MillstreamError("the gateway failed; its log says why"))
+
+    def _accept(self, call: Call, following: Following, watch: Watch, admit_ms: float) -> None:
+        call.accept(following, watch, admit_ms)
+        self._door.relay.go_on(following)
+        if call.ended:
+            self._close(call)
+        elif call.cancel_wanted:
+            self._door.relay.cancel(following)
+
+    def _cancel(self, frame: CancelFrame) -> None:
+        call = self._calls.get(frame.id)
+        if call is None:
+            raise RequestNotFound(frame.id)
+        call.cancel_wanted = True
+        if call.following:
+            self._door.relay.cancel(call.following)
+
+    def _sink(self, call: Call, record: dict[str, Any], size: int) -> bool:
+        room = call.record(record, size)
+        if call.ended:
+            self._close(call)
+        return room
+
+    def _close(self, call: Call) -> None:
+        if self._calls.get(call.id) is call:
+            del self._calls[call.id]
+
+    def _put(self, frame: dict[str, Any]) -> bool:
+        return self._outbound.put(self._encode(frame))
+
+    async def _write_all(self) -> None:
+        """Write what is put; after the last frame send the client elsewhere."""
+        await self._outbound.run(self._write)
+        await self._send({"type": "websocket.close", "code": _GOING_AWAY, "reason": "draining"})
+
+    async def _write(self, frame: Frame) -> None:
+        key = "text" if isinstance(frame, str) else "bytes"
+        await self._send({"type": "websocket.send", key: frame})
+
+    def _fail(self, id: str | None, error: MillstreamError) -> None:
+        self._put({"type": "error", **({"id": id} if id else {}), **problems.facts(error)})
+
+    def _go_on(self) -> None:
+        for call in self._calls.values():
+            if call.following:
+                self._door.relay.go_on(call.following)
+
+    async def _end_when_draining(self) -> None:
+        """Once the gateway drains and nothing is under way here, this connection ends."""
+        await self._door.draining.wait()
+        while self._calls:
+            await asyncio.sleep(0.05)
+        self._outbound.end()
+
+    def _leave(self) -> None:
+        for call in self._calls.values():
+            if call.following:
+                self._door.relay.orphan(call.following)
+        self._calls.clear()
