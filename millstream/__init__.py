@@ -1,0 +1,1 @@
+"""Process life, command line, settings, the supervisor behind `millstream up`, lag and bench."""

@@ -1,0 +1,67 @@
+"""A load's latencies as a picture: to the first token and between tokens, spread and over time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.bench.statistics import Sample
+from streams.errors import MillstreamError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POINTS = 20_000  # more would hide each other
+
+
+class PlotUnavailable(MillstreamError):
+    """The plotting library is not installed."""
+
+    code = "plot_unavailable"
+
+
+def require() -> None:
+    """Raise `PlotUnavailable` before the load rather than after it."""
+    try:
+        import matplotlib  # noqa: F401  # only to see that it is there
+    except ImportError:
+        raise PlotUnavailable("--plot needs matplotlib: pip install 'millstream[bench]'") from None
+
+
+def draw(path: Path, samples: Sequence[Sample], began: float) -> None:
+    """Write a PNG of the completed requests; an empty load gives empty axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    talked = [sample for sample in samples if sample.ok and sample.times]
+    firsts = [(s.due - began, (s.times[0] - s.due) * 1000) for s in talked]
+    gaps = [
+        (t - began, gap * 1000)
+        for s in talked
+        for t, gap in zip(s.times[1:], s.gaps(), strict=True)
+    ]
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(2, 2)
+    for row, name, points in ((0, "time to first token", firsts), (1, "inter-token time", gaps)):
+        _distribution(grid[row][0], name, [ms for _, ms in points])
+        _over_time(grid[row][1], name, points)
+    figure.savefig(path, format="png", dpi=110)
+
+
+def _distribution(axes: "Axes", name: str, values: list[float]) -> None:
+    """The share of `values` (ms) that were at most so long."""
+    ordered = sorted(values)
+    step = max(1, len(ordered) // POINTS)
+    shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
+    axes.plot(ordered[::step], shares[::step])
+    axes.set(title=name, xlabel="ms", ylabel="share", ylim=(0, 1.02))
+    for q in (0.5, 0.95, 0.99):
+        axes.axhline(q, linewidth=0.6, linestyle=":", color="grey")
+    axes.grid(visible=True, alpha=0.2)
+
+
+def _over_time(axes: "Axes", name: str, points: list[tuple[float, float]]) -> None:
+    thinned = points[:: max(1, len(points) // POINTS)]
+    axes.scatter([t for t, _ in thinned], [ms for _, ms in thinned], s=4, alpha=0.4, linewidths=0)
+    axes.set(title=f"{name} over time", xlabel="s since the start", ylabel="ms", ylim=(0, None))
+    axes.grid(visible=True, alpha=0.2)

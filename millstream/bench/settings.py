@@ -1,0 +1,98 @@
+"""Settings of `millstream bench`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+
+from streams.settings import Settings
+from streams.subjects import Priority
+
+DEFAULT_SECONDS = 30.0
+
+
+class BenchSettings(Settings):
+    """The load: where to, how much, of what, and what to report.
+
+    `rate` or `trace` make an open loop, which sends on time whatever comes back; `concurrency` a
+    closed one, which sends when something came back.
+    """
+
+    url: str = Field(
+        "http://127.0.0.1:8080", pattern="^https?://", description="address of the gateway"
+    )
+    api_key: SecretStr | None = Field(
+        None,
+        description="API key; by default the one that `millstream up` keeps in ~/.millstream",
+    )
+    model: tuple[str, ...] = Field(
+        (), description="model to ask, by default the first that generates; several take turns"
+    )
+    protocol: Literal["ws", "sse"] = Field("ws", description="WebSocket, or HTTP with SSE")
+    codec: Literal["json", "msgpack"] = Field("json", description="WebSocket frames")
+    trace: Path | None = Field(
+        None,
+        description="CSV of t_s,prompt_tokens,output_tokens to replay; with concurrency: its sizes",
+    )
+    concurrency: int | None = Field(
+        None, ge=1, description="closed loop: requests at once; 1 unless a rate or a trace is given"
+    )
+    rate: float | None = Field(
+        None, gt=0, description="open loop: requests a second, Poisson or the trace's mean"
+    )
+    speed: float | None = Field(
+        None, gt=0, description="open loop: replay the trace so many times as fast"
+    )
+    duration: float | None = Field(
+        None,
+        gt=0,
+        description=f"seconds of load; {DEFAULT_SECONDS:g} unless a number of requests is given",
+    )
+    requests: int | None = Field(None, ge=1, description="requests to send at most")
+    prompt_tokens: int = Field(64, ge=1, description="prompt length without a trace")
+    output_tokens: int = Field(64, ge=1, description="output length without a trace")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="cut longer prompts; the context length cuts them anyway"
+    )
+    max_output_tokens: int | None = Field(None, ge=1, description="cut longer outputs")
+    priority: Priority = Field(Priority.STANDARD, description="interactive, standard or batch")
+    sockets: int = Field(4, ge=1, description="WebSockets to spread the requests over")
+    warmup: int = Field(2, ge=0, description="requests sent before the load and not counted")
+    drain: float = Field(
+        30, ge=0, description="seconds to wait for what still runs when the load ends"
+    )
+    seed: int = Field(0, description="of arrivals and prompts")
+    pids: tuple[str, ...] = Field(
+        (),
+        description="report CPU per token of this PID or NAME=PID; repeatable, or with commas",
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of tables")
+    plot: Path | None = Field(None, description="PNG to draw the latencies into")
+
+    @field_validator("rate", "speed")
+    @classmethod
+    def _open(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value and info.data.get("concurrency"):
+            raise ValueError("is for an open loop, and concurrency for a closed one: give one")
+        return value
+
+    @field_validator("speed")
+    @classmethod
+    def _of_a_trace(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value and (info.data.get("rate") or not info.data.get("trace")):
+            raise ValueError("needs a trace to replay, and no rate beside it")
+        return value
+
+    @property
+    def is_open(self) -> bool:
+        return not self.concurrency and bool(self.rate or self.trace)
+
+    @property
+    def open_seconds(self) -> float | None:
+        """The time after which no arrival counts; a closed loop has no such times."""
+        return self.seconds if self.is_open else None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long to keep the load up; None for as long as `requests` last."""
+        return self.duration if self.duration or self.requests else DEFAULT_SECONDS

@@ -1,0 +1,61 @@
+"""What the gateway offers: the models to ask, their vocabulary and their context length."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from millstream.bench.clients import Address, Clock, Unreachable
+from millstream.bench.http import get_json
+from millstream.settings import DATA_DIR
+from millstream.up.home import KEY_FILE
+from streams.errors import ModelNotFound
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a load needs to know of a model; None where the gateway does not say."""
+
+    name: str
+    vocabulary: int | None
+    context: int | None
+
+
+def address(url: str, key: SecretStr | None) -> Address:
+    """Where to go, by default with the key that a `millstream up` of this user has made."""
+    return Address(url.rstrip("/"), key.get_secret_value() if key else _kept_key())
+
+
+def _kept_key() -> str | None:
+    file = DATA_DIR.expanduser() / KEY_FILE
+    return file.read_text().strip() if file.exists() else None
+
+
+async def models(address: Address, names: tuple[str, ...], clock: Clock) -> list[Model]:
+    """The named models, or the first that generates.
+
+    Raises `ModelNotFound`, or `Unreachable` with the gateway's own words.
+    """
+    status, body = await get_json(address, "/v1/models", clock)
+    if status != 200:
+        raise Unreachable(f"{address.url} answered {status}: {_message(body)}")
+    offered = {entry["id"]: entry for entry in body["data"]}
+    if names:
+        return [_model(name, offered) for name in names]
+    able = [name for name, entry in offered.items() if entry.get("task") != "embed"]
+    if not able:
+        raise Unreachable(f"{address.url} has no model that generates")
+    return [_model(able[0], offered)]
+
+
+def _model(name: str, offered: dict[str, Any]) -> Model:
+    """`NAME@VERSION` is described by its `NAME`."""
+    entry = offered.get(name) or offered.get(name.partition("@")[0])
+    if entry is None:
+        raise ModelNotFound(name)
+    return Model(name, entry.get("vocab_size"), entry.get("context_length"))
+
+
+def _message(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error.get("message", error)) if isinstance(error, dict) else str(body)

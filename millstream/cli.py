@@ -1,0 +1,172 @@
+"""The command line: words to a command, flags to its settings, its coroutine to a process.
+
+Options are generated from the settings' fields, so that a flag, its variable, its key in the file
+and its line in `--help` cannot differ.
+"""
+
+import argparse
+import sys
+from functools import partial
+from importlib.metadata import version
+from typing import Literal, NoReturn, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from millstream import process
+from millstream.commands import COMMANDS, Command, find
+from millstream.sources import (
+    PREFIX,
+    UsageError,
+    flag,
+    is_list,
+    is_positional,
+    is_table,
+    key_of,
+    keys,
+    load,
+    nearest,
+    rows_of,
+)
+from streams.settings import Settings
+
+USAGE_STATUS = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, except that errors are raised and long options are never guessed from a prefix."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one command and return the exit status: 0 done, 1 failed, 2 not understood."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        if not words or words[0] in ("-h", "--help", "--version"):
+            return _about(words)
+        command, rest = _command(words)
+        settings = parse(command, rest)
+    except UsageError as error:
+        print(f"millstream: {error}", file=sys.stderr)
+        return USAGE_STATUS
+    return process.live(command.load_run(), settings)
+
+
+def parse(command: Command, words: list[str]) -> Settings:
+    """The command's settings with `words` as flags. Raises `UsageError`; `--help` exits."""
+    settings = command.load_settings()
+    options, unknown = parser(command).parse_known_args(words)
+    if unknown:
+        raise UsageError(_unknown(unknown[0], settings))
+    return load(settings, vars(options))
+
+
+def _unknown(word: str, settings: type[Settings]) -> str:
+    if not word.startswith("-"):
+        return f"unexpected argument {word}"
+    name = word.split("=")[0]
+    known = [
+        flag(k) for k, info in keys(settings).items() if not (is_table(info) or is_positional(info))
+    ]
+    return f"unknown option {name}{nearest(name, [*known, '--help'])}"
+
+
+def _command(words: list[str]) -> tuple[Command, list[str]]:
+    found = find(words)
+    if found is not None:
+        return found
+    group = [c.name for c in COMMANDS if c.name.split()[0] == words[0]]
+    if group:
+        raise UsageError(f"say which: {', '.join(group)}")
+    raise UsageError(f"unknown command {words[0]}{nearest(words[0], (c.name for c in COMMANDS))}")
+
+
+def _about(words: list[str]) -> int:
+    if words[:1] == ["--version"]:
+        print(f"millstream {version('millstream')}")
+        return 0
+    width = max(len(command.name) for command in COMMANDS)
+    print("usage: millstream COMMAND [--help] [options]\n")
+    for command in COMMANDS:
+        print(f"  {command.name:{width}}  {command.help}")
+    return 0 if words else USAGE_STATUS
+
+
+def parser(command: Command) -> Parser:
+    """An option for every field of the command's settings but its tables."""
+    settings = command.load_settings()
+    made = Parser(
+        prog=f"millstream {command.name}",
+        description=command.help,
+        epilog=_epilog(settings),
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=32, width=100),
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for name in _own_first(settings):
+        info = settings.model_fields[name]
+        if not is_table(info):
+            _add(made, key_of(name, info), info)
+    return made
+
+
+def _epilog(settings: type[Settings]) -> str:
+    tables = [
+        f" Only in the file: tables [{key}.<name>] with {', '.join(keys(rows_of(info)))}."
+        for key, info in keys(settings).items()
+        if is_table(info)
+    ]
+    everywhere = (
+        f"Every option can also be {PREFIX}<OPTION> in the environment or a key of the file."
+    )
+    return everywhere + "".join(tables)
+
+
+def _own_first(settings: type[Settings]) -> list[str]:
+    """Field names with the command's own before those that many commands share."""
+    depth = {
+        name: i for i, base in enumerate(settings.__mro__) for name in reversed(_declared(base))
+    }
+    return sorted(settings.model_fields, key=lambda name: depth[name])
+
+
+def _declared(base: type) -> list[str]:
+    return list(vars(base).get("__annotations__", {}))
+
+
+def _add(made: Parser, key: str, info: FieldInfo) -> None:
+    text = explain(info)
+    if is_positional(info):
+        made.add_argument(key, metavar=key.upper(), help=text, nargs="?")
+    elif info.annotation is bool:
+        made.add_argument(flag(key), action="store_true", help=text)
+    else:
+        action = "append" if is_list(info) else "store"
+        made.add_argument(flag(key), metavar=_metavar(key, info), help=text, action=action)
+
+
+def _metavar(key: str, info: FieldInfo) -> str:
+    """What stands for the value in `--help`: the choices, N, or the key's last word."""
+    if get_origin(info.annotation) is Literal:
+        return "|".join(get_args(info.annotation))
+    numbers = {int, float} & {info.annotation, *get_args(info.annotation)}
+    return "N" if numbers else key.split("_")[-1].upper()
+
+
+def explain(info: FieldInfo) -> str:
+    """The line of `--help`: what the setting means, and its default."""
+    text = (info.description or "").replace("%", "%%")
+    return f"{text} ({_default(info)})".replace(" ()", "")
+
+
+def _default(info: FieldInfo) -> str:
+    if info.default_factory is not None:
+        return "default: generated"
+    if info.default is PydanticUndefined:
+        return "required"
+    if info.default is None or info.default is False or info.default == ():
+        return ""
+    shown = ",".join(info.default) if isinstance(info.default, tuple) else info.default
+    return f"default: {shown}"

@@ -1,0 +1,102 @@
+"""The command table: what `millstream` can do, and where its settings and code live.
+
+Both are named, not imported: `millstream lag` loads no gateway, and the base install no torch.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+from streams.settings import Settings
+
+Run = Callable[[Any, Any], Awaitable[int | None]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its words, its line in the help, its settings class and its coroutine."""
+
+    name: str
+    help: str
+    settings: str
+    run: str
+
+    def load_settings(self) -> type[Settings]:
+        return cast(type[Settings], _load(self.settings))
+
+    def load_run(self) -> Run:
+        """The coroutine function `run(settings, stop)`; what it returns is the exit status."""
+        return cast(Run, _load(self.run))
+
+
+def _load(place: str) -> object:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+COMMANDS = (
+    Command(
+        "up",
+        "start everything on this machine: NATS, dispatcher, gateway, workers",
+        "millstream.settings:UpSettings",
+        "millstream.up.supervisor:run",
+    ),
+    Command(
+        "gateway",
+        "serve HTTP and WebSocket clients",
+        "gateway.settings:GatewaySettings",
+        "gateway.service:run",
+    ),
+    Command(
+        "dispatcher",
+        "queue requests and hand them to workers fairly",
+        "dispatcher.settings:DispatcherSettings",
+        "dispatcher.service:run",
+    ),
+    Command(
+        "worker",
+        "pull requests, run models, write tokens",
+        "gpu_worker.settings:WorkerSettings",
+        "gpu_worker.service:run",
+    ),
+    Command(
+        "lag",
+        "show every lane and every worker",
+        "millstream.settings:LagSettings",
+        "millstream.lag:run",
+    ),
+    Command(
+        "bench",
+        "put load on a gateway and report latencies",
+        "millstream.bench.settings:BenchSettings",
+        "millstream.bench:run",
+    ),
+    Command(
+        "models add",
+        "register a model, or a new version of one",
+        "registry.settings:AddSettings",
+        "registry.commands:add",
+    ),
+    Command(
+        "models list",
+        "list the registered models",
+        "registry.settings:ListSettings",
+        "registry.commands:list_models",
+    ),
+    Command(
+        "models show",
+        "show one model with its versions and files",
+        "registry.settings:ShowSettings",
+        "registry.commands:show",
+    ),
+)
+
+
+def find(words: list[str]) -> tuple[Command, list[str]] | None:
+    """The command that `words` begin with, and the words behind it."""
+    for command in COMMANDS:
+        name = command.name.split()
+        if words[: len(name)] == name:
+            return command, words[len(name) :]
+    return None

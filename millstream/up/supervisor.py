@@ -1,0 +1,100 @@
+"""The order of things in `millstream up`: start, wait until ready, keep alive, stop."""
+
+import asyncio
+import os
+
+from millstream import state
+from millstream.settings import UpSettings
+from millstream.up import broker, catalogue
+from millstream.up.child import Child, Program
+from millstream.up.home import Home, opened
+from millstream.up.plan import SHARES, Plan
+from millstream.up.welcome import welcome
+
+LOOK_SECONDS = 0.05
+ASK_SECONDS = 2.0
+
+
+async def run(settings: UpSettings, stop: asyncio.Event) -> None:
+    """Everything on one machine until `stop`.
+
+    Raises before anything starts when a model, a port or the data directory cannot be had, and
+    `StartFailed` with its last lines when a service does not come up.
+    """
+    models = catalogue.wanted(settings)
+    with opened(settings.data_dir) as home:
+        plan = _plan(settings, home, tuple(models))
+        async with asyncio.TaskGroup() as tasks:
+            crew = Crew(tasks, home, plan)
+            start = tasks.create_task(_start(crew, models), name="start")
+            await stop.wait()
+            start.cancel()
+            await crew.stop()
+
+
+def _plan(settings: UpSettings, home: Home, models: tuple[str, ...]) -> Plan:
+    key = settings.api_key.get_secret_value() if settings.api_key else home.api_key()
+    port = broker.claim_port(settings.host, settings.port, "--port")
+    nats_port = broker.claim_port(broker.HOST, settings.nats_port, "--nats-port")
+    return Plan(settings, port, nats_port, key, models)
+
+
+class Crew:
+    """The children of one `millstream up`."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, home: Home, plan: Plan) -> None:
+        self.home, self.plan = home, plan
+        self._tasks = tasks
+        self._children: dict[str, list[Child]] = {}  # by service
+
+    def add(self, service: str, program: Program) -> None:
+        child = Child(program, self.home.logs)
+        self._children.setdefault(service, []).append(child)
+        self._tasks.create_task(child.keep(), name=program.name)
+
+    def started(self) -> None:
+        """From now on a death is a reason to restart, not to give up."""
+        for children in self._children.values():
+            for child in children:
+                child.must_start = False
+
+    async def stop(self) -> None:
+        """End all: first those who take requests, then those who work on them, the broker last."""
+        for service in SHARES:
+            seconds = self.plan.patience(service)
+            children = self._children.get(service, [])
+            await asyncio.gather(*(child.stop(seconds) for child in children))
+        state.remove(self.home.path)
+
+
+async def _start(crew: Crew, models: dict[str, str]) -> None:
+    plan, home = crew.plan, crew.home
+    crew.add("nats", broker.program(plan.nats_port, home.store))
+    await broker.until_answers(plan.nats_port)
+    state.write(home.path, state.State(pid=os.getpid(), nats=plan.nats, url=plan.url))
+    crew.add("dispatcher", plan.dispatcher())
+    crew.add("gateway", plan.gateway())
+    await catalogue.register(models, plan.settings, plan.nats, home.logs)
+    for program in plan.workers():
+        crew.add("worker", program)
+    await _until_ready(plan)
+    crew.started()
+    print(welcome(plan, home), flush=True)
+
+
+async def _until_ready(plan: Plan) -> None:
+    while not await _is_ready(plan):
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _is_ready(plan: Plan) -> bool:
+    host = plan.url.removeprefix("http://").rpartition(":")[0].strip("[]")
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            reader, writer = await asyncio.open_connection(host, plan.port)
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: millstream\r\nConnection: close\r\n\r\n")
+            status = await reader.readline()
+            writer.close()
+    except OSError:  # a time-out is one too
+        return False
+    return b" 200 " in status
