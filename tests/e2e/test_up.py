@@ -1,0 +1,168 @@
+"""`millstream up`: ready in seconds, kept alive, gone at once, and nothing left behind."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.running import KEY, Running, command_line, descendants, is_gone, wait_until
+
+MOCK = ("--model", "mock", "--mock-ttft-ms", "5", "--mock-itl-ms", "2", "--api-key", KEY)
+
+
+def ask(up: Running, key: str = KEY, **body: Any) -> Any:
+    """An open answer to a completion request; raises HTTPError for a refusal."""
+    request = urllib.request.Request(
+        f"{up.url}/v1/completions",
+        data=json.dumps({"model": "mock", "prompt": "hello", "max_tokens": 4, **body}).encode(),
+        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    return urllib.request.urlopen(request, timeout=30)
+
+
+def tokens(up: Running, key: str = KEY, **body: Any) -> int:
+    """How many tokens a completion had."""
+    with ask(up, key, **body) as answer:
+        return int(json.load(answer)["usage"]["completion_tokens"])
+
+
+def answers(up: Running) -> bool:
+    try:
+        return tokens(up) == 4
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Running]:
+    """One of the test's own, to kill and stop."""
+    with Running(tmp_path, *MOCK, "--workers", "2") as running:
+        yield running.ready()
+
+
+def test_each_service_is_a_process_that_its_command_line_names(up: Running) -> None:
+    """Operators and their scripts look for that word; no other process may have it."""
+    words = ("nats-server", "dispatcher", "gateway", "worker")
+    assert [len(up.pids(word)) for word in words] == [1, 1, 1, 2]
+    assert len(descendants(up.process.pid)) == 5
+    assert not any(KEY in command_line(pid) for pid in descendants(up.process.pid))
+
+
+def test_sigterm_ends_everything(up: Running) -> None:
+    """Status 0, no process left, and no trace that would send commands to a dead server."""
+    children = descendants(up.process.pid)
+    assert up.stop() == 0
+    assert all(is_gone(child) for child in children)
+    assert not (up.home / "data/state.json").exists()
+
+
+def test_sigterm_in_the_middle_of_a_stream_ends_everything_too(up: Running) -> None:
+    """A client that reads for an hour must not keep it."""
+    with ask(up, max_tokens=8000, stream=True) as stream:
+        assert stream.readline().startswith(b"data: ")
+        assert up.stop() == 0
+
+
+def test_ctrl_c_is_for_the_supervisor_alone(up: Running) -> None:
+    """A terminal sends SIGINT to a whole process group; the drain must still be in order."""
+    groups = {os.getpgid(pid) for pid in descendants(up.process.pid)}
+    assert os.getpgid(up.process.pid) not in groups
+
+
+def test_a_second_signal_kills_it_with_its_children(up: Running) -> None:
+    """Whoever asks twice does not want to wait."""
+    (gateway,) = up.pids("gateway")
+    os.kill(gateway, signal.SIGSTOP)  # deaf: the first signal cannot end it
+    children = descendants(up.process.pid)
+    up.process.terminate()
+    wait_until(lambda: "draining" in up.output.read_text(), 5)
+    up.process.terminate()
+    assert up.process.wait(5) == -signal.SIGTERM
+    wait_until(lambda: all(is_gone(child) for child in children), 5)
+
+
+def test_killing_it_kills_its_children(up: Running) -> None:
+    """No orphan keeps a port, or a GPU."""
+    children = descendants(up.process.pid)
+    up.process.kill()
+    wait_until(lambda: all(is_gone(child) for child in children), 5)
+
+
+@pytest.mark.parametrize("word", ["gateway", "dispatcher", "worker", "nats-server"])
+def test_a_killed_service_is_started_again_and_serves(up: Running, word: str) -> None:
+    """One crash of any kind is not the end."""
+    before = up.pids(word)
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: set(up.pids(word)) - set(before), 10)
+    wait_until(lambda: answers(up), 30)
+
+
+def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """With the option that chooses another."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with Running(tmp_path, *MOCK, port=other.getsockname()[1]) as up:
+            assert up.process.wait(10) == 1
+    assert up.output.read_text().startswith("millstream: port ")
+    assert "--port" in up.output.read_text()
+
+
+def test_the_printed_curl_line_works_as_printed(mock_up: Running) -> None:
+    """It is the first thing that a stranger pastes."""
+    lines = mock_up.output.read_text().splitlines()
+    (curl,) = [line for line in lines if line.strip().startswith("curl ")]
+    run = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout.startswith("data: {")
+    assert run.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_a_restart_keeps_the_key_that_was_made(tmp_path: Path) -> None:
+    """Clients go on with the key they have."""
+    key = ""
+    for _ in range(2):
+        with Running(tmp_path, *MOCK[:-2]) as up:
+            up.ready()
+            found = (tmp_path / "data/api-key").read_text().strip()
+            assert found in up.output.read_text()
+            assert key in ("", found)
+            key = found
+            assert tokens(up, key) == 4
+            assert up.stop() == 0
+
+
+def test_tenants_come_from_the_file(tmp_path: Path) -> None:
+    """Their keys work beside the key of `default`."""
+    file = tmp_path / "tenants.toml"
+    file.write_text("[tenants.acme]\nkeys = ['sk-acme']\nmax_output_tokens = 3")
+    with Running(tmp_path, *MOCK, "--config", str(file)) as up:
+        up.ready()
+        assert tokens(up) == 4
+        assert tokens(up, "sk-acme", max_tokens=3) == 3
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            ask(up, "sk-acme", max_tokens=4)
+
+
+def test_other_commands_find_the_server_it_left(mock_up: Running) -> None:
+    """`millstream lag` in another terminal, with no URL."""
+    environment = {**os.environ, "MILLSTREAM_DATA_DIR": str(mock_up.home / "data")}
+    words = [sys.executable, "-m", "millstream", "models", "list", "--json"]
+    run = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert [model["name"] for model in json.loads(run.stdout)] == ["mock"]
+
+
+def test_a_second_one_in_the_same_directory_is_refused(mock_up: Running, tmp_path: Path) -> None:
+    """Two brokers on one store would destroy it."""
+    with Running(tmp_path, *MOCK, "--data-dir", str(mock_up.home / "data")) as second:
+        assert second.process.wait(10) == 1
+        assert "another `millstream up` uses" in second.output.read_text()

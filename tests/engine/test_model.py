@@ -1,0 +1,163 @@
+"""Loading: what cannot run is refused by name, what can is ready."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    BloomConfig,
+    BloomForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Lfm2Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    MambaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    T5Config,
+)
+
+from gpu_worker.engines.factory import build
+from gpu_worker.engines.paged.model import (
+    Unsupported,
+    describe,
+    dtype_for,
+    kv_tokens_for,
+    load,
+    refuse,
+)
+from tests.engine.tiny import (
+    ARCHITECTURES,
+    CONTEXT,
+    GROUPED,
+    SHAPE,
+    drive,
+    expected,
+    greedy,
+    loaded,
+    model,
+    prompt,
+    tokenizer,
+)
+
+CONFIGS: dict[str, tuple[PreTrainedConfig, str]] = {
+    "gemma2": (Gemma2Config(**GROUPED), "soft-capped attention"),
+    "deepseek_v3": (DeepseekV3Config(**SHAPE), "multi-head latent attention"),
+    "t5": (T5Config(), "an encoder and a decoder"),
+    "llama4_text": (Llama4TextConfig(**GROUPED), "chunked_attention"),
+    "lfm2": (Lfm2Config(**SHAPE, full_attn_idxs=[1]), "layers of type conv"),
+    "mamba": (MambaConfig(), "linear_attention"),
+}
+
+SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2}
+MODELS: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig, str]] = {
+    "BertLMHeadModel": (
+        BertLMHeadModel,
+        BertConfig(**SMALL, num_hidden_layers=2, intermediate_size=16),
+        "bidirectional attention",
+    ),
+    "BloomForCausalLM": (
+        BloomForCausalLM,
+        BloomConfig(**SMALL, n_layer=2),
+        "attention cannot be replaced",
+    ),
+    "GptOssForCausalLM": (
+        GptOssForCausalLM,
+        GptOssConfig(**GROUPED, num_local_experts=2, layer_types=["full_attention"] * 3),
+        "attention sinks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_unfit_configuration_is_refused_by_name(name: str) -> None:
+    """Before the weights are read, which may take minutes."""
+    config, reason = CONFIGS[name]
+    with pytest.raises(Unsupported, match=f"{name} .*{reason}"):
+        refuse(config)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_configuration_does_not_tell_is_found_out(name: str) -> None:
+    """Wrong text would otherwise be the first sign."""
+    kind, config, reason = MODELS[name]
+    with pytest.raises(Unsupported, match=f"{name} .*{reason}"):
+        describe(kind(config).train(False), tokenizer())
+
+
+def test_a_directory_of_an_unfit_model_is_refused_without_its_weights(tmp_path: Path) -> None:
+    """The name in the message is the architecture's."""
+    config = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unsupported, match="Gemma2ForCausalLM"):
+        build("transformers", tmp_path, {})
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    model("llama").save_pretrained(path)
+    tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def test_a_loaded_directory_is_warm_empty_and_right(directory: Path) -> None:
+    """The warm-up leaves nothing behind: no cached prefix, no room taken."""
+    options: dict[str, float | int | str] = {"max_sequences": 4, "kv_tokens": 1024, "device": "cpu"}
+    made = build("transformers", directory, options)
+    assert (made.room().sequences, made.room().tokens) == (4, 1024)
+    assert made.idle
+    results = drive(made, [greedy("a", prompt(1, 20), 10)])
+    assert results.tokens["a"] == expected("llama", prompt(1, 20), 10)
+
+
+def test_packed_weights_change_no_clear_choice(tmp_path: Path) -> None:
+    """A bfloat16 model on a CPU runs on weights in oneDNN's own order."""
+    plain = model("llama").to(torch.bfloat16)  # type: ignore[arg-type]
+    plain.save_pretrained(tmp_path)
+    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    packed = load(tmp_path, "cpu").model
+    packed.set_attn_implementation("sdpa")
+    ids = torch.tensor([prompt(1, 40)])
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            packed(input_ids=ids).logits, plain(input_ids=ids).logits, atol=0.25, rtol=0.05
+        )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_survey_sees_the_kv_of_each_layer(architecture: str) -> None:
+    """KV is sized by what layers do, not by what a configuration calls it."""
+    heads = 4 if architecture == "gpt_neox" else 2
+    dim = 12 if architecture == "gpt_neox" else 16
+    found = loaded(architecture)
+    assert [(layer.kv_heads, layer.head_dim) for layer in found.layers] == [(heads, dim)] * 3
+    assert found.context == CONTEXT
+
+
+def test_kv_is_never_more_than_could_be_used() -> None:
+    """A tiny model takes little of a large machine."""
+    assert kv_tokens_for(loaded("llama"), max_sequences=2) == 2 * CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("device", "stored", "used"),
+    [
+        ("cpu", torch.bfloat16, torch.bfloat16),
+        ("cpu", torch.float16, torch.float32),
+        ("cuda", torch.float16, torch.float16),
+        ("cpu", None, torch.float32),
+    ],
+)
+def test_a_checkpoint_keeps_its_type_where_the_device_computes_in_it(
+    device: str, stored: torch.dtype | None, used: torch.dtype
+) -> None:
+    """bfloat16 is twice as fast as float32 on a CPU that has it."""
+    assert dtype_for(LlamaConfig(dtype=stored), torch.device(device)) == used

@@ -1,0 +1,101 @@
+"""A seeded sequence draws the same tokens alone, in company, and behind a crash."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from gpu_worker.engine import Sequence
+from gpu_worker.engines.paged.engine import TransformersEngine
+from gpu_worker.engines.paged.model import describe
+from gpu_worker.engines.paged.packing import pack
+from gpu_worker.engines.paged.plan import Plan
+from streams.messages import Sampling
+from tests.engine.tiny import SHAPE, drive, engine, prompt, tokenizer
+
+COUNT = 24
+
+SAMPLINGS = {
+    "temperature": Sampling(max_tokens=COUNT, temperature=0.8, seed=5),
+    "top_p": Sampling(max_tokens=COUNT, temperature=1.2, top_p=0.8, seed=-3),
+    "top_k": Sampling(max_tokens=COUNT, temperature=1.5, top_k=20, seed=2**63),
+    "both": Sampling(max_tokens=COUNT, temperature=1.0, top_p=0.9, top_k=40, seed=0),
+    "from the request id": Sampling(max_tokens=COUNT, temperature=1.0),
+    "greedy": Sampling(max_tokens=COUNT, temperature=0),
+}
+
+
+def _sequences() -> list[Sequence]:
+    return [Sequence(n, prompt(i, 9 + 11 * i), s) for i, (n, s) in enumerate(SAMPLINGS.items())]
+
+
+@pytest.mark.parametrize("batch_tokens", [512, 13])
+def test_a_batch_samples_as_each_sequence_alone(batch_tokens: int) -> None:
+    """A neighbour, or the way a step is cut, must not change what a tenant gets."""
+    together = drive(engine(max_batch_tokens=batch_tokens), _sequences(), every=2)
+    for sequence in _sequences():
+        alone = drive(engine(), [sequence])
+        assert together.tokens[sequence.request_id] == alone.tokens[sequence.request_id]
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_resumed_sequence_draws_as_an_uninterrupted_one(name: str) -> None:
+    """Randomness is a function of seed and position, so another worker draws the same."""
+    sequence = next(s for s in _sequences() if s.request_id == name)
+    made = engine()
+    whole = drive(made, [sequence])
+    for cut in (1, 7, len(whole.tokens[name]) - 1):
+        stored = whole.tokens[name][:cut]
+        resumed = Sequence(name, sequence.prompt, sequence.sampling, stored)
+        assert drive(made, [resumed]).tokens[name] == whole.tokens[name][cut:]
+
+
+def test_other_seeds_draw_other_tokens() -> None:
+    """Otherwise equality would prove nothing."""
+    sequences = [
+        Sequence(f"s{seed}", prompt(1, 20), Sampling(COUNT, temperature=1.0, seed=seed))
+        for seed in range(4)
+    ]
+    drawn = drive(engine(), sequences).tokens.values()
+    assert len({tuple(tokens) for tokens in drawn}) == 4
+
+
+class Recording(TransformersEngine):
+    """Keeps all logits, by request and position."""
+
+    def __init__(self, batch_tokens: int) -> None:
+        torch.manual_seed(5)
+        shape = SHAPE | {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 6}
+        shape |= {"max_position_embeddings": 1024, "initializer_range": 0.05}
+        shape |= {"num_key_value_heads": 4, "head_dim": 64, "sliding_window": 100}
+        config = Gemma3TextConfig(**shape, layer_types=["sliding_attention", "full_attention"] * 3)
+        model = Gemma3ForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
+        pack(model)
+        super().__init__(describe(model.train(False), tokenizer()), 8, batch_tokens, 4096)
+        self.logits: dict[tuple[str, int], Tensor] = {}
+
+    def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        logits = super()._forward(plan, ids, positions, rows)
+        for piece, row in zip(plan.sampled, logits, strict=True):
+            self.logits[piece.run.request_id, piece.end] = row.clone()
+        return logits
+
+
+def test_bfloat16_logits_are_the_same_bits_alone_in_company_and_behind_a_crash() -> None:
+    """A bit of rounding grows, and ends in other tokens: every token is computed alike, always."""
+    lengths = {"a": 1, "b": 12, "c": 31, "d": 130, "e": 600}
+    sequences = [
+        Sequence(name, prompt(length, length), Sampling(COUNT, temperature=1, seed=length))
+        for name, length in lengths.items()
+    ]
+    company, alone, resumed = Recording(33), Recording(512), Recording(70)
+    tokens = drive(company, sequences, every=2).tokens
+    for sequence in sequences:
+        drive(alone, [sequence])
+        stored = tokens[sequence.request_id][:9]
+        drive(resumed, [replace(sequence, generated=stored)])
+    for other in (alone, resumed):
+        for key, logits in other.logits.items():
+            assert torch.equal(logits, company.logits[key]), key

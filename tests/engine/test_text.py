@@ -1,0 +1,118 @@
+"""Text, stop strings, ends and log probabilities of the transformers engine."""
+
+import math
+from dataclasses import replace
+
+import torch
+
+from gpu_worker.engine import Output, Sequence
+from gpu_worker.engines.paged.engine import TransformersEngine
+from streams.messages import Sampling
+from tests.engine.tiny import (
+    END,
+    drive,
+    engine,
+    expected,
+    greedy,
+    loaded,
+    prompt,
+    reference,
+    tokenizer,
+)
+
+COUNT = 24
+IDS = prompt(3, 30)
+
+
+def _text(tokens: list[int]) -> str:
+    text: str = tokenizer().decode(tokens)
+    return text
+
+
+def _stopping(stop: list[str], generated: list[int] | None = None) -> Sequence:
+    sampling = Sampling(max_tokens=COUNT, temperature=0, stop=stop)
+    return Sequence("a", IDS, sampling, generated or [])
+
+
+def test_text_is_that_of_the_tokens() -> None:
+    """Pieces put together are the whole, whatever was held back in between."""
+    results = drive(engine(), [greedy("a", IDS, COUNT)])
+    assert results.text["a"] == _text(expected("llama", IDS, COUNT))
+
+
+def test_a_stop_string_ends_a_sequence_and_stays_out_of_its_text() -> None:
+    """As OpenAI's API has it."""
+    whole = _text(expected("llama", IDS, COUNT))
+    stop = whole[9:12]
+    results = drive(engine(), [_stopping(["nowhere", stop])])
+    assert results.last["a"].finish == "stop"
+    assert results.text["a"] == whole[: whole.index(stop)]
+
+
+def test_a_resumed_text_continues_where_the_stored_one_ended() -> None:
+    """What an earlier attempt held back comes from the later one, once."""
+    whole = expected("llama", IDS, COUNT)
+    stop = _text(whole)[9:14]
+    uninterrupted = drive(engine(), [_stopping([stop])])
+    made = engine()
+    for cut in range(1, len(uninterrupted.tokens["a"])):
+        before = engine()
+        outputs: list[Output] = []
+        before.add(_stopping([stop]))
+        while sum(len(o.tokens) for o in outputs) < cut:
+            outputs += before.step()
+        stored = "".join(o.text for o in outputs)
+        resumed = drive(made, [_stopping([stop], whole[:cut])])
+        assert stored + resumed.text["a"] == uninterrupted.text["a"]
+
+
+def test_what_was_complete_already_comes_back_finished() -> None:
+    """A worker may die between the last tokens and the terminal."""
+    whole = expected("llama", IDS, COUNT)
+    stop = _text(whole)[4:6]
+    sampling = Sampling(max_tokens=COUNT, temperature=0)
+    cases = {
+        "length": Sequence("length", IDS, sampling, whole),
+        "end": Sequence("end", IDS, sampling, [*whole[:3], END]),
+        "string": Sequence("string", IDS, Sampling(COUNT, stop=[stop]), whole[:12]),
+    }
+    results = drive(engine(), list(cases.values()))
+    assert {name: out.finish for name, out in results.last.items()} == {
+        "length": "length",
+        "end": "stop",
+        "string": "stop",
+    }
+    assert all(not tokens for tokens in results.tokens.values())
+
+
+def test_the_end_token_stops_unless_it_is_ignored() -> None:
+    """It counts as a token and has no text."""
+    whole = expected("llama", IDS, COUNT)
+    cut = whole.index(whole[9])
+    made = TransformersEngine(replace(loaded("llama"), ends=frozenset({whole[9]})))
+    stopped = drive(made, [greedy("a", IDS, COUNT)])
+    assert stopped.last["a"].finish == "stop"
+    assert stopped.tokens["a"] == whole[: cut + 1]
+    assert stopped.text["a"] == _text(whole[:cut])
+    ignoring = Sampling(max_tokens=COUNT, temperature=0, ignore_eos=True)
+    going_on = drive(made, [Sequence("b", IDS, ignoring)])
+    assert going_on.last["b"].finish == "length"
+    assert going_on.tokens["b"] == whole
+
+
+def test_logprobs_are_the_models_own() -> None:
+    """Before temperature and cuts, with the likeliest in order."""
+    sampling = Sampling(max_tokens=6, temperature=0.7, top_k=3, seed=1, logprobs=4)
+    made = engine()
+    made.add(Sequence("a", IDS, sampling))
+    ids = list(IDS)
+    while not made.idle:
+        for output in made.step():
+            (found,) = output.logprobs or []
+            with torch.inference_mode():
+                logits = reference("llama")(torch.tensor([ids])).logits[0, -1]
+            want = logits.log_softmax(-1)
+            assert found.token == output.tokens[0]
+            assert math.isclose(found.logprob, float(want[found.token]), abs_tol=1e-4)
+            assert [token for token, _, _ in found.top] == want.topk(4).indices.tolist()
+            ids += output.tokens

@@ -1,0 +1,119 @@
+"""Idempotency keys: one request, however often and wherever it is asked for."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import dispatcher.service
+import gpu_worker.service
+from streams import lanes, topology
+from streams.connection import Stored, connect
+from streams.errors import BrokerUnavailable
+from tests.integration.gateways import (
+    OTHER_KEY,
+    Answer,
+    Gateway,
+    cell,
+    gateways,
+    indices,
+    register,
+    tenants,
+)
+from tests.integration.services import a_dispatcher, a_worker, running
+
+SLOW = {"ttft_ms": 1, "itl_ms": 2}
+
+
+async def keyed(gateway: Gateway, key: str, prompt: str = "hello", **body: Any) -> Answer:
+    return await gateway.complete(prompt, headers={"Idempotency-Key": key}, **body)
+
+
+async def ledger(nats_url: str) -> int:
+    async with connect(nats_url, "test") as broker:
+        return len(await broker.read_subject(topology.LEDGER, "infer.ledger.>"))
+
+
+async def test_one_key_is_one_request_over_two_gateways(nats_url: str) -> None:
+    """At the same time, at another gateway and after the end: the same id and text, billed once."""
+    async with cell(nats_url, 2, mock=SLOW) as gateways:
+        asking = [keyed(gateways[i % 2], "k", max_tokens=50) for i in range(10)]
+        answers = await asyncio.gather(*asking)
+        answers += [await keyed(gateway, "k", max_tokens=50) for gateway in gateways]
+        assert {answer.status for answer in answers} == {200}
+        assert len({answer.json["id"] for answer in answers}) == 1
+        assert len({answer.text for answer in answers}) == 1
+        assert await ledger(nats_url) == 1
+
+
+async def test_a_second_stream_begins_at_the_first_token(nats_url: str) -> None:
+    """Whoever attaches has seen nothing yet."""
+    async with cell(nats_url, 2, mock=SLOW) as (first, second):
+        async with first.socket() as one, second.socket() as two:
+            await one.generate("a", max_tokens=300, idempotency_key="k")
+            frames = await one.until("a", "chunk")
+            await two.generate("b", max_tokens=300, idempotency_key="k")
+            later = await two.finish("b")
+            frames += await one.finish("a")
+            assert frames[0]["request_id"] == later[0]["request_id"]
+            assert indices(frames) == indices(later) == list(range(300))
+        streamed = await keyed(second, "k", max_tokens=300, stream=True)
+        assert streamed.headers["x-request-id"] == frames[0]["request_id"]
+        assert len(streamed.events) >= 300
+
+
+async def test_the_same_key_with_another_request_is_a_409(nats_url: str) -> None:
+    """It would get an answer to a question that it did not ask."""
+    async with cell(nats_url) as (gateway,), gateway.socket() as socket:
+        assert (await keyed(gateway, "k")).status == 200
+        for answer in (await keyed(gateway, "k", "another"), await keyed(gateway, "k", seed=1)):
+            assert (answer.status, answer.error["code"]) == (409, "idempotency_conflict")
+        await socket.generate("a", "another", idempotency_key="k")
+        assert (await socket.finish("a"))[-1]["code"] == "idempotency_conflict"
+
+
+async def test_keys_are_the_tenants_own(nats_url: str) -> None:
+    """Two tenants that count from 1 are two tenants."""
+    async with cell(nats_url) as (gateway,):
+        mine = await keyed(gateway, "1")
+        headers = {"Idempotency-Key": "1"}
+        theirs = await gateway.complete("another", key=OTHER_KEY, headers=headers)
+        assert (mine.status, theirs.status) == (200, 200)
+
+
+async def test_a_refused_request_may_be_tried_again_with_its_key(nats_url: str) -> None:
+    """The key stands for a request that was never accepted; the second try is accepted."""
+    await register(nats_url)
+    async with gateways(nats_url, tenants=tenants(max_queued=1)) as (gateway,):
+        async with gateway.socket() as socket:
+            await socket.generate("a")
+            await socket.until("a", "accepted")
+            refused = await keyed(gateway, "k")
+            assert (refused.status, refused.error["code"]) == (429, "queue_full")
+            async with (
+                running(dispatcher.service, a_dispatcher(nats_url)),
+                running(gpu_worker.service, a_worker(nats_url)),
+            ):
+                await socket.finish("a")
+                assert (await keyed(gateway, "k")).status == 200
+
+
+async def test_a_request_that_was_not_confirmed_can_be_asked_for_again(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 503 says to try again; what is then found must not have been cancelled meanwhile."""
+    enter = lanes.enter
+
+    async def unheard(*args: Any) -> Stored:
+        await enter(*args)
+        monkeypatch.setattr(lanes, "enter", enter)
+        raise BrokerUnavailable("the confirmation got lost")
+
+    async with cell(nats_url, mock=SLOW) as (gateway,):
+        monkeypatch.setattr(lanes, "enter", unheard)
+        refused = await keyed(gateway, "k", max_tokens=300)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        answer = await keyed(gateway, "k", max_tokens=300)
+        assert answer.status == 200
+        assert answer.json["usage"]["completion_tokens"] == 300
+        assert await ledger(nats_url) == 1

@@ -1,0 +1,273 @@
+"""Lost, late and unread replies: every token once and in order, at a bounded cost."""
+
+import asyncio
+import json
+import random
+import socket as sockets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from gateway import protocols, relay, service
+from gateway.call import Call
+from gateway.following import Following, Record
+from gateway.relay import Relay
+from gateway.settings import GatewaySettings
+from streams import messages, subjects, topology
+from streams.connection import Broker
+from streams.connection import connect as connect_nats
+from streams.subjects import Log
+from streams.token_log import TokenLog
+from tests.conftest import NatsServer
+from tests.eventually import eventually
+from tests.integration.gateways import Gateway, Socket, cell, indices, text_of
+
+QUICK = {"ttft_ms": 1, "itl_ms": 1}
+ENDS = ("done", "error")
+OnReply = Callable[[Relay, bytes, bytes, bytes], None]
+
+
+def unreliable(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Let a share of all replies get lost, and others come twice."""
+    deliver: OnReply = Relay._on_reply
+    chance = random.Random(7)
+
+    def on_reply(self: Relay, subject: bytes, data: bytes, headers: bytes) -> None:
+        if chance.random() >= share:
+            deliver(self, subject, data, headers)
+            if chance.random() < share:
+                deliver(self, subject, data, headers)
+
+    monkeypatch.setattr(Relay, "_on_reply", on_reply)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+async def test_lost_replies_are_read_from_the_log(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """NATS may drop what the gateway is too slow for; with all replies lost the log is enough."""
+    unreliable(monkeypatch, share)
+    monkeypatch.setattr("gateway.following.FIRST_LOOK_SECONDS", 0.2)
+    async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
+        for i in range(5):
+            await socket.generate(str(i), max_tokens=200)
+        frames: list[dict[str, Any]] = []
+        while sum(frame["type"] == "done" for frame in frames) < 5:
+            frames.append(await socket.receive())
+        for i in range(5):
+            mine = [frame for frame in frames if frame["id"] == str(i)]
+            assert indices(mine) == list(range(200))
+        answer = await gateway.complete(max_tokens=200, stream=True)
+        assert answer.text == text_of(mine)
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets of the gateway whose kernel buffers little, so that not reading is soon felt."""
+    listen = service._listen
+
+    def listen_small(settings: GatewaySettings) -> sockets.socket:
+        listener = listen(settings)
+        listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 8192)
+        return listener
+
+    monkeypatch.setattr(service, "_listen", listen_small)
+
+
+async def test_a_fault_of_ours_ends_one_request_alone(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an error; the socket, its other requests and the gateway go on."""
+    relayed = Call._chunk
+
+    def faulty(self: Call, record: Record) -> bool:
+        if self.id == "bad" and record["index"] > 5:
+            raise ZeroDivisionError
+        return relayed(self, record)
+
+    monkeypatch.setattr(Call, "_chunk", faulty)
+    async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
+        await socket.generate("bad", max_tokens=50)
+        await socket.generate("good", max_tokens=50)
+        frames = [await socket.receive()]
+        while sum(frame["type"] in ("done", "error") for frame in frames) < 2:
+            frames.append(await socket.receive())
+        ends = {frame["id"]: frame.get("code") for frame in frames if frame["type"] in ENDS}
+        assert ends == {"bad": "internal_error", "good": None}
+        assert indices([frame for frame in frames if frame["id"] == "good"]) == list(range(50))
+        await eventually(lambda: nothing_followed(gateway))
+
+
+async def connection(gateway: Gateway) -> sockets.socket:
+    """A client's end with small buffers."""
+    tcp = sockets.socket()
+    tcp.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
+    tcp.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(tcp, ("127.0.0.1", gateway.port))
+    return tcp
+
+
+async def flood(socket: Socket, requests: int) -> None:
+    """Ask for more than all buffers on the way hold."""
+    for i in range(requests):
+        await socket.generate(str(i), max_tokens=3000, logprobs=2)
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_who_does_not_read_is_cut_and_harms_nobody(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for it is bounded by bytes, and after a while without progress it has to go."""
+    monkeypatch.setattr(protocols, "STALLED_SECONDS", 0.5)
+    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}, grace_seconds=0) as (gateway,):
+        tcp = await connection(gateway)
+        async with gateway.socket(sock=tcp, max_queue=1, ping_interval=None) as socket:
+            await flood(socket, 4)
+            await eventually(gateway.followed)
+            assert (await gateway.complete()).status == 200
+            await eventually(lambda: no_sockets(gateway))
+            await eventually(lambda: nothing_followed(gateway))
+            assert (await gateway.complete()).status == 200
+
+
+async def no_sockets(gateway: Gateway) -> bool:
+    return await gateway.metric("millstream_open_websockets") == 0
+
+
+async def nothing_followed(gateway: Gateway) -> bool:
+    return await gateway.followed() == 0
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_an_http_client_that_does_not_read_is_cut_too(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request is cancelled: nobody can get the answer any more."""
+    monkeypatch.setattr(protocols, "STALLED_SECONDS", 0.5)
+    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}) as (gateway,):
+        tcp = await connection(gateway)
+        wanted = {"model": "mock", "prompt": "x", "max_tokens": 3000, "logprobs": 2, "stream": True}
+        body = json.dumps(wanted).encode()
+        head = f"Authorization: Bearer sk-acme\r\nContent-Length: {len(body)}\r\n\r\n"
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head.encode() + body
+        await asyncio.get_running_loop().sock_sendall(tcp, request)
+        await eventually(gateway.followed)
+        await eventually(lambda: nothing_followed(gateway))
+        tcp.close()
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_a_slow_reader_gets_everything_once(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paused and later fed from the log, while others stream at full speed."""
+    paused: list[bool] = []
+    take = Following.take
+
+    def watched(self: Following, seq: int, data: bytes) -> bool:
+        wanted = take(self, seq, data)
+        paused.append(self.paused)
+        return wanted
+
+    monkeypatch.setattr(Following, "take", watched)
+    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}) as (gateway,):
+        tcp = await connection(gateway)
+        async with gateway.socket(sock=tcp, max_queue=1, ping_interval=None) as socket:
+            await flood(socket, 3)
+            await eventually(lambda: any(paused))
+            assert (await gateway.complete(max_tokens=300)).status == 200
+            frames: list[dict[str, Any]] = []
+            while sum(frame["type"] == "done" for frame in frames) < 3:
+                frames.append(await socket.receive())
+        tcp.close()
+        for i in range(3):
+            mine = [frame for frame in frames if frame["id"] == str(i)]
+            assert indices(mine) == list(range(3000))
+
+
+class Reader:
+    """A sink that takes what it is told to."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.room = True
+
+    def __call__(self, record: Record, size: int) -> bool:
+        self.records.append(record)
+        return self.room
+
+
+async def followed(broker: Broker, relayed: Relay, reader: Reader) -> tuple[Following, TokenLog]:
+    await topology.declare(broker.js, topology.Scale(), max_queued=10)
+    following = relayed.expect("acme", "0a", reader)
+    following.known = True
+    log = TokenLog(broker, Log("acme", relayed.route, "0a"), shards=1)
+    await log.append(messages.started("m", "1", 1, "w"))
+    await log.append(CHUNK)
+    await eventually(lambda: len(reader.records))
+    return following, log
+
+
+CHUNK = {"type": "chunk", "index": 0, "count": 1, "text": "a", "tokens": [1]}
+
+
+async def test_a_log_that_nobody_puts_back_ends_in_an_error(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request had ended, its slow reader had not: it must not look like the whole."""
+    monkeypatch.setattr(relay, "LOST_SECONDS", 0.1)
+    async with connect_nats(nats_server.url, "test") as broker, asyncio.TaskGroup() as tasks:
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        reader.room = False
+        following, log = await followed(broker, relayed, reader)
+        await log.append(messages.done("stop", messages.usage(1, 1), {}))
+        nats_server.kill()
+        await eventually(lambda: not broker.connected)
+        nats_server.restart()
+        await eventually(lambda: broker.connected)
+        await topology.declare(broker.js, topology.Scale(), max_queued=10)
+        relayed.go_on(following)
+        await eventually(lambda: reader.records[-1]["type"] == "error")
+        assert reader.records[-1]["code"] == "log_lost"
+        assert len(relayed) == 0
+        housekeeping.cancel()
+
+
+async def test_a_request_without_a_sign_ends_at_its_deadline(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was lost on the way, nobody waits for ever."""
+    async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
+        await topology.declare(broker.js, topology.Scale(), max_queued=10)
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        relayed.expect("acme", "0a", reader).expires = 0.0
+        await eventually(lambda: reader.records)
+        assert reader.records[-1]["code"] == "deadline_exceeded"
+        assert len(relayed) == 0
+        housekeeping.cancel()
+
+
+async def test_a_cancel_is_repeated_until_the_end_has_come(nats_url: str) -> None:
+    """It is a message like any other: the first may come too early, or get lost."""
+    async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        cancels: list[str] = []
+
+        async def on_cancel(msg: Msg) -> None:
+            cancels.append(msg.subject)
+
+        await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        following, log = await followed(broker, relayed, reader)
+        relayed.cancel(following)
+        await eventually(lambda: len(cancels) >= 3)
+        await log.append(messages.done("cancelled", messages.usage(1, 1), {}))
+        await eventually(lambda: len(relayed) == 0)
+        housekeeping.cancel()

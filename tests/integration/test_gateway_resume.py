@@ -1,0 +1,160 @@
+"""Resume, the grace period, and what happens to requests whose clients have gone."""
+
+from typing import Any
+
+from tests.eventually import eventually
+from tests.integration.gateways import (
+    OTHER_KEY,
+    Gateway,
+    Socket,
+    cell,
+    indices,
+    text_of,
+)
+
+LONG: dict[str, Any] = {"max_tokens": 400, "seed": 3}
+SLOW = {"ttft_ms": 1, "itl_ms": 1}
+Frames = list[dict[str, Any]]
+
+
+async def drop(socket: Socket) -> None:
+    """Without a goodbye, as a lost network does."""
+    socket.connection.transport.abort()
+    await socket.connection.wait_closed()
+
+
+async def begin(gateway: Gateway, tokens: int = 20, **options: Any) -> tuple[str, Frames]:
+    """The id and the frames of a request whose socket drops after some tokens."""
+    async with gateway.socket() as socket:
+        await socket.generate("first", **{**LONG, **options})
+        frames = await socket.until("first", "accepted")
+        while not indices(frames) or indices(frames)[-1] < tokens:
+            frames += await socket.until("first", "chunk")
+        await drop(socket)
+    return frames[0]["request_id"], frames
+
+
+async def resume(socket: Socket, request_id: str, after: int, id: str = "again") -> Frames:
+    await socket.send(type="resume", id=id, request_id=request_id, after=after)
+    return await socket.finish(id)
+
+
+async def whole(gateway: Gateway) -> str:
+    return (await gateway.complete(max_tokens=400, seed=3)).text
+
+
+async def test_a_dropped_stream_goes_on_at_any_gateway(nats_url: str) -> None:
+    """The text is that of an undisturbed run, each token once, wherever it is resumed."""
+    async with cell(nats_url, 2, mock=SLOW) as gateways:
+        wanted = await whole(gateways[0])
+        for other in gateways:
+            request_id, frames = await begin(gateways[0])
+            async with other.socket() as socket:
+                frames += await resume(socket, request_id, indices(frames)[-1])
+            assert frames[-1]["type"] == "done"
+            assert indices(frames) == list(range(400))
+            assert text_of(frames) == wanted
+        for each in gateways:
+            await eventually(lambda each=each: nothing_left(each))  # type: ignore[misc]
+
+
+async def nothing_left(gateway: Gateway) -> bool:
+    return await gateway.followed() == 0
+
+
+async def test_an_ended_request_can_be_resumed_too(nats_url: str) -> None:
+    """It may end while the train is in the tunnel; from any token, as often as one likes."""
+    async with cell(nats_url) as (gateway,), gateway.socket() as socket:
+        await socket.generate("a", max_tokens=30)
+        frames = await socket.finish("a")
+        for after in (-1, 10, 29):
+            again = await resume(socket, frames[0]["request_id"], after)
+            assert indices(again) == list(range(after + 1, 30))
+            assert again[-1]["usage"] == frames[-1]["usage"]
+
+
+async def test_a_request_is_cancelled_when_its_grace_period_is_over(nats_url: str) -> None:
+    """Nobody came back, so nobody pays for the rest."""
+    async with cell(nats_url, grace_seconds=0.2, mock=SLOW) as (gateway,):
+        request_id, _ = await begin(gateway, max_tokens=8000)
+        await eventually(lambda: nothing_left(gateway))
+        async with gateway.socket() as socket:
+            frames = await resume(socket, request_id, -1)
+        assert frames[-1]["finish_reason"] == "cancelled"
+        assert 20 < frames[-1]["usage"]["completion_tokens"] < 8000
+
+
+async def test_who_resumes_keeps_the_request_alive(nats_url: str) -> None:
+    """The grace period of the first gateway ends while another one streams: no cancel."""
+    async with cell(nats_url, 2, grace_seconds=0.3, mock=SLOW) as (first, second):
+        request_id, frames = await begin(first, max_tokens=700)
+        async with second.socket() as socket:
+            frames += await resume(socket, request_id, indices(frames)[-1])
+        assert frames[-1]["finish_reason"] == "length"
+        assert indices(frames) == list(range(700))
+
+
+async def test_two_may_read_one_request_and_either_may_leave(nats_url: str) -> None:
+    """The one that stays must not be cancelled with the one that leaves."""
+    async with cell(nats_url, 2, grace_seconds=0.2, mock=SLOW) as (first, second):
+        for leaver, stayer in ((first, second), (second, first)):
+            async with leaver.socket() as leaving, stayer.socket() as staying:
+                await leaving.generate("a", max_tokens=500)
+                accepted = (await leaving.until("a", "chunk"))[0]
+                await staying.send(
+                    type="resume", id="b", request_id=accepted["request_id"], after=-1
+                )
+                frames = await staying.until("b", "chunk")
+                await drop(leaving)
+                frames += await staying.finish("b")
+            assert frames[-1]["finish_reason"] == "length"
+            assert indices(frames) == list(range(500))
+
+
+async def test_a_queued_request_can_be_resumed(nats_url: str) -> None:
+    """It has no token log yet; that it waits in a queue is known all the same."""
+    async with cell(nats_url, 2, mock={**SLOW, "sequences": 1}) as (first, second):
+        async with first.socket() as socket:
+            await socket.generate("runs", max_tokens=600)
+            await socket.until("runs", "chunk")
+            async with first.socket() as dropped:
+                for i in range(5):  # more than a worker takes ahead
+                    await dropped.generate(str(i), max_tokens=5)
+                    request_id = (await dropped.until(str(i), "accepted"))[0]["request_id"]
+                await drop(dropped)
+            async with second.socket() as again:
+                frames = await resume(again, request_id, -1)
+            assert frames[-1]["finish_reason"] == "length"
+            assert indices(frames) == list(range(5))
+
+
+async def test_a_request_is_its_tenants_own(nats_url: str) -> None:
+    """Neither resumed nor cancelled nor read by another one, even if it knows the id."""
+    async with cell(nats_url, mock=SLOW) as (gateway,):
+        async with gateway.socket() as mine, gateway.socket(key=OTHER_KEY) as theirs:
+            await mine.generate("a", max_tokens=300)
+            accepted = (await mine.until("a", "chunk"))[0]
+            answer = await resume(theirs, accepted["request_id"], -1)
+            assert answer[-1]["code"] == "request_not_found"
+            await theirs.send(type="cancel", id="a")
+            assert (await theirs.receive())["code"] == "request_not_found"
+            assert (await mine.finish("a"))[-1]["finish_reason"] == "length"
+
+
+async def test_a_slow_socket_may_drop_and_resume_with_many_requests(nats_url: str) -> None:
+    """All requests of a socket live on, each with its own place."""
+    async with cell(nats_url, 2, mock=SLOW) as (first, second):
+        async with first.socket() as socket:
+            for i in range(20):
+                await socket.generate(str(i), f"prompt {i}", max_tokens=100)
+            frames: Frames = []
+            while len(indices(frames)) < 200:
+                frames.append(await socket.receive())
+            await drop(socket)
+        async with second.socket() as socket:
+            for i in range(20):
+                mine = [frame for frame in frames if frame["id"] == str(i)]
+                request_id = mine[0]["request_id"]
+                after = max(indices(mine), default=-1)
+                mine += await resume(socket, request_id, after, str(i))
+                assert indices(mine) == list(range(100))

@@ -1,0 +1,81 @@
+"""Leadership: one holder, and a quick successor."""
+
+import asyncio
+
+from streams.connection import connect
+from streams.lease import Lease
+from streams.topology import Scale
+from tests.conftest import NatsServer
+from tests.eventually import eventually
+
+
+async def test_a_standby_takes_over_when_the_holder_falls_silent(nats_url: str) -> None:
+    """A dead or frozen leader is replaced within the lease; two never hold it at once."""
+    async with connect(nats_url, "test") as broker:
+        first = Lease(broker, "m.1", "a", 1.0, Scale())
+        second = Lease(broker, "m.1", "b", 1.0, Scale())
+        leading = asyncio.create_task(first.run())
+        await eventually(lambda: first.held)
+        standing_by = asyncio.create_task(second.run())
+        leading.cancel()  # falls silent without releasing
+        while not second.held:
+            await asyncio.sleep(0.01)
+            assert not (first.held and second.held)
+        standing_by.cancel()
+
+
+async def test_a_released_lease_is_free_at_once(nats_url: str) -> None:
+    """A rolling restart does not wait for the lease to run out."""
+    async with connect(nats_url, "test") as broker:
+        first = Lease(broker, "m", "a", 60.0, Scale())
+        second = Lease(broker, "m", "b", 60.0, Scale())
+        tasks = [asyncio.create_task(first.run())]
+        await eventually(lambda: first.held)
+        tasks[0].cancel()
+        await first.release()
+        tasks.append(asyncio.create_task(second.run()))
+        await eventually(lambda: second.held)
+        tasks[1].cancel()
+
+
+async def test_a_lease_whose_renewal_was_not_confirmed_is_kept(nats_url: str) -> None:
+    """Its own mark is proof enough; giving up would leave everybody waiting."""
+    async with connect(nats_url, "test") as broker:
+        lease = Lease(broker, "m", "a", 60.0, Scale())
+        assert await lease._ask()
+        confirmed = lease._revision
+        assert await lease._ask()
+        lease._revision = confirmed  # as if the second confirmation had got lost
+        assert await lease._ask()
+
+
+async def test_a_namesake_does_not_share_a_lease(nats_url: str) -> None:
+    """A process that was started again with the same name is another candidate."""
+    async with connect(nats_url, "test") as broker:
+        first, second = (Lease(broker, "m", "same", 60.0, Scale()) for _ in range(2))
+        assert await first._ask()
+        assert not await second._ask()
+
+
+async def test_a_new_length_of_the_lease_replaces_the_old_one(nats_url: str) -> None:
+    """The broker would take it away sooner than its holder believes."""
+    async with connect(nats_url, "test") as broker:
+        for seconds in (1.0, 60.0):
+            assert await Lease(broker, f"m{seconds}", "a", seconds, Scale())._ask()
+            info = await broker.js.stream_info("KV_leases")
+            assert info.config.max_age == seconds
+
+
+async def test_a_broker_that_cannot_be_reached_does_not_stop_anybody(
+    nats_server: NatsServer,
+) -> None:
+    """The lease is given up in a moment anyway; a service must be able to end."""
+    async with connect(nats_server.url, "test") as broker:
+        lease = Lease(broker, "m", "a", 60.0, Scale())
+        task = asyncio.create_task(lease.run())
+        await eventually(lambda: lease.held)
+        task.cancel()
+        nats_server.kill()
+        await eventually(lambda: not broker.connected)
+        await lease.release()
+        assert not lease.held

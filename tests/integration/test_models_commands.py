@@ -1,0 +1,79 @@
+"""`millstream models`: what an operator adds is what the services see."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from registry.artifacts import ArtifactRefused
+from registry.commands import add, list_models, show
+from registry.settings import AddSettings, ListSettings, ShowSettings
+from streams.errors import ModelNotFound
+
+STOP = asyncio.Event()
+CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
+
+
+async def run_add(url: str, path: Path, **options: str) -> None:
+    await add(AddSettings.model_validate({"nats": url, "path": path, **options}), STOP)
+
+
+async def run_list(url: str, as_json: bool = False) -> None:
+    await list_models(ListSettings.model_validate({"nats": url, "json": as_json}), STOP)
+
+
+async def run_show(url: str, name: str, as_json: bool = False) -> None:
+    await show(ShowSettings.model_validate({"nats": url, "name": name, "json": as_json}), STOP)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    directory = tmp_path / "llama"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return directory
+
+
+async def test_an_added_model_is_listed_and_shown(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The three commands, with an alias and a name that looks like markup."""
+    await run_add(nats_url, files, name="[b]x", alias="chat")
+    await run_list(nats_url)
+    await run_show(nats_url, "chat")
+    out = capsys.readouterr().out
+    assert out.count("[b]x") == 3
+    assert "config.json" in out
+    assert "chat" in out
+
+
+async def test_json_is_for_programs(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--json` prints nothing else and carries everything."""
+    await run_add(nats_url, files, name="m", version="v1", alias="chat")
+    capsys.readouterr()
+    await run_list(nats_url, as_json=True)
+    (listed,) = json.loads(capsys.readouterr().out)
+    await run_show(nats_url, "m", as_json=True)
+    assert json.loads(capsys.readouterr().out) == listed
+    assert listed["aliases"] == ["chat"]
+    assert listed["versions"]["v1"]["files"].keys() == {"config.json"}
+
+
+async def test_a_pickle_registers_nothing(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The refusal names the file, and no half of the model is left behind."""
+    (files / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ArtifactRefused, match=r"pytorch_model.bin"):
+        await run_add(nats_url, files, name="m")
+    await run_list(nats_url, as_json=True)
+    assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_showing_an_unknown_model_is_an_error(nats_url: str) -> None:
+    """Scripts rely on the exit status."""
+    with pytest.raises(ModelNotFound, match="'nope'"):
+        await run_show(nats_url, "nope")

@@ -1,0 +1,160 @@
+"""A dispatcher dies, freezes, or is not there yet: nothing is lost and nothing is done twice."""
+
+import asyncio
+from pathlib import Path
+
+import dispatcher.service
+import gpu_worker.service
+from streams import subjects, topology
+from streams.headers import MESSAGE_ID
+from streams.subjects import Pool, Priority
+from tests.eventually import eventually
+from tests.integration.processes import process
+from tests.integration.services import Client, a_dispatcher, a_worker, client, running
+
+QUICK = {"ttft_ms": 1, "itl_ms": 1}
+
+
+def ended_once(c: Client, requests: list[str]) -> bool:
+    """Each has one attempt, which was the first, and one terminal, the last record."""
+    return all(
+        c.attempts(request) == [1] and c.kinds(request)["done"] == 1 and c.terminal(request)
+        for request in requests
+    )
+
+
+async def test_a_request_queued_while_nobody_dispatches_is_served_later(nats_url: str) -> None:
+    """It was accepted: durable means that it waits for whoever comes."""
+    async with client(nats_url, **QUICK) as c:
+        requests = [await c.send(tenant=f"t{i}") for i in range(5)]
+        async with (
+            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(gpu_worker.service, a_worker(nats_url)),
+        ):
+            await eventually(lambda: ended_once(c, requests))
+            await eventually(c.at_rest)
+
+
+async def test_a_standby_takes_over_from_a_leader_that_renews_no_more(nats_url: str) -> None:
+    """The old leader steps down by its own clock, before the lease is free for another."""
+    async with client(nats_url, **QUICK) as c:
+        async with running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=1)):
+            await eventually(c.report)
+            (renewing,) = [task for task in asyncio.all_tasks() if task.get_name() == "lease"]
+            async with (
+                running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=1)),
+                running(gpu_worker.service, a_worker(nats_url)),
+            ):
+                before = await c.send()
+                await eventually(lambda: ended_once(c, [before]))
+                leader = await index(c)
+                renewing.cancel()
+
+                async def taken_over() -> bool:
+                    return await index(c) != leader
+
+                await eventually(taken_over)
+                after = await c.send()
+                await eventually(lambda: ended_once(c, [after]))
+
+
+async def index(c: Client) -> list[str]:
+    """The index consumers: one, of the leader."""
+    consumers = await c.broker.js.consumers_info(topology.REQUESTS)
+    return [consumer.name for consumer in consumers]
+
+
+async def test_a_frozen_leader_wakes_up_to_find_another_and_doubles_nothing(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """Two thousand requests of twenty tenants are queued, some in flight, when it freezes."""
+    async with client(nats_url, ttft_ms=1, itl_ms=1, sequences=64) as c:
+        requests = [await c.send(tenant=f"t{i % 20}", max_tokens=2) for i in range(2000)]
+        with (
+            process("dispatcher", nats_url, tmp_path / "first.log", lease_seconds=1) as first,
+            process("dispatcher", nats_url, tmp_path / "second.log", lease_seconds=1) as second,
+        ):
+            await eventually(lambda: first.said("leading") or second.said("leading"))
+            leader, standby = (first, second) if first.said("leading") else (second, first)
+            async with running(gpu_worker.service, a_worker(nats_url)):
+                await eventually(lambda: any(c.attempts(request) for request in requests))
+                leader.freeze()
+                await eventually(lambda: standby.said("leading"))
+                leader.thaw()
+                requests += [await c.send(tenant=f"t{i % 20}", max_tokens=2) for i in range(50)]
+                await eventually(lambda: ended_once(c, requests), seconds=30)
+                await eventually(lambda: leader.said("lease_lost"))
+                await eventually(c.at_rest)
+        assert await c.ledger() == dict.fromkeys(requests, 1)
+
+
+async def test_a_new_leader_knows_what_is_in_flight(nats_url: str) -> None:
+    """It would send too much to the workers otherwise, and forget what tenants have had."""
+    async with (
+        client(nats_url, ttft_ms=1, itl_ms=5, sequences=4) as c,
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        async with running(dispatcher.service, a_dispatcher(nats_url)):
+            requests = [await c.send(max_tokens=100) for _ in range(10)]
+            await eventually(lambda: sum(bool(c.attempts(request)) for request in requests) == 4)
+        async with running(dispatcher.service, a_dispatcher(nats_url)):
+            report = await eventually(c.report)
+            (lane,) = report["lanes"]
+            assert lane["in_flight"] in range(4, 9)
+            await eventually(lambda: ended_once(c, requests), seconds=20)
+            await eventually(c.at_rest)
+
+
+async def dispatched_by_hand(c: Client, request: str) -> None:
+    """What a dispatcher does that dies before it acknowledges."""
+    (message,) = await c.broker.read_subject(topology.REQUESTS, subjects.ALL_REQUESTS)
+    headers = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
+    subject = subjects.work(Pool("mock", "1", Priority.STANDARD))
+    await c.broker.store(subject, message.data, headers | {MESSAGE_ID: request})
+
+
+async def test_a_dispatcher_that_died_before_its_acknowledgement_doubles_nothing(
+    nats_url: str,
+) -> None:
+    """Its successor finds the request in REQUESTS and in WORK, and runs it once."""
+    async with client(nats_url, **QUICK) as c:
+        request = await c.send()
+        await dispatched_by_hand(c, request)
+        async with (
+            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(gpu_worker.service, a_worker(nats_url)),
+        ):
+            await eventually(c.at_rest)
+            assert ended_once(c, [request])
+            assert await c.ledger() == {request: 1}
+
+
+async def test_a_request_that_has_ended_meanwhile_is_not_run_again(nats_url: str) -> None:
+    """The broker remembers the message id for longer than any request may live."""
+    async with client(nats_url, **QUICK) as c:
+        request = await c.send()
+        await dispatched_by_hand(c, request)
+        async with running(gpu_worker.service, a_worker(nats_url)):
+            await eventually(lambda: ended_once(c, [request]))
+            async with running(dispatcher.service, a_dispatcher(nats_url)):
+                await eventually(c.at_rest)
+
+                async def nothing_in_flight() -> bool:
+                    report = await c.report()
+                    return report is not None and report["lanes"] == []
+
+                await eventually(nothing_in_flight)
+        assert ended_once(c, [request])
+
+
+async def test_what_is_queued_for_a_model_that_was_removed_ends_with_an_error(
+    nats_url: str,
+) -> None:
+    """Nobody would look after its requests otherwise, not even at their deadline."""
+    async with client(nats_url) as c:
+        request = await c.send()
+        await c.registry.remove("mock")
+        async with running(dispatcher.service, a_dispatcher(nats_url)):
+            terminal = await eventually(lambda: c.terminal(request))
+            assert terminal["code"] == "model_not_found"
+            await eventually(c.at_rest)

@@ -1,0 +1,78 @@
+"""The token log against a real broker: claims fence, appends are exactly once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streams import messages, topology
+from streams.connection import Broker, connect
+from streams.subjects import Log
+from streams.token_log import Fenced, TokenLog, write_ledger
+from tests.conftest import NatsServer
+from tests.eventually import eventually
+
+ADDRESS = Log("acme", "gw", "0a")
+DONE = messages.done("stop", messages.usage(1, 1), {})
+
+
+@pytest.fixture
+async def broker(nats_url: str) -> AsyncIterator[Broker]:
+    async with connect(nats_url, "test") as broker:
+        await topology.declare(broker.js, topology.Scale(), max_queued=10)
+        yield broker
+
+
+def log(broker: Broker) -> TokenLog:
+    return TokenLog(broker, ADDRESS, shards=1)
+
+
+def chunk(index: int) -> dict[str, object]:
+    return {"type": "chunk", "index": index, "count": 1, "tokens": [index]}
+
+
+async def test_a_later_claim_fences_the_earlier_one(broker: Broker) -> None:
+    """A worker that was paused and wakes up can add nothing."""
+    first, second = log(broker), log(broker)
+    await first.claim("m", "1", "w1")
+    await first.append(chunk(0))
+    before = await second.claim("m", "1", "w2")
+    assert (before.attempts, before.tokens) == (1, [0])
+    with pytest.raises(Fenced):
+        await first.append(chunk(1))
+    await second.append(chunk(1))
+    assert (await log(broker).read()).tokens == [0, 1]
+
+
+async def test_an_ended_log_cannot_be_claimed(broker: Broker) -> None:
+    """Exactly one terminal, whoever gets the work delivered again."""
+    first = log(broker)
+    await first.claim("m", "1", "w1")
+    await first.append(DONE)
+    again = await log(broker).claim("m", "1", "w2")
+    assert again.terminal == DONE
+    assert (await log(broker).read()).attempts == 1
+
+
+async def test_an_append_whose_confirmation_got_lost_is_not_doubled(broker: Broker) -> None:
+    """The retry meets its own record and takes it for its own."""
+    writer = log(broker)
+    await writer.claim("m", "1", "w1")
+    claimed = writer.last
+    await writer.append(chunk(0))
+    writer.last = claimed  # as if the confirmation had never come
+    await writer.append(chunk(0))
+    assert (await log(broker).read()).tokens == [0]
+
+
+async def test_an_append_rides_out_a_broker_restart(
+    broker: Broker, nats_server: NatsServer
+) -> None:
+    """A file-backed ledger write waits for the broker to return."""
+    record = messages.LedgerRecord("0a", "acme", "m", "1", "stop", 1, 1, 1, "w", 0, 0)
+    nats_server.kill()
+    await eventually(lambda: not broker.connected)
+    writing = asyncio.create_task(write_ledger(broker, record))
+    nats_server.restart()
+    assert (await writing).seq == 1
+    assert (await write_ledger(broker, record)).duplicate

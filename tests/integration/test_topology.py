@@ -1,0 +1,99 @@
+"""Streams and consumers are declared by whoever comes, and stay as they were declared last."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.msg import Msg
+from nats.js.api import RetentionPolicy
+
+from streams import topology
+from streams.connection import Broker, StoreRefused, connect
+from streams.topology import Scale, TopologyMismatch
+from tests.eventually import eventually
+
+REQUEST = "infer.request.acme.m.standard"
+
+
+@pytest.fixture
+async def broker(nats_url: str) -> AsyncIterator[Broker]:
+    async with connect(nats_url, "test") as broker:
+        yield broker
+
+
+async def declare(broker: Broker, max_queued: int) -> int:
+    return await topology.declare(broker.js, Scale(), max_queued)
+
+
+async def lane_limit(broker: Broker) -> int:
+    info = await broker.js.stream_info(topology.REQUESTS)
+    return int(info.config.max_msgs_per_subject)
+
+
+async def test_a_lower_limit_deletes_nothing_that_was_accepted(broker: Broker) -> None:
+    """The broker would drop the oldest requests of a lane; lower limits are the gateways' part."""
+    await declare(broker, 5)
+    for i in range(5):
+        await broker.store(REQUEST, b"x", {"Nats-Msg-Id": str(i)})
+    assert await declare(broker, 2) == 5
+    assert len(await broker.read_subject(topology.REQUESTS, REQUEST)) == 5
+
+
+async def test_a_higher_limit_is_reconciled(broker: Broker) -> None:
+    """A tenant's limit may grow while requests wait."""
+    await declare(broker, 1)
+    await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "1"})
+    with pytest.raises(StoreRefused):
+        await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "2"})
+    assert await declare(broker, 2) == 2
+    await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "2"})
+
+
+async def test_several_services_may_declare_at_once(nats_url: str, broker: Broker) -> None:
+    """They start together; the streams are there afterwards, with the higher limit."""
+    async with connect(nats_url, "other") as other:
+        await asyncio.gather(*(declare(each, i) for i in (3, 4) for each in (broker, other)))
+    assert await lane_limit(broker) == 4
+
+
+async def test_a_stream_that_cannot_become_ours_is_told_of(broker: Broker) -> None:
+    """An operator must look: what is in it may matter to somebody."""
+    config = next(s for s in topology.streams(Scale(), 5) if s.name == topology.WORK)
+    config.retention = RetentionPolicy.LIMITS
+    await broker.js.add_stream(config)
+    with pytest.raises(TopologyMismatch, match="WORK"):
+        await declare(broker, 5)
+
+
+async def test_a_stream_that_nobody_declares_is_told_of(broker: Broker) -> None:
+    """A dispatcher that waits for ever says nothing of what is missing."""
+    with pytest.raises(TopologyMismatch, match="REQUESTS"):
+        await topology.wait_for(broker.js, topology.REQUESTS, seconds=0.2)
+
+
+async def test_a_new_leader_gets_everything_and_its_predecessor_nothing(broker: Broker) -> None:
+    """A frozen leader's pull is still with the broker, which would answer it first."""
+    await declare(broker, 100)
+    old, new = (topology.index_consumer("m", leader) for leader in ("old", "new"))
+    heard: dict[str, list[str]] = {"old": [], "new": []}
+
+    async def pull(leader: str, consumer: str) -> None:
+        async def on_message(msg: Msg) -> None:
+            if msg.reply:
+                heard[leader].append(msg.subject)
+
+        await broker.subscribe(f"inbox.{leader}", on_message)
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{topology.REQUESTS}.{consumer}"
+        await broker.publish(
+            subject, b'{"batch": 100, "expires": 20000000000}', reply=f"inbox.{leader}"
+        )
+
+    await topology.take_over_index(broker.js, old)
+    await pull("old", str(old.durable_name))
+    await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "1"})
+    await eventually(lambda: heard["old"])
+    await topology.take_over_index(broker.js, new)
+    await pull("new", str(new.durable_name))
+    await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "2"})
+    await eventually(lambda: len(heard["new"]) == 2)
+    assert len(heard["old"]) == 1

@@ -1,0 +1,138 @@
+"""May this request come in: limits of model and tenant, deadlines, the estimated wait."""
+
+from typing import Any
+
+import pytest
+
+from gateway.admission import PRESSURE_TRUST_SECONDS, Deadlines, admit, check_wait
+from gateway.submission import Submission
+from registry.models import Model, Version, mock_model
+from registry.tenants import Tenant
+from streams.errors import BadRequest, ContextLengthExceeded, Overloaded, UnsupportedValue
+from streams.messages import Kind, Pressure, Request, Sampling, unpack_tokens
+from streams.subjects import Priority
+
+MODEL = mock_model(context_length=100)
+TENANT = Tenant(name="acme")
+DEADLINES = Deadlines(default_seconds=60, max_seconds=600)
+
+
+def submission(kind: Kind = "generate", max_tokens: int = 0, **options: Any) -> Submission:
+    made = {"deadline_ms": None, "sampling": Sampling(max_tokens=max_tokens), **options}
+    return Submission(kind, "mock", Priority.STANDARD, **made)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "granted"),
+    [(10, 90, 90), (99, 1, 1), (10, 0, 90), (99, 0, 1)],
+)
+def test_prompt_and_output_fit_the_context(prompt: int, asked: int, granted: int) -> None:
+    """Cost is what is reserved: the prompt and the most that may be generated."""
+    admitted = admit(submission(max_tokens=asked), MODEL, TENANT, [[1] * prompt])
+    request = Request.unpack(admitted.payload)
+    assert request.sampling.max_tokens == granted
+    assert unpack_tokens(request.prompt) == [1] * prompt
+    assert (admitted.prompt_tokens, admitted.cost) == (prompt, prompt + granted)
+
+
+@pytest.mark.parametrize(("prompt", "asked"), [(10, 91), (100, 1), (100, 0), (101, 0)])
+def test_what_does_not_fit_the_context_is_refused(prompt: int, asked: int) -> None:
+    """Here and not in the engine, so that the client learns it at once."""
+    with pytest.raises(ContextLengthExceeded, match="100 tokens of model 'mock'"):
+        admit(submission(max_tokens=asked), MODEL, TENANT, [[1] * prompt])
+
+
+def test_a_tenants_own_limits_are_tighter() -> None:
+    """What was not asked for is cut to them, what was asked for is refused."""
+    tenant = Tenant(name="small", max_prompt_tokens=5, max_output_tokens=7)
+    admitted = admit(submission(), MODEL, tenant, [[1] * 5])
+    assert Request.unpack(admitted.payload).sampling.max_tokens == 7
+    with pytest.raises(ContextLengthExceeded, match="7 tokens of output of this tenant"):
+        admit(submission(max_tokens=8), MODEL, tenant, [[1] * 5])
+    with pytest.raises(ContextLengthExceeded, match="5 tokens of a prompt of this tenant"):
+        admit(submission(), MODEL, tenant, [[1] * 6])
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    """There is nothing to continue."""
+    with pytest.raises(BadRequest, match="no tokens"):
+        admit(submission(), MODEL, TENANT, [[]])
+
+
+def test_the_models_task_decides(vectors: Model) -> None:
+    """A generating model does not embed, nor the other way round."""
+    with pytest.raises(UnsupportedValue):
+        admit(submission("embed"), MODEL, TENANT, [[1]])
+    with pytest.raises(UnsupportedValue):
+        admit(submission(), vectors, TENANT, [[1]])
+
+
+@pytest.fixture
+def vectors() -> Model:
+    return Model(
+        name="vectors",
+        engine="mock",
+        task="embed",
+        context_length=100,
+        vocab_size=256,
+        embedding_dimensions=8,
+        versions={"1": Version(id="1")},
+        default_version="1",
+    )
+
+
+def test_inputs_are_bounded_one_by_one_and_cost_their_sum(vectors: Model) -> None:
+    """Each is a sequence of its own."""
+    admitted = admit(submission("embed"), vectors, TENANT, [[1] * 100, [2] * 50])
+    assert admitted.cost == admitted.prompt_tokens == 150
+    with pytest.raises(ContextLengthExceeded):
+        admit(submission("embed"), vectors, TENANT, [[1], [1] * 101])
+    with pytest.raises(BadRequest, match="no tokens"):
+        admit(submission("embed"), vectors, TENANT, [[1], []])
+
+
+@pytest.mark.parametrize(("dimensions", "fits"), [(1, True), (8, True), (9, False)])
+def test_dimensions_are_the_models_at_most(vectors: Model, dimensions: int, fits: bool) -> None:
+    """Fewer are the first ones."""
+    wanted = submission("embed", dimensions=dimensions)
+    if fits:
+        assert admit(wanted, vectors, TENANT, [[1]]).cost == 1
+    else:
+        with pytest.raises(BadRequest, match="1..8"):
+            admit(wanted, vectors, TENANT, [[1]])
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(None, 60), (1, 0.001), (600_000, 600)])
+def test_a_deadline_is_what_was_asked_or_the_default(asked: int | None, seconds: float) -> None:
+    """Nothing waits without one."""
+    assert DEADLINES.seconds(submission(deadline_ms=asked)) == seconds
+
+
+@pytest.mark.parametrize("asked", [0, -1, 600_001])
+def test_a_deadline_out_of_range_is_refused(asked: int) -> None:
+    """A log does not outlive a later one."""
+    with pytest.raises(BadRequest, match="1..600000"):
+        DEADLINES.seconds(submission(deadline_ms=asked))
+
+
+@pytest.mark.parametrize(
+    ("wait", "age", "refused"),
+    [
+        (61.0, 0.0, True),
+        (59.0, 0.0, False),
+        (None, 0.0, False),
+        (61.0, PRESSURE_TRUST_SECONDS + 0.1, False),
+    ],
+)
+def test_what_would_only_time_out_is_refused_at_once(
+    wait: float | None, age: float, refused: bool
+) -> None:
+    """With the time after which it may fit; old or missing news is no reason."""
+    pressure = Pressure("mock", 1, {}, {"standard": wait})
+    if refused:
+        with pytest.raises(Overloaded) as error:
+            check_wait(pressure, age, submission(), 60)
+        assert error.value.retry_after_seconds == 1.0
+    else:
+        check_wait(pressure, age, submission(), 60)
+    check_wait(None, 0.0, submission(), 60)

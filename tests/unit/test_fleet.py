@@ -1,0 +1,214 @@
+"""Credit: never more work than the workers have room for, and a little to keep them busy."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from dispatcher.fleet import PREFETCH, STALE_SECONDS, Fleet
+from streams.messages import Beat
+from streams.subjects import Priority
+
+STANDARD = Priority.STANDARD
+
+
+def beat(
+    worker: str = "w", *, free: int = 4, tokens: int = 1000, version: str = "1", pulled: int = 0
+) -> Beat:
+    return Beat(
+        worker=worker,
+        model="m",
+        version=version,
+        free_sequences=free,
+        free_tokens=tokens,
+        running=0,
+        waiting=0,
+        max_sequences=4,
+        kv_tokens=1000,
+        generated_tokens=0,
+        tokens_per_second=0.0,
+        pulled={STANDARD: pulled} if pulled else {},
+    )
+
+
+def fill(fleet: Fleet, cost: int = 10, version: str = "1", first: int = 1) -> int:
+    """Dispatch for as long as it fits; how many did."""
+    count = 0
+    while fleet.fits(version, cost):
+        fleet.sending(version, cost)
+        fleet.sent(version, STANDARD, first + count, cost)
+        count += 1
+    return count
+
+
+def test_a_worker_is_sent_its_free_sequences_and_two_more() -> None:
+    """Two wait in WORK, so that a slot that becomes free is filled without a round trip."""
+    fleet = Fleet()
+    fleet.beat(beat(free=4), 0)
+    assert fill(fleet) == 4 + PREFETCH
+
+
+def test_a_full_worker_is_sent_two() -> None:
+    """They wait in WORK, where another worker may take them."""
+    fleet = Fleet()
+    fleet.beat(beat(free=0), 0)
+    assert fill(fleet) == PREFETCH
+
+
+def test_nothing_is_sent_to_nobody() -> None:
+    """Work without a pool would wait where no fairness rules."""
+    assert not Fleet().fits("1", 1)
+
+
+def test_tokens_bound_what_sequences_would_allow() -> None:
+    """A long prompt takes the room of many short ones; two go out in any case, as prefetch."""
+    fleet = Fleet()
+    fleet.beat(beat(free=100, tokens=1000), 0)
+    assert fill(fleet, cost=300) == 3
+    assert Fleet().fits("1", 0) is False
+
+
+def test_a_request_larger_than_any_worker_is_sent_all_the_same() -> None:
+    """The worker refuses it with the reason; in the queue it would block everybody behind it."""
+    fleet = Fleet()
+    fleet.beat(beat(tokens=1000), 0)
+    assert fleet.fits("1", 5000)
+
+
+def test_what_was_pulled_waits_no_more() -> None:
+    """The beat that says so also says what is free now."""
+    fleet = Fleet()
+    fleet.beat(beat(free=4), 0)
+    fill(fleet)
+    fleet.beat(beat(free=0, pulled=4), 0)
+    assert fleet.unpulled == {5, 6}
+    assert not fleet.fits("1", 10)
+
+
+def test_a_beat_may_be_faster_than_the_brokers_answer() -> None:
+    """A worker can pull a message before the dispatcher knows its sequence."""
+    fleet = Fleet()
+    fleet.beat(beat(free=4), 0)
+    fleet.sending("1", 10)
+    fleet.beat(beat(free=3, pulled=7), 0)
+    fleet.sent("1", STANDARD, 7, 10)
+    assert fleet.unpulled == set()
+    assert fill(fleet, first=8) == 3 + PREFETCH
+
+
+def test_a_silent_worker_does_not_count() -> None:
+    """What it once had free says nothing about a process that may be dead."""
+    fleet = Fleet()
+    fleet.beat(beat("w1", free=4), 0)
+    fleet.beat(beat("w2", free=1), 2)
+    assert fleet.forget_stale(STALE_SECONDS) == ["w1"]
+    assert [b.worker for b in fleet.workers()] == ["w2"]
+    assert fill(fleet) == 1 + PREFETCH
+
+
+def test_a_draining_worker_is_sent_nothing() -> None:
+    """It pulls no more, so what is sent for it would wait for its neighbours."""
+    fleet = Fleet()
+    fleet.beat(beat(free=4), 0)
+    fleet.beat(replace(beat(free=0), draining=True), 1)
+    assert not fleet.fits("1", 1)
+
+
+def test_versions_have_their_own_credit() -> None:
+    """A worker serves one version; its room is of no use to another."""
+    fleet = Fleet()
+    fleet.beat(beat("w1", version="1"), 0)
+    assert not fleet.fits("2", 1)
+    fill(fleet)
+    fleet.beat(beat("w2", version="2", free=1), 0)
+    assert fill(fleet, version="2", first=100) == 1 + PREFETCH
+
+
+def test_what_has_left_work_by_another_way_frees_its_room() -> None:
+    """Buried, or pulled by a worker that died before it could say so."""
+    fleet = Fleet()
+    fleet.beat(beat(free=0), 0)
+    assert fill(fleet) == 2
+    fleet.left({1, 99})
+    assert fleet.unpulled == {2}
+    assert fill(fleet, first=3) == 1
+
+
+def test_what_could_not_be_sent_takes_no_room() -> None:
+    """The broker may refuse, or know the message already."""
+    fleet = Fleet()
+    fleet.beat(beat(free=0), 0)
+    for _ in range(10):
+        fleet.sending("1", 10)
+        fleet.not_sent("1", 10)
+    assert fill(fleet) == PREFETCH
+
+
+class Credit(RuleBasedStateMachine):
+    """Workers that pull, finish and beat late; the dispatcher sends whatever fits.
+
+    What one worker has pulled and not told yet may be counted as room twice: the others' beats say
+    that it was pulled. Beats follow a pull within milliseconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Fleet()
+        self.work: list[int] = []
+        self.held = {"w1": 0, "w2": 0}
+        self.pulled = {"w1": 0, "w2": 0}
+        self.untold = {"w1": 0, "w2": 0}
+        self.seq = 0
+        for worker in self.held:
+            self.beat(worker)
+
+    @rule()
+    def send(self) -> None:
+        if self.fleet.fits("1", 1):
+            self.seq += 1
+            self.fleet.sending("1", 1)
+            self.fleet.sent("1", STANDARD, self.seq, 1)
+            self.work.append(self.seq)
+            self.never_more_than_the_room_and_the_prefetch()
+
+    @rule(worker=st.sampled_from(["w1", "w2"]))
+    def pull(self, worker: str) -> None:
+        if self.work and self.held[worker] < 4:
+            self.pulled[worker] = self.work.pop(0)
+            self.held[worker] += 1
+            self.untold[worker] += 1
+
+    @rule(worker=st.sampled_from(["w1", "w2"]))
+    def finish(self, worker: str) -> None:
+        self.held[worker] = max(0, self.held[worker] - 1)
+
+    @rule(worker=st.sampled_from(["w1", "w2"]))
+    def beat(self, worker: str) -> None:
+        free = 4 - self.held[worker]
+        self.fleet.beat(beat(worker, free=free, pulled=self.pulled[worker]), 0)
+        self.untold[worker] = 0
+
+    def never_more_than_the_room_and_the_prefetch(self) -> None:
+        out = len(self.work) + sum(self.held.values())
+        assert out <= 2 * (4 + PREFETCH) + sum(self.untold.values())
+
+
+TestCredit = Credit.TestCase
+TestCredit.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, unique=True), st.data())
+def test_the_room_is_whole_again_when_everything_has_left(
+    sequences: list[int], data: st.DataObject
+) -> None:
+    """A request that leaked would take its room for ever."""
+    fleet = Fleet()
+    for seq in sequences:
+        fleet.sending("1", seq)
+        fleet.sent("1", STANDARD, seq, seq)
+    gone = set(data.draw(st.lists(st.sampled_from(sequences), unique=True)))
+    fleet.left(gone)
+    assert fleet.unpulled == set(sequences) - gone
+    fleet.beat(beat(free=4, pulled=50), 0)
+    assert fill(fleet, first=51) == 4 + PREFETCH

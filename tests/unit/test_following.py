@@ -1,0 +1,216 @@
+"""One reader's view of a log: whatever happens to the replies, each record once and in order."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.following import Following, Record, Reply, Stored
+from streams import messages
+
+DONE = messages.done("length", messages.usage(1, 0), {})
+START = messages.started("m", "1", 1, "w")
+
+
+def chunk(index: int, count: int = 1) -> dict[str, Any]:
+    return {"type": "chunk", "index": index, "count": count, "text": "x", "tokens": [1] * count}
+
+
+def records(counts: list[int]) -> list[dict[str, Any]]:
+    """A claim, chunks of these sizes and a terminal."""
+    chunks = [chunk(sum(counts[:i]), count) for i, count in enumerate(counts)]
+    return [START, *chunks, DONE]
+
+
+@dataclass
+class Sink:
+    """Takes records; has room for `room` of them."""
+
+    taken: list[Record] = field(default_factory=list)
+    room: int = 1000
+
+    def __call__(self, record: Record, size: int) -> bool:
+        self.taken.append(record)
+        self.room -= 1
+        return self.room > 0
+
+
+def following(sink: Sink) -> Following:
+    return Following("t", "r", "TOKENS_0", "f", sink, heard=0.0, expires=900.0)
+
+
+@dataclass
+class Log:
+    """What the broker holds: records under sequences with gaps, for other requests."""
+
+    stored: list[Stored]
+
+    @classmethod
+    def of(cls, contents: list[dict[str, Any]], first: int = 3, step: int = 2) -> "Log":
+        packed = map(messages.pack, contents)
+        return cls([Stored(first + i * step, data) for i, data in enumerate(packed)])
+
+    def reply(self, place: int) -> Reply:
+        before = self.stored[place - 1].seq if place else 0
+        return Reply(self.stored[place].seq, before, self.stored[place].data)
+
+    def read(self, seq: int, size: int = 5) -> list[Stored]:
+        return [stored for stored in self.stored if stored.seq >= seq][:size]
+
+
+def catch_up(reader: Following, log: Log, *, meanwhile: list[Reply]) -> None:
+    """What the relay does, with replies that come while it reads."""
+    reader.catching_up = True
+    for reply in meanwhile:
+        reader.offer(reply)
+    while not (reader.paused or reader.ended):
+        before = reader.last
+        page = log.read(reader.read_from)
+        wanted = reader.read(page, 0.0)
+        if not wanted or (len(page) < 5 and reader.last >= before):
+            break
+    reader.catching_up = False
+    missed, reader.meanwhile = reader.meanwhile, []
+    for reply in missed:
+        reader.offer(reply)
+
+
+EVENT = st.tuples(
+    st.sampled_from(["reply", "catch up", "room"]), st.integers(0, 30), st.integers(0, 9)
+)
+
+
+@given(
+    counts=st.lists(st.integers(1, 4), max_size=20),
+    events=st.lists(EVENT, max_size=60),
+    room=st.integers(1, 30),
+)
+def test_each_record_is_taken_once_and_in_order(
+    counts: list[int], events: list[tuple[str, int, int]], room: int
+) -> None:
+    """Replies lost, repeated, in any order, between and during catch-ups, with a full sink too."""
+    contents = records(counts)
+    log, sink = Log.of(contents), Sink(room=room)
+    reader = following(sink)
+    for kind, place, more in events:
+        if kind == "reply":
+            reader.offer(log.reply(place % len(contents)))
+        elif kind == "room":
+            sink.room, reader.paused = more + 1, False
+        else:
+            meanwhile = [log.reply((place + i) % len(contents)) for i in range(more)]
+            catch_up(reader, log, meanwhile=meanwhile)
+        assert sink.taken == contents[: len(sink.taken)]
+    sink.room, reader.paused = 1000, False
+    catch_up(reader, log, meanwhile=[])
+    assert sink.taken == contents
+    assert reader.ended
+
+
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=20),
+    seen=st.integers(1, 20),
+    first=st.integers(1, 60),
+    replies=st.lists(st.integers(0, 21), max_size=20),
+)
+def test_a_log_that_was_put_back_goes_on_where_it_was(
+    counts: list[int], seen: int, first: int, replies: list[int]
+) -> None:
+    """The broker lost its memory; the copy has other sequences and the same records."""
+    contents = records(counts)
+    log, sink = Log.of(contents, first=30), Sink()
+    reader = following(sink)
+    for place in range(min(seen, len(contents) - 1)):
+        reader.offer(log.reply(place))
+    copy = Log.of(contents, first=first, step=1)
+    reader.doubted = True
+    for place in replies:
+        reader.offer(copy.reply(place % len(contents)))
+    catch_up(reader, copy, meanwhile=[copy.reply(place % len(contents)) for place in replies])
+    assert sink.taken == contents
+
+
+def test_a_missing_record_is_noticed_at_the_next() -> None:
+    """The reply names the record before it."""
+    log, reader = Log.of(records([1, 1, 1])), following(Sink())
+    assert reader.offer(log.reply(0))
+    assert not reader.offer(log.reply(2))
+    assert reader.offer(log.reply(0))  # an old one again says nothing
+
+
+def test_a_log_made_anew_by_another_attempt_repeats_nothing() -> None:
+    """A worker that begins again says the same tokens; the client has seen some of them."""
+    sink = Sink()
+    reader = following(sink)
+    for place in range(3):
+        reader.offer(Log.of(records([2, 3, 4]), first=50).reply(place))
+    catch_up(reader, Log.of(records([1, 1, 1, 1, 1, 2, 2]), first=1), meanwhile=[])
+    chunks = [(r["index"], r["count"]) for r in sink.taken if r["type"] == "chunk"]
+    assert chunks == [(0, 2), (2, 3), (5, 2), (7, 2)]
+    assert [r["type"] for r in sink.taken].count("started") == 1
+
+
+@pytest.mark.parametrize("contents", [[START, chunk(3), DONE], [START, chunk(0, 4), DONE]])
+def test_a_gap_or_an_overlap_ends_in_an_error(contents: list[dict[str, Any]]) -> None:
+    """A chunk cannot be cut: its text does not say which token is which."""
+    sink = Sink()
+    reader = following(sink)
+    for place in range(3):
+        reader.offer(Log.of([START, chunk(0), chunk(1)], first=50).reply(place))
+    reader.last, reader.lost = 0, 1.0
+    catch_up(reader, Log.of(contents), meanwhile=[])
+    assert sink.taken[-1]["code"] == "log_lost"
+    assert reader.ended
+
+
+def test_a_cut_head_of_a_log_is_noticed() -> None:
+    """The broker drops the oldest records when its memory is full."""
+    log, sink = Log.of(records([1] * 9)), Sink(room=3)
+    reader = following(sink)
+    for place in range(4):
+        reader.offer(log.reply(place))
+    sink.room, reader.paused = 100, False
+    log.stored = log.stored[6:]
+    catch_up(reader, log, meanwhile=[])
+    assert sink.taken[-1]["code"] == "log_lost"
+
+
+def test_looks_become_rare_while_nothing_is_said() -> None:
+    """A thousand queued requests must not be read a thousand times a second."""
+    reader, now, looks = following(Sink()), 0.0, 0
+    while now < 600:
+        now += 0.25
+        if reader.wants_look(now):
+            reader.looked(now)
+            looks += 1
+    assert looks < 15
+    reader.take(1, messages.pack(START))
+    reader.heard = now
+    assert reader.wants_look(now + 5.25)
+
+
+def test_cancels_become_rare_but_do_not_stop() -> None:
+    """One may get lost, and a request that never was must not be cancelled for ever in a storm."""
+    reader, now, cancels = following(Sink()), 0.0, []
+    reader.cancel_at = 0.0
+    while now < 60:
+        if reader.wants_cancel(now):
+            reader.cancelled(now)
+            cancels.append(now)
+        now += 0.25
+    assert cancels[:4] == [0.0, 0.25, 0.75, 1.75]
+    assert 15 < len(cancels) < 25
+
+
+def test_only_one_end_is_told() -> None:
+    """A failure of ours and the terminal may both come."""
+    log, sink = Log.of(records([1])), Sink()
+    reader = following(sink)
+    reader.fail("deadline_exceeded", "late")
+    reader.fail("log_lost", "gone")
+    for place in range(3):
+        reader.offer(log.reply(place))
+    catch_up(reader, log, meanwhile=[])
+    assert [record["type"] for record in sink.taken] == ["error"]

@@ -1,0 +1,69 @@
+"""Frames for one socket: in order, bounded by bytes, written by one task."""
+
+import asyncio
+
+import pytest
+
+from gateway import outbound
+from gateway.outbound import Frame, Outbound
+from tests.eventually import eventually
+
+
+class Client:
+    """A socket that takes frames while `reads` is set."""
+
+    def __init__(self) -> None:
+        self.got: list[Frame] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def write(self, frame: Frame) -> None:
+        await self.reads.wait()
+        self.got.append(frame)
+
+
+async def test_frames_are_written_in_order_and_the_last_one_too() -> None:
+    """`end` lets everything out that was put before it."""
+    client, waiting = Client(), Outbound(lambda: None)
+    frames: list[Frame] = [str(i) for i in range(1000)]
+    for frame in frames:
+        assert waiting.put(frame)
+    waiting.end()
+    await waiting.run(client.write)
+    assert client.got == frames
+
+
+async def test_a_full_one_asks_to_pause_until_half_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Feeding it again at each frame would wake everybody for nothing."""
+    monkeypatch.setattr(outbound, "LIMIT_BYTES", 100)
+    drained: list[int] = []
+    client = Client()
+    waiting = Outbound(lambda: drained.append(len(client.got)))
+    client.reads.clear()
+    wanted = [waiting.put("x" * 10) for _ in range(12)]
+    assert wanted == [True] * 10 + [False] * 2
+    async with asyncio.TaskGroup() as tasks:
+        writing = tasks.create_task(waiting.run(client.write))
+        room = tasks.create_task(waiting.room())
+        await asyncio.sleep(0)
+        assert not room.done()
+        client.reads.set()
+        await room
+        await eventually(lambda: len(client.got) == 12)
+        writing.cancel()
+    assert drained == [8]
+    assert waiting.put("more")
+
+
+async def test_one_frame_may_be_larger_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is on what waits, not on what may be said."""
+    monkeypatch.setattr(outbound, "LIMIT_BYTES", 100)
+    drained: list[bool] = []
+    client, waiting = Client(), Outbound(lambda: drained.append(True))
+    assert not waiting.put(b"x" * 1000)
+    waiting.end()
+    await waiting.run(client.write)
+    assert client.got == [b"x" * 1000]
+    assert drained == [True]

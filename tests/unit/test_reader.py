@@ -1,0 +1,57 @@
+"""Records to iterate over: in order, bounded by bytes, and an end when the client leaves."""
+
+import asyncio
+
+import pytest
+
+from gateway import reader as module
+from gateway.following import Record
+from gateway.reader import Gone, Reader
+
+
+def record(index: int) -> Record:
+    return {"type": "chunk", "index": index}
+
+
+async def test_records_come_in_order_and_are_waited_for() -> None:
+    """What is there at once is had at once; what is not is waited for."""
+    reader = Reader(lambda: None)
+    waiting = asyncio.ensure_future(reader.next())
+    await asyncio.sleep(0)
+    for i in range(3):
+        reader.put(record(i), 10)
+    assert await waiting == record(0)
+    assert [reader.next_ready(), reader.next_ready(), reader.next_ready()] == [
+        record(1),
+        record(2),
+        None,
+    ]
+
+
+async def test_a_full_one_asks_to_pause_until_half_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory is bounded by bytes; feeding goes on when there is room for more than one record."""
+    monkeypatch.setattr(module, "LIMIT_BYTES", 100)
+    drained: list[bool] = []
+    reader = Reader(lambda: drained.append(True))
+    assert [reader.put(record(i), 40) for i in range(4)] == [True, True, False, False]
+    for _ in range(2):
+        await reader.next()
+        assert not drained
+    await reader.next()
+    assert drained == [True]
+    assert reader.put(record(4), 40)
+
+
+async def test_a_client_that_leaves_ends_the_waiting() -> None:
+    """Nobody works on for who is gone, whatever is still there."""
+    reader = Reader(lambda: None)
+    waiting = asyncio.ensure_future(reader.next())
+    await asyncio.sleep(0)
+    reader.close()
+    with pytest.raises(Gone):
+        await waiting
+    reader.put(record(0), 10)
+    with pytest.raises(Gone):
+        await reader.next()

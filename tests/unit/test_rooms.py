@@ -1,0 +1,99 @@
+"""Who may import what: rooms, pure files, and where torch may be."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ("gateway", "dispatcher", "gpu_worker")
+ROOMS = ("streams", "registry", *SERVICES, "millstream")
+MAY_IMPORT = {
+    "streams": {"streams"},
+    "registry": {"registry", "streams"},
+    **{service: {service, "registry", "streams"} for service in SERVICES},
+}
+HEAVY = {"torch", "transformers", "accelerate", "gguf", "safetensors"}
+IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}
+PURE = (
+    "streams/errors.py",
+    "streams/headers.py",
+    "streams/messages.py",
+    "streams/subjects.py",
+    "gateway/admission.py",
+    "gateway/following.py",
+    "dispatcher/books.py",
+    "dispatcher/fair_queue.py",
+    "dispatcher/fleet.py",
+    "dispatcher/lines.py",
+    "dispatcher/pace.py",
+    "dispatcher/recent.py",
+    "gpu_worker/batcher.py",
+    "gpu_worker/credit.py",
+    "gpu_worker/detokenizer.py",
+    "gpu_worker/engine.py",
+    "gpu_worker/limits.py",
+    "gpu_worker/pending.py",
+    "gpu_worker/engines/paged/blocks.py",
+    "gpu_worker/engines/paged/plan.py",
+    "gpu_worker/engines/paged/scheduler.py",
+)
+
+
+def files(room: str) -> Iterator[Path]:
+    return (ROOT / room).rglob("*.py")
+
+
+def imported(file: Path) -> set[str]:
+    """Top-level names of everything that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+    """Services meet in `streams` alone, so that each can be changed and deployed by itself."""
+    assert list(files(room))
+    ours = {file: imported(file) & {*ROOMS} for file in files(room)}
+    assert {file: names for file, names in ours.items() if names - MAY_IMPORT[room]} == {}
+
+
+def test_no_room_imports_the_tests() -> None:
+    """They are not installed."""
+    found = {file for room in ROOMS for file in files(room) if {"tests", "bench"} & imported(file)}
+    assert found == set()
+
+
+def test_torch_stays_in_the_engines() -> None:
+    """Gateway and dispatcher install and start without it; so does a worker with the mock."""
+    engines = ROOT / "gpu_worker/engines"
+    heavy = {file for room in ROOMS for file in files(room) if HEAVY & imported(file)}
+    assert heavy
+    assert {file for file in heavy if engines not in file.parents} == set()
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_file_that_thinks_does_not_talk(name: str) -> None:
+    """No clock, no broker, no event loop: such a file can be tested, and simulated, as it is."""
+    assert imported(ROOT / name) & IMPURE == set()
+
+
+@pytest.mark.parametrize("service", ["gateway", "dispatcher"])
+def test_a_service_starts_without_torch(service: str) -> None:
+    """The base install does not have it."""
+    code = f"""
+import sys
+for name in {sorted(HEAVY)!r}:
+    sys.modules[name] = None
+import {service}.service, millstream.cli
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (run.returncode, run.stderr) == (0, "")

@@ -1,0 +1,201 @@
+"""The scheduler keeps its budgets and its order, and everybody ends."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks
+from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
+
+BLOCKS = 8
+
+
+@dataclass
+class Job:
+    """A prompt to run, how many tokens it generates, and after how many steps it arrives."""
+
+    prompt: list[int]
+    count: int
+    arrival: int
+    cancel_after: int | None = None
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=BLOCKS * BLOCK_TOKENS // 2)
+JOBS = st.lists(
+    st.builds(
+        Job,
+        PROMPTS,
+        st.integers(1, BLOCKS * BLOCK_TOKENS // 2),
+        st.integers(0, 30),
+        st.none() | st.integers(0, 20),
+    ),
+    min_size=1,
+    max_size=8,
+)
+SCHEDULERS = st.builds(
+    lambda sequences, spare, cache: (Blocks(BLOCKS), sequences, sequences + spare, cache),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.booleans(),
+)
+
+
+class Simulation:
+    """An engine without a model: a step's tokens are computed by pretending."""
+
+    def __init__(self, blocks: Blocks, sequences: int, tokens: int, cache: bool) -> None:
+        self.blocks, self.sequences, self.tokens = blocks, sequences, tokens
+        self.scheduler = Scheduler(blocks, sequences, tokens, cache)
+        self.wanted: dict[str, int] = {}
+        self.started: list[str] = []
+        self.finished: set[str] = set()
+
+    def add(self, number: int, job: Job) -> Run:
+        run = Run(f"{number:03}", list(job.prompt))
+        self.wanted[run.request_id] = len(job.prompt) + job.count
+        self.scheduler.add(run)
+        return run
+
+    def step(self) -> list[Slice]:
+        slices = self.scheduler.schedule()
+        self._check(slices)
+        self.scheduler.commit(slices)
+        for piece in slices:
+            self._advance(piece)
+        return slices
+
+    def end(self, run: Run) -> None:
+        self.scheduler.remove(run)
+        self.finished.add(run.request_id)
+
+    def _check(self, slices: list[Slice]) -> None:
+        assert sum(s.count for s in slices) <= self.tokens
+        assert len(self.scheduler.running) <= self.sequences
+        assert len({id(s.run) for s in slices}) == len(slices)
+        for piece in slices:
+            assert piece.count > 0
+            assert piece.start == piece.run.done
+            assert piece.end <= len(piece.run.tokens)
+            assert len(piece.run.blocks) * BLOCK_TOKENS >= piece.end
+        held = {block for run in self.scheduler.running for block in run.blocks}
+        assert len(held) + self.blocks.available == BLOCKS
+        assert not any(run.blocks for run in self.scheduler.waiting)
+        order = [r.request_id for r in [*self.scheduler.running, *self.scheduler.waiting]]
+        assert order == sorted(order)
+
+    def _advance(self, piece: Slice) -> None:
+        run = piece.run
+        if run.request_id not in self.started:
+            self.started.append(run.request_id)
+        if piece.samples:
+            run.tokens.append(0)
+            if len(run.tokens) >= self.wanted[run.request_id]:
+                self.end(run)
+
+
+@given(SCHEDULERS, JOBS)
+def test_every_run_ends_within_the_budgets_in_the_order_of_arrival(
+    made: tuple[Blocks, int, int, bool], jobs: list[Job]
+) -> None:
+    """No starvation, no step beyond its tokens, no block used twice, none lost."""
+    simulation, step = Simulation(*made), 0
+    queue = sorted(enumerate(jobs), key=lambda pair: pair[1].arrival)
+    due = [(job.arrival, f"{n:03}", n, job) for n, (_, job) in enumerate(queue)]
+    cancels: list[tuple[int, Run]] = []
+    while due or len(simulation.finished) < len(simulation.wanted):
+        while due and due[0][0] <= step:
+            _, _, number, job = due.pop(0)
+            run = simulation.add(number, job)
+            if job.cancel_after is not None:
+                cancels.append((step + job.cancel_after, run))
+        for at, run in cancels:
+            if at == step and run.request_id not in simulation.finished:
+                simulation.end(run)
+        if not simulation.step() and not due:
+            assert len(simulation.finished) == len(simulation.wanted), "nothing runs"
+        step += 1
+        assert step < 20_000, "somebody starves"
+    assert simulation.started == sorted(simulation.started)
+    assert simulation.blocks.available == BLOCKS
+
+
+def _scheduler(blocks: int = 32, sequences: int = 4, tokens: int = 32) -> Scheduler:
+    return Scheduler(Blocks(blocks), sequences, tokens)
+
+
+def _complete(scheduler: Scheduler) -> list[Slice]:
+    """One step: each run that can samples a token."""
+    slices = scheduler.schedule()
+    scheduler.commit(slices)
+    for piece in slices:
+        if piece.samples:
+            piece.run.tokens.append(1)
+    return slices
+
+
+def test_decoding_goes_on_beside_a_long_prefill() -> None:
+    """A long prompt must not stall the streams of others: it is cut into chunks."""
+    scheduler = _scheduler()
+    scheduler.add(Run("a", [1]))
+    _complete(scheduler)
+    scheduler.add(Run("b", [1] * 70))
+    counts = [{s.run.request_id: s.count for s in _complete(scheduler)} for _ in range(3)]
+    assert counts == [{"a": 1, "b": 31}, {"a": 1, "b": 31}, {"a": 1, "b": 8}]
+
+
+def test_the_newest_gives_way_and_returns_first() -> None:
+    """The oldest has the most to lose; who gave way is next in the queue."""
+    scheduler = _scheduler(blocks=4)
+    runs = [Run(name, [ord(name)] * 16) for name in "abc"]
+    for run in runs:
+        scheduler.add(run)
+    _complete(scheduler)
+    _complete(scheduler)
+    assert [r.request_id for r in scheduler.running] == ["a", "b"]
+    assert [r.request_id for r in scheduler.waiting] == ["c"]
+    assert scheduler.preemptions == 0
+    for _ in range(20):
+        _complete(scheduler)
+    assert [r.request_id for r in scheduler.running] == ["a"]
+    assert [r.request_id for r in scheduler.waiting] == ["b", "c"]
+    assert scheduler.preemptions == 1
+
+
+def test_a_preempted_run_finds_its_blocks_again() -> None:
+    """Recomputing costs little while its blocks are still cached."""
+    scheduler = _scheduler(blocks=8, tokens=512)
+    old, new = Run("old", [1] * 40), Run("new", [2] * 40)
+    scheduler.add(old)
+    scheduler.add(new)
+    _complete(scheduler)
+    scheduler._preempt(new)
+    (piece,) = [s for s in _complete(scheduler) if s.run is new]
+    assert piece.start == 32
+
+
+def test_a_prompt_is_never_served_from_the_cache_alone() -> None:
+    """The last token has to be computed: its logits are the point."""
+    scheduler = _scheduler(tokens=512)
+    first, second = Run("a", [1] * 32), Run("b", [1] * 32)
+    scheduler.add(first)
+    _complete(scheduler)
+    scheduler.add(second)
+    (piece,) = [s for s in _complete(scheduler) if s.run is second]
+    assert (piece.start, piece.count) == (16, 16)
+
+
+def test_another_salt_shares_nothing() -> None:
+    """The same tokens under another adapter have another KV."""
+    scheduler = _scheduler(tokens=512)
+    scheduler.add(Run("a", [1] * 32))
+    _complete(scheduler)
+    scheduler.add(Run("b", [1] * 32, salt=b"adapter"))
+    assert [s.start for s in _complete(scheduler)] == [32, 0]
+
+
+def test_a_budget_without_room_for_prefill_is_refused() -> None:
+    """Every running sequence takes a token of each step: prefill would starve."""
+    with pytest.raises(ValueError, match="max_batch_tokens 8 must be above max_sequences 8"):
+        Scheduler(Blocks(4), 8, 8)
