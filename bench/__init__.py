@@ -1,0 +1,9 @@
+"""Measurements of the whole: each starts what it measures, prints a table, writes `results/`.
+
+pipeline      what gateway, dispatcher and broker cost around the mock engine
+engine_share  how much of an engine's speed is left behind the pipeline
+load          `millstream bench` against what is measured
+direct        the engine alone, in a process of its own
+machine       what was measured on
+results       runs to medians, a table and a file
+"""

@@ -1,0 +1,24 @@
+"""`python -m bench [pipeline] [engine_share] [--runs N]`: both by default."""
+
+import argparse
+
+from bench import engine_share, pipeline
+
+MEASUREMENTS = {"pipeline": pipeline.measure, "engine_share": engine_share.measure}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("what", nargs="*", help=" or ".join(MEASUREMENTS), metavar="WHAT")
+    parser.add_argument("--runs", type=int, default=3, help="runs to take the median of")
+    parser.add_argument("--seconds", type=float, default=20, help="length of a loaded run")
+    words = parser.parse_args()
+    unknown = set(words.what) - MEASUREMENTS.keys()
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}, only {', '.join(MEASUREMENTS)}")
+    for name in words.what or MEASUREMENTS:
+        MEASUREMENTS[name](words.runs, words.seconds)
+
+
+if __name__ == "__main__":
+    main()
