@@ -1,0 +1,33 @@
+# Three images from one file: `docker build --target gateway|dispatcher|worker .`
+
+FROM python:3.11-slim AS base
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN useradd --create-home millstream
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY streams streams
+COPY registry registry
+COPY gateway gateway
+COPY dispatcher dispatcher
+COPY gpu_worker gpu_worker
+COPY millstream millstream
+
+FROM base AS slim
+RUN pip install --constraint constraints.txt .
+USER millstream
+ENTRYPOINT ["python", "-m", "millstream"]
+
+FROM slim AS gateway
+EXPOSE 8080
+CMD ["gateway", "--host", "0.0.0.0"]
+
+FROM slim AS dispatcher
+EXPOSE 9100
+CMD ["dispatcher", "--metrics-port", "9100"]
+
+FROM base AS worker
+RUN pip install --constraint constraints.txt '.[worker]'
+USER millstream
+EXPOSE 9100
+ENTRYPOINT ["python", "-m", "millstream"]
+CMD ["worker", "--metrics-port", "9100"]
