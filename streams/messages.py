@@ -7,7 +7,7 @@ A token log holds records in this order: `accepted` (only for requests that came
 
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, Self, TypeVar
 
@@ -57,6 +57,14 @@ class Logprob:
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """What the output must be; `source` is the JSON schema or the regular expression."""
+
+    kind: Literal["json_object", "json_schema", "regex"]
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How to choose tokens. `seed` None means: derived from the request id, so attempts agree."""
 
@@ -68,6 +76,13 @@ class Sampling:
     stop: list[str] = field(default_factory=list)
     logprobs: int | None = None  # None: off; n: with the n likeliest alternatives
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+
+    @classmethod
+    def of(cls, wire: Mapping[str, Any]) -> Self:
+        sampling = known(cls, wire)
+        grammar = wire.get("grammar")
+        return replace(sampling, grammar=known(Grammar, grammar)) if grammar else sampling
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,7 @@ class Request:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         wire = unpack(data)
-        wire["sampling"] = known(Sampling, wire.get("sampling", {}))
+        wire["sampling"] = Sampling.of(wire.get("sampling", {}))
         return known(cls, wire)
 
 
