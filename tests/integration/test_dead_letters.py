@@ -51,6 +51,7 @@ async def a_bad_worker(c: Client) -> AsyncIterator[list[int]]:
 async def given_up(c: Client) -> bool:
     """True when the broker waits no more for work that it has delivered."""
     consumer = topology.work_consumer(Pool("mock", "1", Priority.STANDARD), 5)
+    assert consumer.durable_name
     info = await c.broker.js.consumer_info(topology.WORK, consumer.durable_name)
     return bool(info.delivered.consumer_seq) and not info.num_ack_pending
 
