@@ -26,7 +26,7 @@ EXPOSE 9100
 CMD ["dispatcher", "--metrics-port", "9100"]
 
 FROM base AS worker
-RUN pip install --constraint constraints.txt '.[worker]'
+RUN pip install --constraint constraints.txt '.[worker,remote]'
 USER millstream
 EXPOSE 9100
 ENTRYPOINT ["python", "-m", "millstream"]

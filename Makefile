@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-EXTRAS := worker,demo,bench,dev
+EXTRAS := worker,remote,demo,bench,dev
 
 .PHONY: serve test check format bench browser
 

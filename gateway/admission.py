@@ -58,7 +58,7 @@ def admit(
 def _admit_prompt(
     submission: Submission, model: Model, tenant: Tenant, prompt: list[int]
 ) -> Admitted:
-    count = len(prompt)
+    count = model.token_count(prompt)
     if count == 0:
         raise BadRequest("the prompt has no tokens", "prompt")
     _within_tenant(tenant, count)
@@ -95,16 +95,19 @@ def _admit_inputs(
     for tokens in inputs:
         if not tokens:
             raise BadRequest("an input has no tokens", "input")
-        _within_tenant(tenant, len(tokens))
-        if len(tokens) > model.context_length:
-            name = f"model {model.name!r}"
-            raise ContextLengthExceeded(len(tokens), 0, model.context_length, name)
+        _check_input(model.token_count(tokens), model, tenant)
     _check_dimensions(submission.dimensions, model)
-    count = sum(map(len, inputs))
+    count = sum(map(model.token_count, inputs))
     request = Request(
         "embed", inputs=[pack_tokens(tokens) for tokens in inputs], dimensions=submission.dimensions
     )
     return Admitted(request.pack(), count, count)
+
+
+def _check_input(count: int, model: Model, tenant: Tenant) -> None:
+    _within_tenant(tenant, count)
+    if count > model.context_length:
+        raise ContextLengthExceeded(count, 0, model.context_length, f"model {model.name!r}")
 
 
 def _check_dimensions(asked: int | None, model: Model) -> None:

@@ -20,7 +20,7 @@ import tokenizers
 from gateway import chat
 from registry.artifacts import ArtifactChanged, read_verified
 from registry.models import Model, Version
-from streams.errors import TokenOutOfRange
+from streams.errors import TokenOutOfRange, UnsupportedValue
 
 T = TypeVar("T")
 INLINE_CHARACTERS = 400
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """The mock engine's: UTF-8 bytes."""
+    """UTF-8 bytes: the mock engine's tokens, and the way of a text to a model without tokeniser."""
 
     special_tokens: Mapping[str, str] = {}
 
@@ -141,7 +141,15 @@ class Tokenizers:
 
 
 def check_tokens(model: Model, tokens: Sequence[int], field: str) -> None:
-    """Raise `TokenOutOfRange` for the first id that is not in the model's vocabulary."""
+    """Raise `TokenOutOfRange` for the first id that is not in the model's vocabulary.
+
+    Raises `UnsupportedValue` for any where nobody here knows what they mean.
+    """
+    if not model.has_tokenizer:
+        raise UnsupportedValue(
+            f"the model {model.name!r} takes texts alone: it is registered without a tokenizer",
+            field,
+        )
     if tokens and not 0 <= min(tokens) <= max(tokens) < model.vocab_size:
         culprit = next(token for token in tokens if not 0 <= token < model.vocab_size)
         raise TokenOutOfRange(culprit, model.vocab_size, field)
@@ -152,7 +160,7 @@ def load(model: Model, version: Version) -> Tokenizer:
 
     Raises `ArtifactChanged` if a file is missing here or is not the registered one.
     """
-    if model.engine == "mock":
+    if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()
     return FileTokenizer(_read(version, "tokenizer.json"), _special_tokens(version))
 

@@ -2,6 +2,7 @@
 
 import time
 from asyncio import Event
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -158,6 +159,7 @@ class Attempt:
                 prompt=messages.unpack_tokens(request.prompt),
                 sampling=request.sampling,
                 generated=before.tokens,
+                text=before.text,
                 inputs=[messages.unpack_tokens(tokens) for tokens in inputs],
                 dimensions=request.dimensions,
                 deadline=self.envelope.deadline / 1000,
@@ -189,7 +191,7 @@ class Attempt:
         timing = self._clock.stages(self.envelope)
         terminal = self._terminal(end, timing)
         outcome = terminal.get("finish_reason") or terminal["code"]
-        record = self._record(outcome, terminal["usage"]["completion_tokens"])
+        record = self._record(outcome, terminal["usage"])
         await self._log.end(terminal, record)
         self._observed.info(
             "request_finished",
@@ -202,7 +204,7 @@ class Attempt:
         return Finished(record, timing)
 
     def _terminal(self, end: Output | None, timing: dict[str, float]) -> dict[str, Any]:
-        used = messages.usage(self.envelope.prompt_tokens, self._tokens)
+        used = self._usage(end)
         if end and end.error:
             return messages.failed(end.error.code, str(end.error), used)
         if end and end.finish and end.finish != "cancelled":
@@ -211,7 +213,12 @@ class Attempt:
             return messages.failed("deadline_exceeded", "the deadline has passed", used)
         return messages.done("cancelled", used, timing)
 
-    def _record(self, outcome: str, completion_tokens: int) -> LedgerRecord:
+    def _usage(self, end: Output | None) -> dict[str, int]:
+        if end and end.usage:
+            return messages.usage(end.usage.prompt_tokens, end.usage.completion_tokens)
+        return messages.usage(self.envelope.prompt_tokens, self._tokens)
+
+    def _record(self, outcome: str, used: Mapping[str, int]) -> LedgerRecord:
         envelope, who = self.envelope, self._who
         return LedgerRecord(
             request_id=envelope.request_id,
@@ -219,8 +226,8 @@ class Attempt:
             model=who.model,
             version=who.version,
             outcome=outcome,
-            prompt_tokens=envelope.prompt_tokens,
-            completion_tokens=completion_tokens,
+            prompt_tokens=used["prompt_tokens"],
+            completion_tokens=used["completion_tokens"],
             attempts=self._attempt,
             worker=who.worker,
             accepted=envelope.accepted,
@@ -233,5 +240,4 @@ class Attempt:
         assert terminal is not None
         self._attempt = max(1, before.attempts)
         outcome = terminal.get("finish_reason") or terminal["code"]
-        completion_tokens = terminal["usage"]["completion_tokens"]
-        await write_ledger(self._broker, self._record(outcome, completion_tokens))
+        await write_ledger(self._broker, self._record(outcome, terminal["usage"]))

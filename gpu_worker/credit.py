@@ -8,6 +8,9 @@ class Credit:
 
     def __init__(self, max_sequences: int, kv_tokens: int) -> None:
         self.max_sequences, self.kv_tokens = max_sequences, kv_tokens
+        self.capacity = (
+            max_sequences  # of the moment: below the maximum while an engine is throttled
+        )
         self._costs: dict[str, int] = {}
         self._reserved = 0
 
@@ -26,7 +29,7 @@ class Credit:
 
     @property
     def free_sequences(self) -> int:
-        return max(0, self.max_sequences - len(self._costs))
+        return max(0, min(self.capacity, self.max_sequences) - len(self._costs))
 
     @property
     def free_tokens(self) -> int:

@@ -5,7 +5,7 @@ so it needs no lock.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from streams.messages import Logprob, Sampling
 
@@ -25,17 +25,26 @@ class Sequence:
     """One request as the engine sees it.
 
     `generated` are tokens that an earlier attempt has already stored: the engine continues behind
-    them and neither returns them nor their text again. `inputs` is set for unary work (embed):
-    one list of token ids per input.
+    them and neither returns them nor their text again. `text` is what was stored with them.
+    `inputs` is set for unary work (embed): one list of token ids per input.
     """
 
     request_id: str
     prompt: list[int] = field(default_factory=list)
     sampling: Sampling = field(default_factory=Sampling)
     generated: list[int] = field(default_factory=list)
+    text: str = ""
     inputs: list[list[int]] = field(default_factory=list)
     dimensions: int | None = None
     deadline: float | None = None  # epoch seconds
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a request took by the account of who ran it, where that is not the engine itself."""
+
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Output:
 
     `text` may lag behind `tokens` while a character or a possible stop string is incomplete; the
     finishing output carries whatever was still held back. `vectors` are float32 little-endian rows.
+    `usage`, on a finishing output, counts better than its tokens do.
     """
 
     request_id: str
@@ -53,6 +63,7 @@ class Output:
     vectors: list[bytes] | None = None
     finish: Finish | None = None
     error: EngineError | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)
@@ -86,3 +97,11 @@ class Engine(Protocol):
         """True when `step` would have nothing to do until the next `add`."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Throttled(Protocol):
+    """An engine whose room also depends on others, such as on the server that it forwards to."""
+
+    def capacity(self) -> int:
+        """How many sequences it would run at once just now. Safe to call from any thread."""

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from gpu_worker.attempt import FAILED_SECONDS, Attempt, Finished, Identity, Stopped
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
-from gpu_worker.engine import Engine, Output
+from gpu_worker.engine import Engine, Output, Throttled
 from streams import subjects, topology
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
@@ -35,6 +35,7 @@ class Pool:
         self.who = who
         self.credit = Credit(room.sequences, room.tokens)
         self._broker, self._observe = broker, observe
+        self._throttled = engine if isinstance(engine, Throttled) else None
         self._driver = Driver(engine, self._deliver, who.model)
         self._attempts: dict[str, Attempt] = {}
         self._serving: set[asyncio.Task[None]] = set()
@@ -93,7 +94,15 @@ class Pool:
         self._driver.stop()
 
     def _room(self) -> int:
+        self._follow_capacity()
         return self.credit.pull_batch
+
+    def _follow_capacity(self) -> None:
+        """Credit is what a throttled engine has of the moment; asked at each pull and beat."""
+        if self._throttled:
+            before, self.credit.capacity = self.credit.capacity, self._throttled.capacity()
+            if self.credit.capacity > before:
+                self._wake_pulls()
 
     def _taking(self, priority: Priority) -> Callable[[Delivery], None]:
         def take(delivery: Delivery) -> None:
@@ -142,8 +151,11 @@ class Pool:
             del self._attempts[request_id]
             self.credit.free(request_id)
             self._changed.set()
-            for pull in self._pulls.values():
-                pull.wake()
+            self._wake_pulls()
+
+    def _wake_pulls(self) -> None:
+        for pull in self._pulls.values():
+            pull.wake()
 
     def _deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -171,6 +183,7 @@ class Pool:
 
     def beat(self) -> Beat:
         """This worker's credit of the moment."""
+        self._follow_capacity()
         credit = self.credit
         return Beat(
             worker=self.who.worker,

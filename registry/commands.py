@@ -10,6 +10,7 @@ from rich.table import Table
 
 from registry.description import model_from
 from registry.models import Model
+from registry.remote import RemoteServer, remote_model
 from registry.settings import AddSettings, ListSettings, ShowSettings
 from registry.store import Registry
 from streams.connection import connect
@@ -18,13 +19,36 @@ CONSOLE = Console(markup=False, highlight=False)  # names may look like markup
 
 
 async def add(settings: AddSettings, stop: asyncio.Event) -> None:
-    """Register the files in a directory as a model version and print what it became."""
-    model = await asyncio.to_thread(model_from, settings.path, settings.name, settings.version)
+    """Register a directory's files, or a server, as a model version and print what it became."""
+    model = await asyncio.to_thread(_described, settings)
     async with opened(settings.nats) as registry:
         await registry.put(model)
         if settings.alias:
             await registry.alias(settings.alias, settings.name)
         CONSOLE.print(f"{model.name}@{model.default_version}: {_size(model)}")
+
+
+def _described(settings: AddSettings) -> Model:
+    if settings.path:
+        return model_from(settings.path, settings.name, settings.version)
+    assert settings.remote, "one of both is there"
+    server = RemoteServer(
+        url=settings.remote,
+        model=settings.remote_model or settings.name,
+        api=settings.api,
+        concurrency=settings.concurrency,
+        api_key_variable=settings.api_key_variable,
+        first_seconds=settings.first_seconds,
+        chunk_seconds=settings.chunk_seconds,
+    )
+    return remote_model(
+        server,
+        settings.name,
+        task=settings.task,
+        tokenizer=settings.tokenizer,
+        context=settings.context_length,
+        version=settings.version,
+    )
 
 
 async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
@@ -98,7 +122,12 @@ def _facts(registry: Registry, model: Model) -> Table:
 def _files(model: Model) -> Table:
     table = Table("version", "file", "sha256")
     for version in model.versions.values():
-        table.add_row(version.id, version.directory or "no files", version.digest, style="bold")
+        table.add_row(
+            version.id,
+            version.directory or version.options.get("url") or "no files",
+            version.digest,
+            style="bold",
+        )
         for path, sha256 in version.files.items():
             table.add_row("", path, sha256)
     return table

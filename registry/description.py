@@ -40,7 +40,7 @@ def describe(directory: Path) -> Description:
         "generate",
         _number(config, _LENGTHS),
         _number(config, ("vocab_size",)),
-        chat_template=_chat_template(directory),
+        chat_template=chat_template(directory),
     )
 
 
@@ -64,6 +64,11 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
         versions={made.id: made},
         default_version=made.id,
     )
+
+
+def context_length(directory: Path) -> int:
+    """The longest sequence, by config.json; raises `ArtifactRefused` where it says none."""
+    return _number(_config(directory), _LENGTHS)
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -111,7 +116,7 @@ def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
             yield read_json(directory / str(module["path"]) / "config.json")
 
 
-def _chat_template(directory: Path) -> str | None:
+def chat_template(directory: Path) -> str | None:
     """From chat_template.jinja, else tokenizer_config.json (of several, the `default` one)."""
     file = directory / "chat_template.jinja"
     if file.exists():

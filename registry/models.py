@@ -1,16 +1,18 @@
 """Records of the registry: a model, its versions, its limits and latency goals."""
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from streams.subjects import InvalidToken, Priority, escape
 
-EngineKind = Literal["transformers", "embed", "mock"]
+EngineKind = Literal["transformers", "embed", "remote", "mock"]
 Task = Literal["generate", "embed"]
 MAX_NAME = 128
 MOCK_VERSION = "1"
+BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
     "*": "a NATS wildcard",
     ">": "a NATS wildcard",
@@ -82,6 +84,7 @@ class Model(Record):
     default_version: str
     goals: dict[Priority, Goals] = {}
     chat_template: str | None = None
+    has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, what they cost is estimated
     created: int = Field(default_factory=lambda: int(time.time()))  # epoch seconds
 
     @model_validator(mode="after")
@@ -94,6 +97,10 @@ class Model(Record):
     @property
     def default(self) -> Version:
         return self.versions[self.default_version]
+
+    def token_count(self, tokens: Sequence[int]) -> int:
+        """How many tokens an encoded text is: exact with a tokeniser, else from its bytes."""
+        return len(tokens) if self.has_tokenizer else -(-len(tokens) // BYTES_PER_TOKEN)
 
 
 class Alias(Record):

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.config import JsonDict
 
-from registry.models import Name
+from registry.models import Name, Task
+from registry.remote import Api, Url
 from streams.settings import ClientSettings
 
 POSITIONAL: JsonDict = {"positional": True}
@@ -14,7 +15,8 @@ POSITIONAL: JsonDict = {"positional": True}
 class AddSettings(ClientSettings):
     """What to register, and under which name."""
 
-    path: Path = Field(
+    path: Path | None = Field(
+        None,
         description="directory with the model's files: safetensors or GGUF, JSON, tokeniser",
         json_schema_extra=POSITIONAL,
     )
@@ -23,6 +25,36 @@ class AddSettings(ClientSettings):
         None, description="name of this version; by default the beginning of its digest"
     )
     alias: Name | None = Field(None, description="another name that shall mean this model")
+    remote: Url | None = Field(
+        None,
+        description="instead of PATH, the URL of a server that runs the model: up to and with /v1 "
+        "for OpenAI's API, the whole of it for a single-item API",
+    )
+    remote_model: str | None = Field(
+        None, description="what the server calls the model; by default the same name"
+    )
+    api: Api = Field("openai", description="what the server speaks")
+    task: Task = Field("generate", description="what the remote model does")
+    tokenizer: Path | None = Field(
+        None, description="directory with the remote model's tokenizer.json; without: texts only"
+    )
+    context_length: int | None = Field(
+        None, ge=1, description="tokens of the remote model's context; by default of config.json"
+    )
+    concurrency: int = Field(16, ge=1, description="most calls of a worker to the server at once")
+    api_key_variable: str = Field(
+        "", description="environment variable of the worker that holds the server's API key"
+    )
+    first_seconds: float = Field(
+        60, gt=0, description="time for the server's first token, or its whole answer"
+    )
+    chunk_seconds: float = Field(30, gt=0, description="time between the parts of a stream")
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "AddSettings":
+        if (self.path is None) == (self.remote is None):
+            raise ValueError("give either PATH or --remote")
+        return self
 
 
 class ListSettings(ClientSettings):

@@ -52,6 +52,11 @@ class Contents:
         return [token for chunk in chunks for token in chunk["tokens"]]
 
     @property
+    def text(self) -> str:
+        """The text of these tokens that was released with them."""
+        return "".join(record["text"] for record in self.records if record["type"] == "chunk")
+
+    @property
     def whole(self) -> bool:
         """False if the broker has dropped the beginning: no attempt can go on behind that."""
         parts = [record for record in self.records if record["type"] in ("chunk", "result")]

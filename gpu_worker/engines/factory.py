@@ -12,6 +12,7 @@ from gpu_worker.engine import Engine
 ENGINES = {
     "mock": ("gpu_worker.engines.mock", "MockEngine"),
     "transformers": ("gpu_worker.engines.paged.engine", "TransformersEngine"),
+    "remote": ("gpu_worker.engines.remote.engine", "RemoteEngine"),
     "embed": ("gpu_worker.engines.embed", "EmbedEngine"),
 }
 

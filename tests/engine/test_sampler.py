@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.engines.paged.sampler import CANDIDATES, Choice, sample, seed_of, uniform
+from gpu_worker.engines.paged.sampler import CANDIDATES, Choice, sample, uniform
+from gpu_worker.seeds import seed_of
 from streams.messages import Sampling
 
 PROBABILITIES = (0.15, 0.5, 0.05, 0.3)

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "registry": {"registry", "streams"},
     **{service: {service, "registry", "streams"} for service in SERVICES},
 }
-HEAVY = {"torch", "transformers", "accelerate", "gguf", "safetensors"}
+HEAVY = {"torch", "transformers", "accelerate", "gguf", "safetensors", "httpx2"}
 IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}
 PURE = (
     "streams/errors.py",
@@ -37,9 +37,18 @@ PURE = (
     "gpu_worker/engine.py",
     "gpu_worker/limits.py",
     "gpu_worker/pending.py",
+    "gpu_worker/seeds.py",
     "gpu_worker/engines/paged/blocks.py",
     "gpu_worker/engines/paged/plan.py",
     "gpu_worker/engines/paged/scheduler.py",
+    "gpu_worker/engines/remote/backoff.py",
+    "gpu_worker/engines/remote/breaker.py",
+    "gpu_worker/engines/remote/faults.py",
+    "gpu_worker/engines/remote/gate.py",
+    "gpu_worker/engines/remote/generation.py",
+    "gpu_worker/engines/remote/openai.py",
+    "gpu_worker/engines/remote/single.py",
+    "gpu_worker/engines/remote/vectors.py",
 )
 
 

@@ -12,10 +12,11 @@ from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for
 from gpu_worker.engines.paged.plan import Plan
-from gpu_worker.engines.paged.sampler import Choice, Sampled, sample, seed_of, uniform
+from gpu_worker.engines.paged.sampler import Choice, Sampled, sample, uniform
 from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
 from gpu_worker.engines.paged.stats import Stats
 from gpu_worker.limits import Limits, reserved
+from gpu_worker.seeds import seed_of
 from streams.messages import Logprob, Sampling
 
 WARM_UP_SEQUENCES = 8

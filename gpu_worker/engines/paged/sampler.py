@@ -25,11 +25,6 @@ def uniform(seed: int, position: int) -> float:
     return int.from_bytes(digest, "little") / 2**56
 
 
-def seed_of(request_id: str) -> int:
-    """The seed of a request that set none: any attempt at it draws alike."""
-    return int.from_bytes(blake2b(request_id.encode(), digest_size=7).digest(), "little")
-
-
 @dataclass(frozen=True)
 class Choice:
     """How to choose one row's token."""

@@ -1,0 +1,26 @@
+"""Calls as Prometheus metrics."""
+
+from prometheus_client import Counter, Gauge
+
+from gpu_worker.engines.remote.caller import Called
+
+_STATES = {"closed": 0, "half_open": 1, "open": 2}
+CALLS = Counter(
+    "millstream_remote_calls_total",
+    "Calls of a remote model by outcome: ok, refused, cancelled, a status, or why there is none.",
+    ["upstream", "outcome"],
+)
+RETRIES = Counter(
+    "millstream_remote_retries_total", "Calls that were made again after a failure.", ["upstream"]
+)
+BREAKER = Gauge(
+    "millstream_remote_breaker_state", "0: closed, 1: half-open, 2: open.", ["upstream"]
+)
+
+
+def observe(upstream: str, called: Called) -> None:
+    """Count one call that has ended."""
+    CALLS.labels(upstream, called.outcome).inc()
+    BREAKER.labels(upstream).set(_STATES[called.state])
+    if called.again:
+        RETRIES.labels(upstream).inc()

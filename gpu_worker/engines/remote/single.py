@@ -1,0 +1,71 @@
+"""The words of a single-item API, those of Hugging Face's inference API. Pure.
+
+generate  {"inputs": text, "parameters": {…}}  →  [{"generated_text": text}], or the object alone
+embed     {"inputs": text}                     →  [number, …], or one such row in a list
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from gpu_worker.engines.remote.faults import Fault
+from streams.messages import Sampling
+
+
+class _Generated(BaseModel):
+    generated_text: str
+
+
+_TEXTS: TypeAdapter[_Generated | list[_Generated]] = TypeAdapter(_Generated | list[_Generated])
+_ROWS: TypeAdapter[list[float] | list[list[float]]] = TypeAdapter(list[float] | list[list[float]])
+
+
+def generation(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
+    """The body of a generation. Temperature 0 is `do_sample: false`: the API takes no zero."""
+    parameters: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "do_sample": sampling.temperature > 0,
+        "return_full_text": False,
+        "seed": seed,
+    }
+    if sampling.temperature > 0:
+        parameters |= {"temperature": sampling.temperature}
+        parameters |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+        parameters |= {"top_k": sampling.top_k} if sampling.top_k else {}
+    if sampling.stop:
+        parameters["stop"] = sampling.stop
+    return {"inputs": text, "parameters": parameters}
+
+
+def generated(answer: bytes) -> str:
+    """The text of an answer; raises `Fault` for anything else."""
+    try:
+        found = _TEXTS.validate_json(answer)
+    except ValidationError:
+        raise _garbage(answer) from None
+    texts = found if isinstance(found, list) else [found]
+    if len(texts) != 1:
+        raise _garbage(answer)
+    return texts[0].generated_text
+
+
+def embedding(text: str) -> dict[str, Any]:
+    return {"inputs": text}
+
+
+def vector(answer: bytes) -> list[float]:
+    """The row of an answer; raises `Fault` for anything else."""
+    try:
+        found: list[Any] = _ROWS.validate_json(answer)
+    except ValidationError:
+        raise _garbage(answer) from None
+    if found and isinstance(found[0], list):
+        if len(found) != 1:
+            raise _garbage(answer)
+        return list(found[0])
+    return found
+
+
+def _garbage(answer: bytes) -> Fault:
+    shown = answer[:80].decode(errors="replace")
+    return Fault("garbage", f"the server sends what is no answer: {shown!r}", suspicious=True)
