@@ -9,6 +9,7 @@ import pytest
 from registry.artifacts import ArtifactRefused
 from registry.commands import add, list_models, show
 from registry.settings import AddSettings, ListSettings, ShowSettings
+from registry.store import VersionExists
 from streams.errors import ModelNotFound
 
 STOP = asyncio.Event()
@@ -77,3 +78,45 @@ async def test_showing_an_unknown_model_is_an_error(nats_url: str) -> None:
     """Scripts rely on the exit status."""
     with pytest.raises(ModelNotFound, match="'nope'"):
         await run_show(nats_url, "nope")
+
+
+async def test_a_remote_model_is_added_without_files(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A URL instead of a path; the key's name and never the key."""
+    options = {"context_length": "512", "api_key_variable": "CORN_KEY", "concurrency": "3"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", name="far", **options)
+    capsys.readouterr()
+    await run_list(nats_url, as_json=True)
+    (listed,) = json.loads(capsys.readouterr().out)
+    (version,) = listed["versions"].values()
+    assert (listed["engine"], listed["has_tokenizer"], listed["context_length"]) == (
+        "remote",
+        False,
+        512,
+    )
+    assert version["options"] == {
+        "url": "http://corn:8000/v1",
+        "model": "far",
+        "api": "openai",
+        "concurrency": 3,
+        "api_key_variable": "CORN_KEY",
+        "first_seconds": 60,
+        "chunk_seconds": 30,
+        "context_length": 512,
+    }
+
+
+async def test_what_a_server_may_do_at_once_can_change_and_where_it_is_cannot(
+    nats_url: str,
+) -> None:
+    """A version means one server and model: another one is another version."""
+    far = {"name": "far", "version": "1", "context_length": "512"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", **far)
+    await run_add_remote(nats_url, "http://corn:8000/v1", concurrency="5", **far)
+    with pytest.raises(VersionExists):
+        await run_add_remote(nats_url, "http://other:8000/v1", **far)
+
+
+async def run_add_remote(url: str, remote: str, **options: str) -> None:
+    await add(AddSettings.model_validate({"nats": url, "remote": remote, **options}), STOP)
