@@ -68,7 +68,6 @@ class Upstream(ThreadingHTTPServer):
     def __init__(self, acts: tuple[Act, ...], port: int) -> None:
         self.acts = deque(acts)
         self.calls: list[Call] = []
-        self.most = self.busy = 0
         self.left, self.ending = threading.Event(), threading.Event()
         self._counting = threading.Lock()
         super().__init__(("127.0.0.1", port), Call)
@@ -80,14 +79,7 @@ class Upstream(ThreadingHTTPServer):
     def next(self, call: Call) -> Act:
         with self._counting:
             self.calls.append(call)
-            self.busy += 1
-            self.most = max(self.most, self.busy)
             return self.acts.popleft() if len(self.acts) > 1 else self.acts[0]
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._counting:
-            self.busy -= 1
-        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A reset of our own ends in an error of the handler's."""
@@ -163,6 +155,27 @@ def answered(make: Callable[[Mapping[str, Any]], object]) -> Act:
         call.wfile.write(json.dumps(make(call.body)).encode())
 
     return act
+
+
+class Crowd:
+    """An act whose first `size` calls go on only together; `most` were in it at once."""
+
+    def __init__(self, act: Act, size: int) -> None:
+        self._act, self._size = act, size
+        self._barrier, self._counting = threading.Barrier(size), threading.Lock()
+        self._came = self._inside = self.most = 0
+
+    def __call__(self, call: Call) -> None:
+        with self._counting:
+            self._came += 1
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+            meets = self._came <= self._size
+        if meets:
+            self._barrier.wait(20)
+        with self._counting:
+            self._inside -= 1
+        self._act(call)
 
 
 def hang(call: Call) -> None:

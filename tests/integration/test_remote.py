@@ -65,7 +65,15 @@ def indices(c: Client, request: str) -> list[int]:
 async def test_through_a_flaky_server_every_request_ends_once_and_whole(nats_url: str) -> None:
     """It refuses, resets, falls silent in the middle; clients see each word once, in order."""
     chance = random.Random(3)
-    ways = [streamed, status(500), status(503), status(429, retry_after="0"), Call.reset]
+    ways = [
+        streamed,
+        streamed,
+        streamed,
+        status(500),
+        status(503),
+        status(429, retry_after="0"),
+        Call.reset,
+    ]
     ways += [broken_after(2), broken_after(5, lambda call: None), broken_after(1, hang_in_stream)]
 
     def flaky(call: Call) -> None:
@@ -73,7 +81,7 @@ async def test_through_a_flaky_server_every_request_ends_once_and_whole(nats_url
 
     with serving(flaky) as server:
         async with behind(nats_url, model_of(server.url)) as c:
-            requests = [await ask(c) for _ in range(30)]
+            requests = [await ask(c) for _ in range(16)]
             await eventually(lambda: all(c.terminal(request) for request in requests), seconds=60)
             served = [request for request in requests if c.kinds(request)["done"]]
             for request in served:

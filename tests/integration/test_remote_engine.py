@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.engine import Output, Sequence
-from gpu_worker.engines.remote.engine import RemoteEngine
+from gpu_worker.engines.remote.engine import KeyMissing, RemoteEngine
 from streams.messages import Grammar, Sampling
 from tests.upstream import (
     ANSWER,
@@ -19,6 +19,7 @@ from tests.upstream import (
     PROMPT,
     Act,
     Call,
+    Crowd,
     Upstream,
     answered,
     broken_after,
@@ -220,6 +221,13 @@ def test_a_refusal_is_the_requests_own_and_never_tried_again() -> None:
     assert "max_tokens is too large" in message
 
 
+def test_what_has_no_field_in_the_api_fails_without_a_call() -> None:
+    """A constraint that is left out in silence would be a wrong answer."""
+    with engine_and_server(streamed) as (engine, server):
+        code, _ = error(run(engine, sequence(grammar=Grammar("regex", "a+")))["r"])
+    assert (code, server.calls) == ("unsupported_value", [])
+
+
 def test_a_wrong_key_is_no_fault_of_the_client() -> None:
     """It cannot change the request so that it would pass."""
     with engine_and_server(status(401, {"error": "bad key"})) as (engine, _):
@@ -234,18 +242,19 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         run(engine, sequence())
     assert server.calls[0].headers["authorization"] == "Bearer sk-corn"
     monkeypatch.delenv("CORN_KEY")
-    with pytest.raises(ValueError, match="CORN_KEY"):
+    with pytest.raises(KeyMissing, match="CORN_KEY"):
         RemoteEngine.load(None, url="x", model="m", context_length=1, api_key_variable="CORN_KEY")
 
 
 def test_no_more_calls_at_once_than_the_limit() -> None:
     """The others wait in the engine for a moment, beyond it they are never pulled."""
-    with engine_and_server(streamed, concurrency=3) as (engine, server):
+    crowd = Crowd(streamed, 3)
+    with engine_and_server(crowd, concurrency=3) as (engine, _):
         assert (engine.room().sequences, engine.capacity()) == (3, 3)
         requests = [sequence(f"r{n}") for n in range(20)]
         outputs = run(engine, *requests)
     assert {text(each) for each in outputs.values()} == {ANSWER}
-    assert server.most <= 3
+    assert crowd.most == 3
 
 
 def test_a_cancelled_request_hangs_up() -> None:
@@ -347,12 +356,13 @@ def row(body: Any) -> object:
 def test_a_single_item_api_embeds_each_input_in_order() -> None:
     """One call each, as many at once as are allowed."""
     texts = ["x" * (n + 1) for n in range(30)]
-    with engine_and_server(answered(row), api="single", concurrency=4) as (engine, server):
+    crowd = Crowd(answered(row), 4)
+    with engine_and_server(crowd, api="single", concurrency=4) as (engine, server):
         (output,) = run(engine, inputs(*texts))["r"]
     assert output.vectors
     assert [struct.unpack("<3f", vector)[0] for vector in output.vectors] == [*range(1, 31)]
     assert len(server.calls) == 30
-    assert 1 < server.most <= 4
+    assert crowd.most == 4
 
 
 def picky(call: Call) -> None:

@@ -13,7 +13,7 @@ import structlog
 from gpu_worker.engine import EngineError
 from gpu_worker.engines.remote.backoff import Backoff
 from gpu_worker.engines.remote.breaker import FOREVER, State
-from gpu_worker.engines.remote.faults import Fault
+from gpu_worker.engines.remote.faults import Fault, Refusal
 from gpu_worker.engines.remote.gate import Gate
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Called:
-    """One call that has ended: `ok`, `refused`, `cancelled`, or the label of its fault."""
+    """One call that has ended: `ok`, `refused`, `failed`, `cancelled`, or its fault's label."""
 
     outcome: str
     state: State  # of the breaker, from now on
@@ -73,9 +73,12 @@ class Caller:
             outcome = fault.label
             self._gate.failed(call.number, fault, time.monotonic())
             raise
-        except EngineError:
+        except Refusal:
             outcome = "refused"
             call.answered()
+            raise
+        except EngineError:  # found here, before the call or in its answer
+            outcome = "failed"
             raise
         finally:
             self._gate.end(call.number)

@@ -23,12 +23,21 @@ from gpu_worker.engines.remote.items import Items
 from gpu_worker.engines.remote.openai import VLLM, OpenAI
 from gpu_worker.engines.remote.outbox import Outbox
 from gpu_worker.engines.remote.streaming import Emit, Streaming
-from gpu_worker.engines.remote.upstream import Limits, Upstream
+from gpu_worker.engines.remote.upstream import Timeouts, Upstream
 from gpu_worker.limits import reserved
+from streams.errors import MillstreamError
 
 Api = Literal["openai", "vllm", "single"]
 STEP_SECONDS = 0.005  # the longest that a step waits for an output
 log = structlog.get_logger()
+
+
+class KeyMissing(MillstreamError):
+    """The variable that should hold a server's API key does not."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(f"the environment has no {variable}, which should hold the API key")
+        self.variable = variable
 
 
 class Server(Protocol):
@@ -89,11 +98,10 @@ class RemoteEngine:
     ) -> "RemoteEngine":
         """An engine for the server at `url`; `directory` holds the model's tokeniser, if any.
 
-        The server need not be there yet. Raises ValueError when the variable that should hold the
-        key does not.
+        The server need not be there yet. Raises `KeyMissing`.
         """
-        limits = Limits(connect_seconds, first_seconds, chunk_seconds)
-        upstream = Upstream(url, _key(api_key_variable), limits, concurrency)
+        timeouts = Timeouts(connect_seconds, first_seconds, chunk_seconds)
+        upstream = Upstream(url, _key(api_key_variable), timeouts, concurrency)
         gate = Gate(concurrency, Breaker(cooldown_seconds=cooldown_seconds))
         caller = Caller(gate, Backoff(retry_seconds), partial(metrics.observe, model))
         server: Server
@@ -102,7 +110,8 @@ class RemoteEngine:
         else:
             tokenizer = _tokenizer(directory)
             words = (VLLM if api == "vllm" else OpenAI)(model)
-            server = Streaming(words, upstream, caller, tokenizer, _ends(directory, tokenizer))
+            ends = _ends(directory, tokenizer) if words.knows_tokens else frozenset()
+            server = Streaming(words, upstream, caller, tokenizer, ends)
         return cls(upstream, server, gate, concurrency, context_length)
 
     def add(self, sequence: Sequence) -> None:
@@ -198,7 +207,7 @@ def _cancel(job: _Job) -> None:
 def _key(variable: str) -> str:
     """The API key that a variable of this process holds; the registry knows its name alone."""
     if variable and not os.environ.get(variable):
-        raise ValueError(f"the variable {variable} should hold the API key and is not set")
+        raise KeyMissing(variable)
     return os.environ[variable] if variable else ""
 
 

@@ -37,8 +37,12 @@ class Fault(Exception):
         self.throttles, self.retry_after = throttles, retry_after
 
 
+class Refusal(EngineError):
+    """The server works, and does not want this request."""
+
+
 def of_status(status: int, headers: Mapping[str, str], body: bytes, now: float) -> Exception:
-    """The `Fault`, or the `EngineError` that ends the request, of an answer that is not a success.
+    """The `Fault`, or the `Refusal` that ends the request, of an answer that is not a success.
 
     `now` is epoch seconds, for a Retry-After that is a date.
     """
@@ -55,10 +59,10 @@ def of_status(status: int, headers: Mapping[str, str], body: bytes, now: float) 
     return refused(status, message)
 
 
-def refused(status: int, message: str) -> EngineError:
+def refused(status: int, message: str) -> Refusal:
     """The end of a request that the server does not want; a wrong key, say, is not the client's."""
     code = "upstream_refused" if status in CLIENTS_FAULT else "upstream_failed"
-    return EngineError(code, message)
+    return Refusal(code, message)
 
 
 def retry_after(value: str, now: float) -> float:

@@ -7,7 +7,7 @@ from gpu_worker.engines.remote.caller import Called
 _STATES = {"closed": 0, "half_open": 1, "open": 2}
 CALLS = Counter(
     "millstream_remote_calls_total",
-    "Calls of a remote model by outcome: ok, refused, cancelled, a status, or why there is none.",
+    "Calls of a remote model by outcome: ok, refused, failed, cancelled, or the fault.",
     ["upstream", "outcome"],
 )
 RETRIES = Counter(

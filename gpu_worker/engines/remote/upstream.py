@@ -22,7 +22,7 @@ MAX_EVENT_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Limits:
+class Timeouts:
     """Seconds. A whole answer must come within `first_seconds`, as a stream's first event must."""
 
     connect_seconds: float = 5.0
@@ -33,11 +33,11 @@ class Limits:
 class Upstream:
     """Use it as a context manager, on one event loop. Calls raise `Fault` or `EngineError`."""
 
-    def __init__(self, url: str, key: str, limits: Limits, connections: int) -> None:
-        self._url, self._limits = url.rstrip("/"), limits
+    def __init__(self, url: str, key: str, timeouts: Timeouts, connections: int) -> None:
+        self._url, self._timeouts = url.rstrip("/"), timeouts
         self._client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(None, connect=limits.connect_seconds),
+            timeout=httpx2.Timeout(None, connect=timeouts.connect_seconds),
             limits=httpx2.Limits(max_connections=connections),
         )
 
@@ -51,7 +51,7 @@ class Upstream:
     async def ask(self, path: str, body: dict[str, Any]) -> bytes:
         """The whole answer to a POST."""
         with _translated():
-            async with asyncio.timeout(self._limits.first_seconds):
+            async with asyncio.timeout(self._timeouts.first_seconds):
                 response = await self._send(path, body)
                 try:
                     return await _read(response, MAX_ANSWER_BYTES)
@@ -61,7 +61,7 @@ class Upstream:
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str, None]:
         """The data of each server-sent event; close it (`aclosing`) to hang up."""
         clock = asyncio.get_running_loop().time
-        until = clock() + self._limits.first_seconds
+        until = clock() + self._timeouts.first_seconds
         with _translated():
             async with asyncio.timeout_at(until):
                 response = await self._send(path, body)
@@ -73,7 +73,7 @@ class Upstream:
                     if event is None:
                         return
                     yield event.data
-                    until = clock() + self._limits.chunk_seconds
+                    until = clock() + self._timeouts.chunk_seconds
             finally:
                 await response.aclose()
 
