@@ -25,8 +25,10 @@ class Detokenizer:
     released last as context, since many decoders treat the first token of a text specially.
     """
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int] = ()) -> None:
-        self._decoder = decoder
+    def __init__(
+        self, decoder: Decoder, prompt: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._decoder, self._skip = decoder, skip_special_tokens
         self._context: list[int] = []
         self._pending = list(prompt[-PROMPT_TAIL:])
         self._release()
@@ -59,7 +61,7 @@ class Detokenizer:
         self._before = self._decode(self._context)
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._decoder.decode(tokens, skip_special_tokens=True) if tokens else ""
+        return self._decoder.decode(tokens, skip_special_tokens=self._skip) if tokens else ""
 
 
 class StopStrings:
@@ -98,8 +100,14 @@ class StopStrings:
 class TextStream:
     """A sequence's text: detokenised, with its stop strings kept out."""
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(decoder, prompt)
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._detokenizer = Detokenizer(decoder, prompt, skip_special_tokens)
         self._stops = StopStrings(stops)
 
     @property

@@ -77,6 +77,7 @@ class Sampling:
     logprobs: int | None = None  # None: off; n: with the n likeliest alternatives
     ignore_eos: bool = False
     grammar: Grammar | None = None
+    skip_special_tokens: bool = True  # leave them out of the text
 
     @classmethod
     def of(cls, wire: Mapping[str, Any]) -> Self:

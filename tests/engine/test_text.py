@@ -3,7 +3,9 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
+from tokenizers import Tokenizer
 
 from gpu_worker.engine import Output, Sequence
 from gpu_worker.engines.paged.engine import TransformersEngine
@@ -38,6 +40,19 @@ def test_text_is_that_of_the_tokens() -> None:
     """Pieces put together are the whole, whatever was held back in between."""
     results = drive(engine(), [greedy("a", IDS, COUNT)])
     assert results.text["a"] == _text(expected("llama", IDS, COUNT))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_special_tokens_are_text_for_those_that_want_them(skip: bool) -> None:
+    """Models whose call marks are special tokens call no tools otherwise."""
+    tokens = expected("llama", IDS, COUNT)
+    marks = Tokenizer.from_str(tokenizer().to_str())
+    marks.add_special_tokens([marks.id_to_token(tokens[5])])
+    made = TransformersEngine(replace(loaded("llama"), tokenizer=marks), 8, 512, 2048)
+    sampling = Sampling(max_tokens=COUNT, temperature=0, skip_special_tokens=skip)
+    results = drive(made, [Sequence("a", IDS, sampling)])
+    assert results.text["a"] == marks.decode(tokens, skip_special_tokens=skip)
+    assert (results.text["a"] == _text(tokens)) != skip
 
 
 def test_a_stop_string_ends_a_sequence_and_stays_out_of_its_text() -> None:

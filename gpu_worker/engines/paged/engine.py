@@ -240,7 +240,8 @@ class TransformersEngine:
         sampling = sequence.sampling
         run = Run(sequence.request_id, sequence.prompt + sequence.generated)
         seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
-        text = TextStream(self._tokenizer, sequence.prompt, sampling.stop)
+        skip = sampling.skip_special_tokens
+        text = TextStream(self._tokenizer, sequence.prompt, sampling.stop, skip)
         generation = _Generation(sequence, run, text, seed)
         for token in sequence.generated:
             if not self._ends_with(generation, token):
