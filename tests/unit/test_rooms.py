@@ -25,6 +25,7 @@ PURE = (
     "streams/subjects.py",
     "gateway/admission.py",
     "gateway/following.py",
+    "gateway/tool_calls.py",
     "dispatcher/books.py",
     "dispatcher/fair_queue.py",
     "dispatcher/fleet.py",
