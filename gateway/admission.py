@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gateway.chat import PLAIN_STOPS
 from gateway.submission import Submission
+from gateway.tool_calls import written_by
 from registry.models import Model
 from registry.tenants import Tenant
 from streams.errors import BadRequest, ContextLengthExceeded, Overloaded, UnsupportedValue
@@ -114,6 +115,15 @@ def _check_dimensions(asked: int | None, model: Model) -> None:
     most = model.embedding_dimensions
     if asked is not None and most is not None and not 1 <= asked <= most:
         raise BadRequest(f"dimensions {asked} is not within 1..{most}", "dimensions")
+
+
+def check_tools(submission: Submission, model: Model) -> None:
+    """Raises `UnsupportedValue` if the model cannot be told of tools, or its calls not be read."""
+    if submission.tools and written_by(model.chat_template) is None:
+        raise UnsupportedValue(
+            f"the chat template of the model {model.name!r} has no tools that are known here",
+            "tools",
+        )
 
 
 def check_wait(

@@ -12,13 +12,15 @@ from typing import Any, Literal
 
 import orjson
 
+from gateway.tool_calls import ToolCall
 from registry.models import Model
+from streams import messages
 from streams.errors import MillstreamError, status_of
 
 Answer = dict[str, Any]
 Usage = Mapping[str, int]
 Logprobs = Sequence[Mapping[str, Any]]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 OWNER = "millstream"
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -37,58 +39,74 @@ def chat_id(request_id: str) -> str:
     return f"chatcmpl-{request_id}"
 
 
+def frame(answer_id: str, kind: str, created: int, model: str) -> Answer:
+    """What an answer, or each chunk of one, begins with; `created` is in epoch seconds."""
+    return {"id": answer_id, "object": kind, "created": created, "model": model}
+
+
 def completion(
-    request_id: str,
-    model: str,
-    created: int,
-    text: str,
-    reason: FinishReason,
-    usage: Usage,
-    logprobs: Logprobs | None = None,
+    request_id: str, model: str, created: int, choices: Sequence[Answer], usage: Usage
 ) -> Answer:
-    """The whole answer of /v1/completions; `created` is in epoch seconds."""
-    return {
-        "id": completion_id(request_id),
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "text": text,
-                "logprobs": None if logprobs is None else completion_logprobs(logprobs, 0),
-                "finish_reason": reason,
-            }
-        ],
-        "usage": usage,
-    }
+    """The whole answer of /v1/completions."""
+    head = frame(completion_id(request_id), "text_completion", created, model)
+    return {**head, "choices": choices, "usage": usage}
 
 
 def chat_completion(
-    request_id: str,
-    model: str,
-    created: int,
+    request_id: str, model: str, created: int, choices: Sequence[Answer], usage: Usage
+) -> Answer:
+    """The whole answer of /v1/chat/completions."""
+    head = frame(chat_id(request_id), "chat.completion", created, model)
+    return {**head, "choices": choices, "usage": usage}
+
+
+def completion_choice(
+    index: int, text: str, reason: FinishReason, logprobs: Logprobs | None = None
+) -> Answer:
+    """One of the texts of /v1/completions."""
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None if logprobs is None else completion_logprobs(logprobs, 0),
+        "finish_reason": reason,
+    }
+
+
+def chat_choice(
+    index: int,
     text: str,
     reason: FinishReason,
-    usage: Usage,
     logprobs: Logprobs | None = None,
+    calls: Sequence[ToolCall] = (),
 ) -> Answer:
-    """The whole answer of /v1/chat/completions; `created` is in epoch seconds."""
+    """One of the messages of /v1/chat/completions; with `calls` its text may be missing."""
+    message: Answer = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        message |= {"content": text or None, "tool_calls": [tool_call(call) for call in calls]}
     return {
-        "id": chat_id(request_id),
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None if logprobs is None else chat_logprobs(logprobs),
-                "finish_reason": reason,
-            }
-        ],
-        "usage": usage,
+        "index": index,
+        "message": message,
+        "logprobs": None if logprobs is None else chat_logprobs(logprobs),
+        "finish_reason": reason_with(calls, reason),
     }
+
+
+def tool_call(call: ToolCall) -> Answer:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def reason_with(calls: object, reason: FinishReason) -> FinishReason:
+    """Why an answer ended; one that was cut short says so even if it has called a tool."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
+    """The sum of all choices in order; a prompt counts once, whatever its number of `choices`."""
+    if len(usages) == 1:
+        return usages[0]
+    prompt_tokens = sum(each["prompt_tokens"] for each in usages[::choices])
+    return messages.usage(prompt_tokens, sum(each["completion_tokens"] for each in usages))
 
 
 def completion_logprobs(logprobs: Logprobs, offset: int) -> Answer:

@@ -20,7 +20,8 @@ from jinja2.utils import Namespace
 
 from streams.errors import BadRequest
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
 COMPILED = 64  # templates kept
 PLAIN_STOPS = ["\nUser:"]  # where a model without a template would go on with the other's part
 _SPEAKERS = {"user": "User", "assistant": "Assistant"}  # anything else sets the scene
@@ -29,12 +30,18 @@ _SPEAKERS = {"user": "User", "assistant": "Assistant"}  # anything else sets the
 _MISUSE = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 
-def render(template: str | None, messages: Sequence[Message], tokens: Mapping[str, str]) -> str:
+def render(
+    template: str | None,
+    messages: Sequence[Message],
+    tokens: Mapping[str, str],
+    tools: Sequence[Tool] | None = None,
+) -> str:
     """The prompt of a chat, up to where the assistant is to speak.
 
-    `tokens` are the tokeniser's special tokens by name (`bos_token`, ...). Without a template the
-    messages become a plain dialogue. Raises `BadRequest` with the template's own words when it
-    refuses the messages.
+    `tokens` are the tokeniser's special tokens by name (`bos_token`, ...). `tools` and calls in
+    messages are as transformers has them: OpenAI's, but with arguments as an object. Without a
+    template the messages become a plain dialogue. Raises `BadRequest` with the template's own words
+    when it refuses the messages.
     """
     if template is None:
         return plain(messages)
@@ -42,7 +49,7 @@ def render(template: str | None, messages: Sequence[Message], tokens: Mapping[st
         return _compiled(template).render(
             **tokens,
             messages=[dict(message) for message in messages],
-            tools=None,
+            tools=tools,
             documents=None,
             add_generation_prompt=True,
         )
@@ -56,7 +63,7 @@ def plain(messages: Sequence[Message]) -> str:
 
 
 def _line(message: Message) -> str:
-    content = message["content"].strip()
+    content: str = message["content"].strip()
     speaker = _SPEAKERS.get(message["role"])
     return f"{speaker}: {content}\n" if speaker else f"{content}\n\n"
 

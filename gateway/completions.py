@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -11,13 +11,17 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from gateway import answers, sse
-from gateway.answers import Answer
+from gateway.answers import Answer, FinishReason, Logprobs, Usage, total_usage
 from gateway.door import Door
 from gateway.endpoint import json_response, server_timing, stage_header
 from gateway.exchange import Exchange, exchange
 from gateway.following import Record
+from gateway.intake import Ticket
 from gateway.schemas.completions import ChatRequest, CompletionRequest
+from gateway.schemas.tools import Named
 from gateway.submission import Submission
+from gateway.tool_calls import FORCED, Format, ToolParser, forced_to, written_by
+from registry.models import Model
 from registry.tenants import Tenant
 from streams.errors import Ended
 
@@ -25,33 +29,36 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats have t
 PING_SECONDS = 15.0
 
 
+Body = CompletionRequest | ChatRequest
+
+
 @dataclass(frozen=True)
 class Shape:
     """In what one endpoint differs from the other."""
 
     schema: type[CompletionRequest] | type[ChatRequest]
-    whole: Callable[..., Answer]
+    whole: Callable[[str, str, int, Sequence[Answer], Usage], Answer]
+    choice: Callable[[int, str, FinishReason, Logprobs | None], Answer]
     events: type[sse.CompletionEvents] | type[sse.ChatEvents]
     default_max_tokens: int
 
 
 COMPLETION = Shape(
-    CompletionRequest, answers.completion, sse.CompletionEvents, DEFAULT_COMPLETION_TOKENS
+    CompletionRequest,
+    answers.completion,
+    answers.completion_choice,
+    sse.CompletionEvents,
+    DEFAULT_COMPLETION_TOKENS,
 )
-CHAT = Shape(ChatRequest, answers.chat_completion, sse.ChatEvents, 0)
+CHAT = Shape(ChatRequest, answers.chat_completion, answers.chat_choice, sse.ChatEvents, 0)
 
 
 async def serve(
-    shape: Shape,
-    door: Door,
-    request: Request,
-    tenant: Tenant,
-    body: CompletionRequest | ChatRequest,
-    send: Send,
+    shape: Shape, door: Door, request: Request, tenant: Tenant, body: Body, send: Send
 ) -> Response | None:
     """Answer one request: whole as a response, or streamed through `send`."""
-    submission = Submission.of(body, shape.default_max_tokens)
-    async with exchange(door, request, tenant, submission) as running:
+    submissions = Submission.all_of(body, shape.default_max_tokens)
+    async with exchange(door, request, tenant, *submissions) as running:
         if not body.stream:
             return await _whole(shape, running, body)
         await running.begin()
@@ -59,46 +66,83 @@ async def serve(
         return None
 
 
-async def _whole(
-    shape: Shape, running: Exchange, body: CompletionRequest | ChatRequest
-) -> Response:
-    text: list[str] = []
-    logprobs: list[dict[str, Any]] = []
-    while (record := await running.next())["type"] != "done":
-        text.append(record.get("text", ""))
-        logprobs += record.get("logprobs", ())
-    answer = shape.whole(
-        running.ticket.request_id,
-        body.model,
-        int(time.time()),
-        "".join(text),
-        record["finish_reason"],
-        record["usage"],
-        logprobs if body.wanted_logprobs is not None else None,
-    )
+def _parser(body: Body, ticket: Ticket) -> ToolParser | None:
+    """What finds the calls in a choice's text, if it may have any."""
+    if not isinstance(body, ChatRequest) or not body.offered_tools:
+        return None
+    form = _form(body, ticket.model)
+    assert form, "checked on admission"
+    return ToolParser(form, ticket.request_id, body.parallel_tool_calls is not False)
+
+
+def _form(body: ChatRequest, model: Model) -> Format | None:
+    """How the calls in an answer will be written."""
+    if isinstance(body.tool_choice, Named):
+        return forced_to(body.tool_choice.name)
+    return FORCED if body.forces_tools else written_by(model.chat_template)
+
+
+@dataclass
+class Said:
+    """What one choice has said so far, and its last record."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    last: Record = field(default_factory=dict)
+
+    def take(self, record: Record) -> None:
+        self.texts.append(record.get("text", ""))
+        self.logprobs += record.get("logprobs", ())
+        self.last = record
+
+
+async def _whole(shape: Shape, running: Exchange, body: Body) -> Response:
+    said = [Said() for _ in running.tickets]
+    while not running.ended:
+        record = await running.next()
+        said[record["choice"]].take(record)
+    choices = [
+        _choice(shape, body, ticket, index, each)
+        for index, (ticket, each) in enumerate(zip(running.tickets, said, strict=True))
+    ]
+    usage = total_usage([each.last["usage"] for each in said], body.choices)
+    request_id = running.ticket.request_id
+    answer = shape.whole(request_id, body.model, int(time.time()), choices, usage)
     return json_response(answer, running.ticket, record["timing"])
+
+
+def _choice(shape: Shape, body: Body, ticket: Ticket, index: int, said: Said) -> Answer:
+    text, reason = "".join(said.texts), said.last["finish_reason"]
+    logprobs = said.logprobs if body.wanted_logprobs is not None else None
+    if parser := _parser(body, ticket):
+        found, rest = parser.push(text), parser.finish()
+        calls = found.calls + rest.calls
+        return answers.chat_choice(index, found.text + rest.text, reason, logprobs, calls)
+    return shape.choice(index, text, reason, logprobs)
 
 
 class Stream:
     """Server-sent events of one request; what is there at once is sent at once."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        running: Exchange,
-        body: CompletionRequest | ChatRequest,
-        send: Send,
-    ) -> None:
-        self._running, self._send = running, send
-        self._include_usage = body.include_usage
-        self._events = shape.events(
-            running.ticket.request_id, body.model, int(time.time()), body.include_usage
-        )
+    def __init__(self, shape: Shape, running: Exchange, body: Body, send: Send) -> None:
+        self._running, self._body, self._send = running, body, send
+        self._usages: dict[int, Usage] = {}
+        self._created = int(time.time())
+        self._events = [
+            self._events_of(shape, ticket, index) for index, ticket in enumerate(running.tickets)
+        ]
+
+    def _events_of(self, shape: Shape, ticket: Ticket, index: int) -> sse.Events:
+        body = self._body
+        head = (self._running.ticket.request_id, body.model, self._created)
+        if parser := _parser(body, ticket):
+            return sse.ToolEvents(parser, *head, index, body.include_usage)
+        return shape.events(*head, index, body.include_usage)
 
     async def run(self) -> None:
         """Send it to its end; an error that comes after the headers is the last event."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
-        await self._write(self._events.opening())
+        await self._write(b"".join(events.opening() for events in self._events))
         try:
             while not await self._more():
                 pass
@@ -114,17 +158,26 @@ class Stream:
             await self._write(sse.PING)
             return False
         records = [first, *self._running.ready()]
-        ended: bool = records[-1]["type"] == "done"
-        await self._write(b"".join(map(self._event, records)), last=ended)
+        ended = self._running.ended
+        data = b"".join(map(self._event, records))
+        await self._write(data + self._ending() if ended else data, last=ended)
         return ended
 
     def _event(self, record: Record) -> bytes:
+        events = self._events[record["choice"]]
         if record["type"] == "chunk":
-            return self._events.text(record["text"], record.get("logprobs"))
+            return events.text(record["text"], record.get("logprobs"))
         if record["type"] == "done":
-            usage = self._events.usage(record["usage"]) if self._include_usage else b""
-            return self._events.finish(record["finish_reason"]) + usage + sse.DONE
+            self._usages[record["choice"]] = record["usage"]
+            return events.finish(record["finish_reason"])
         return b""
+
+    def _ending(self) -> bytes:
+        """What follows the last choice's end."""
+        if not self._body.include_usage:
+            return sse.DONE
+        usages = [self._usages[index] for index in range(len(self._events))]
+        return self._events[0].usage(total_usage(usages, self._body.choices)) + sse.DONE
 
     async def _write(self, data: bytes, last: bool = False) -> None:
         if not data and not last:

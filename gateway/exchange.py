@@ -1,15 +1,19 @@
-"""One HTTP request for inference: submitted, followed, and let go when its client leaves."""
+"""One HTTP request for inference: submitted, followed, and let go when its client leaves.
+
+It may ask for several answers (`n`, or several prompts). Each of these choices is a durable request
+of its own.
+"""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
 from gateway.door import Door
-from gateway.following import Following, Record
-from gateway.intake import Ticket
+from gateway.following import Record, Sink
+from gateway.intake import Prepared, Ticket
 from gateway.metrics import Watch, count_refused
 from gateway.reader import Reader
 from gateway.schemas.frames import MAX_KEY
@@ -22,13 +26,28 @@ FIRST_RECORD_SECONDS = 5.0  # so long a stream's headers wait, to carry the stat
 
 
 class Exchange:
-    """The records of a submitted request; `next` raises `Ended` for an error, or `Gone`."""
+    """The records of submitted requests; `next` raises `Ended` for an error, or `Gone`.
 
-    def __init__(self, ticket: Ticket, reader: Reader, watch: Watch) -> None:
-        self.ticket = ticket
-        self._reader, self._watch = reader, watch
+    Each record says under `choice` of which request it is. The requests are independent, so their
+    records are interleaved as they come.
+    """
+
+    def __init__(self, tickets: Sequence[Ticket], reader: Reader, watches: Sequence[Watch]) -> None:
+        self.tickets = tickets
+        self._reader, self._watches = reader, watches
+        self._open = len(tickets)
         self._first: Record | None = None
         self._failure: Ended | None = None
+
+    @property
+    def ticket(self) -> Ticket:
+        """That of the first request, whose id is the answer's."""
+        return self.tickets[0]
+
+    @property
+    def ended(self) -> bool:
+        """True once the last record of every request has been seen."""
+        return not self._open
 
     async def next(self) -> Record:
         if self._failure:
@@ -55,40 +74,76 @@ class Exchange:
             pass  # it is queued: the stream begins without it
 
     def _seen(self, record: Record) -> Record:
-        self._watch.record(record)
+        self._watches[record["choice"]].record(record)
         if record["type"] == "error":
             raise Ended(record["code"], record["message"])
-        if record.get("finish_reason") == "cancelled":
-            raise Ended("cancelled", "the request was cancelled")
+        if record["type"] == "done":
+            self._open -= 1
+            if record["finish_reason"] == "cancelled":
+                raise Ended("cancelled", "the request was cancelled")
         return record
 
 
 @asynccontextmanager
 async def exchange(
-    door: Door, request: Request, tenant: Tenant, submission: Submission
+    door: Door, request: Request, tenant: Tenant, *submissions: Submission
 ) -> AsyncIterator[Exchange]:
-    """Submit, and give the request up at the end.
+    """Submit, and give the requests up at the end: all of them, or none if one is refused.
 
     A request with an idempotency key can be asked for again, so it gets the grace period; any other
     is cancelled as soon as nobody can get its answer any more.
     """
     arrived = time.perf_counter()
-    reader = Reader(lambda: door.relay.go_on(ticket.following))
+    tickets: list[Ticket] = []
+    reader = Reader(lambda: _go_on(door, tickets))
     try:
         door.check_open()
         key = _key(request)
-        ticket = await door.intake.submit(tenant, submission, reader.put, key)
+        prepared = [each for s in submissions for each in await door.intake.prepare(tenant, s)]
+        tickets += await _accept(door, prepared, reader, key)
     except MillstreamError as error:
         count_refused(tenant.name, error.code)
         raise
-    door.relay.go_on(ticket.following)
-    watch = Watch(tenant.name, ticket.model.name, submission.priority, arrived)
+    _go_on(door, tickets)
+    priority = submissions[0].priority
+    watches = [Watch(tenant.name, each.model.name, priority, arrived) for each in tickets]
     leaving = asyncio.create_task(_watch_client(request, reader), name="client")
     try:
-        yield Exchange(ticket, reader, watch)
+        yield Exchange(tickets, reader, watches)
     finally:
         leaving.cancel()
-        _let_go(door, ticket.following, cancel=key is None)
+        _let_go(door, tickets, cancel=key is None)
+
+
+async def _accept(
+    door: Door, prepared: Sequence[Prepared], reader: Reader, key: str | None
+) -> list[Ticket]:
+    """Queue all, side by side. If one is refused the others are let go, and the refusal raised."""
+    accepted: dict[int, Ticket] = {}
+
+    async def accept(choice: int, one: Prepared) -> None:
+        sink, own = _sink(reader, choice), _key_of(key, choice)
+        accepted[choice] = await door.intake.accept(one, sink, own)
+
+    try:
+        accepting = map(accept, range(len(prepared)), prepared)
+        for failure in await asyncio.gather(*accepting, return_exceptions=True):
+            if failure is not None:
+                raise failure
+    except BaseException:
+        _let_go(door, accepted.values(), cancel=key is None)
+        raise
+    return [ticket for _, ticket in sorted(accepted.items())]
+
+
+def _sink(reader: Reader, choice: int) -> Sink:
+    """Puts records into the reader of all choices, marked with whose they are."""
+
+    def put(record: Record, size: int) -> bool:
+        record["choice"] = choice
+        return reader.put(record, size)
+
+    return put
 
 
 def _key(request: Request) -> str | None:
@@ -100,12 +155,22 @@ def _key(request: Request) -> str | None:
     return key
 
 
-def _let_go(door: Door, following: Following, *, cancel: bool) -> None:
-    if following.ended:
-        return
-    door.relay.orphan(following)
-    if cancel:
-        door.relay.cancel(following)
+def _key_of(key: str | None, choice: int) -> str | None:
+    """Each choice's own; no header can hold a line break."""
+    return f"{key}\n{choice}" if key is not None and choice else key
+
+
+def _go_on(door: Door, tickets: Iterable[Ticket]) -> None:
+    for ticket in tickets:
+        door.relay.go_on(ticket.following)
+
+
+def _let_go(door: Door, tickets: Iterable[Ticket], *, cancel: bool) -> None:
+    for ticket in tickets:
+        if not ticket.following.ended:
+            door.relay.orphan(ticket.following)
+            if cancel:
+                door.relay.cancel(ticket.following)
 
 
 async def _watch_client(request: Request, reader: Reader) -> None:

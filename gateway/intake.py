@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 from nats.aio.msg import Msg
 
-from gateway.admission import Admitted, Deadlines, admit, check_wait
+from gateway.admission import Admitted, Deadlines, admit, check_tools, check_wait
 from gateway.following import Following, Sink
 from gateway.idempotency import Idempotency
 from gateway.relay import Relay
@@ -49,11 +49,13 @@ class Prepared:
     """A submission that was found good, ready to be queued."""
 
     tenant: Tenant
+    submission: Submission
     model: Model
     lane: Lane
     pin: str
     admitted: Admitted
     seconds: float
+    began: float  # when it came, by the monotonic clock
 
     def envelope(self, request_id: str, route: str) -> Envelope:
         now = int(time.time() * 1000)
@@ -110,17 +112,18 @@ class Intake:
         Returns once the broker has stored it. Raises any `BadRequest` or `Refused`. When it is
         cancelled the request may have been accepted; it is then cancelled too.
         """
-        began = time.monotonic()
-        prepared = await self._prepare(tenant, submission)
+        (prepared,) = await self.prepare(tenant, submission)
+        return await self.accept(prepared, sink, key)
+
+    async def accept(self, prepared: Prepared, sink: Sink, key: str | None = None) -> Ticket:
+        """The second half of `submit`."""
         async with answered_within(ACCEPT_SECONDS):
-            following = await self._accept(prepared, submission, sink, key)
-        spent = (time.monotonic() - began) * 1000
+            following = await self._accept(prepared, sink, key)
+        spent = (time.monotonic() - prepared.began) * 1000
         return Ticket(following.request_id, prepared.model, following, spent)
 
-    async def _accept(
-        self, prepared: Prepared, submission: Submission, sink: Sink, key: str | None
-    ) -> Following:
-        following = await self._follow(prepared.tenant.name, submission, sink, key)
+    async def _accept(self, prepared: Prepared, sink: Sink, key: str | None) -> Following:
+        following = await self._follow(prepared, sink, key)
         if not following.known:
             following.expires = time.monotonic() + prepared.seconds + _EXPIRY_SECONDS
             following = await self._publish(prepared, following, keyed=key is not None)
@@ -134,7 +137,7 @@ class Intake:
         The first record of its log tells the producer which of its keys became which request. All
         of it may be repeated: the key stands for one request. Raises as `submit` does.
         """
-        prepared = await self._prepare(tenant, submission)
+        (prepared,) = await self.prepare(tenant, submission)
         made, scoped = secrets.token_hex(16), _SUBMITTED + key
         known = await self._idempotency.claim(tenant.name, scoped, made, submission.digest)
         token_log = TokenLog(self._broker, Log(tenant.name, route, known.request_id), shards)
@@ -148,24 +151,32 @@ class Intake:
         """The id of the request that a producer's key has become, if any."""
         return await self._idempotency.find(tenant, _SUBMITTED + key)
 
-    async def _prepare(self, tenant: Tenant, submission: Submission) -> Prepared:
+    async def prepare(self, tenant: Tenant, submission: Submission) -> list[Prepared]:
+        """The first half of `submit`: what is to be accepted, once for each choice wanted."""
+        began = time.monotonic()
         model, version = self._registry.resolve(submission.model)
         seconds = self._deadlines.seconds(submission)
+        check_tools(submission, model)
         encoded = await self._encode(model, version, submission)
-        admitted = admit(submission, model, tenant, encoded)
-        _check_size(admitted, self._broker.max_payload - _OVERHEAD_BYTES)
+        choices = submission.each()
+        admitted = [admit(choice, model, tenant, encoded) for choice in choices]
+        _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
         pressure, at = self._pressure.get(model.name, (None, 0.0))
         check_wait(pressure, time.monotonic() - at, submission, seconds)
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
-        return Prepared(tenant, model, lane, pin, admitted, seconds)
+        return [
+            Prepared(tenant, choice, model, lane, pin, each, seconds, began)
+            for choice, each in zip(choices, admitted, strict=True)
+        ]
 
     async def _encode(
         self, model: Model, version: Version, submission: Submission
     ) -> list[list[int]]:
         """The prompt, or each input, as token ids; ids that the client gave are checked."""
         if submission.chat is not None:
-            return [await self._tokenizers.encode_chat(model, version, submission.chat)]
+            chat, tools = submission.chat, submission.tools
+            return [await self._tokenizers.encode_chat(model, version, chat, tools)]
         given = submission.inputs if submission.prompt is None else [submission.prompt]
         texts = [each for each in given if isinstance(each, str)]
         ids = [each for each in given if not isinstance(each, str)]
@@ -173,13 +184,12 @@ class Intake:
             check_tokens(model, tokens, "prompt" if submission.kind == "generate" else "input")
         return ids or await self._tokenizers.encode_all(model, version, texts)
 
-    async def _follow(
-        self, tenant: str, submission: Submission, sink: Sink, key: str | None
-    ) -> Following:
+    async def _follow(self, prepared: Prepared, sink: Sink, key: str | None) -> Following:
         """A new request's following, or that of the request which `key` stands for."""
-        request_id = secrets.token_hex(16)
+        tenant, request_id = prepared.tenant.name, secrets.token_hex(16)
         if key is not None:
-            known = await self._idempotency.claim(tenant, key, request_id, submission.digest)
+            digest = prepared.submission.digest
+            known = await self._idempotency.claim(tenant, key, request_id, digest)
             if not known.first:
                 return await self._relay.attach(tenant, known.request_id, sink)
         return self._relay.expect(tenant, request_id, sink)

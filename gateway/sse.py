@@ -3,13 +3,14 @@
 Per token only the text changes, so everything around it is encoded once per stream.
 """
 
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from itertools import count
 
 import orjson
 
 from gateway import answers
 from gateway.answers import Answer, FinishReason, Logprobs, Usage
+from gateway.tool_calls import Said, ToolCall, ToolParser
 from streams.errors import MillstreamError
 
 DONE = b"data: [DONE]\n\n"
@@ -27,16 +28,18 @@ def error(failure: MillstreamError) -> bytes:
     return event(answers.error(failure))
 
 
-class Events:
-    """Makes the events of one stream, in the order `opening`, `text`..., `finish`, `usage`, `DONE`.
+class Events(ABC):
+    """Makes the events of one choice, in the order `opening`, `text`..., `finish`.
 
-    With `include_usage` each event before `usage` says that its own is null, as OpenAI's do.
+    `usage` and `DONE` follow once all choices have finished. With `include_usage` each event before
+    `usage` says that its own is null, as OpenAI's do.
     """
 
-    def __init__(self, head: Answer, choice: Callable[[str], Answer], include_usage: bool) -> None:
-        self._head, self._choice = head, choice
+    def __init__(self, head: Answer, index: int, include_usage: bool) -> None:
+        self._head, self._index = head, index
         self._tail: Answer = {"usage": None} if include_usage else {}
-        before, slot, after = self._event(choice(_SLOT)).partition(orjson.dumps(_SLOT))
+        prepared = self._event(self._content(_SLOT))
+        before, slot, after = prepared.partition(orjson.dumps(_SLOT))
         assert slot, "a choice holds its text"
         self._before, self._after = before, after
         self._characters = 0
@@ -50,67 +53,105 @@ class Events:
         self._characters += len(text)
         if logprobs is None:
             return self._before + orjson.dumps(text) + self._after
-        return self._event(self._choice(text) | {"logprobs": self._logprobs(text, logprobs)})
+        return self._event(self._content(text), logprobs=self._logprobs(text, logprobs))
 
     def finish(self, reason: FinishReason) -> bytes:
         """The choice's last event, without text."""
-        return self._event(self._last() | {"finish_reason": reason})
+        return self._event(self._last(), reason=reason)
 
     def usage(self, usage: Usage) -> bytes:
         """An event without choices, for clients that asked for it."""
         return event({**self._head, "choices": [], "usage": usage})
 
-    def _event(self, choice: Answer) -> bytes:
+    def _event(
+        self, content: Answer, logprobs: Answer | None = None, reason: FinishReason | None = None
+    ) -> bytes:
+        rest = {"logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": self._index, **content, **rest}
         return event({**self._head, "choices": [choice], **self._tail})
 
+    @abstractmethod
+    def _content(self, text: str) -> Answer:
+        """A text as the endpoint's choices have it."""
+
     def _last(self) -> Answer:
-        return self._choice("")
+        return self._content("")
+
+    @abstractmethod
+    def _logprobs(self, text: str, logprobs: Logprobs) -> Answer:
+        """The log probabilities of a text that was just counted."""
+
+
+class CompletionEvents(Events):
+    """A choice in the stream of /v1/completions; `created` is in epoch seconds."""
+
+    def __init__(
+        self, request_id: str, model: str, created: int, index: int = 0, include_usage: bool = False
+    ) -> None:
+        head = answers.frame(answers.completion_id(request_id), "text_completion", created, model)
+        super().__init__(head, index, include_usage)
+
+    def _content(self, text: str) -> Answer:
+        return {"text": text}
 
     def _logprobs(self, text: str, logprobs: Logprobs) -> Answer:
         return answers.completion_logprobs(logprobs, self._characters - len(text))
 
 
-class CompletionEvents(Events):
-    """The stream of /v1/completions; `created` is in epoch seconds."""
-
-    def __init__(
-        self, request_id: str, model: str, created: int, include_usage: bool = False
-    ) -> None:
-        head = _head(answers.completion_id(request_id), "text_completion", created, model)
-        super().__init__(head, _completion_choice, include_usage)
-
-
 class ChatEvents(Events):
-    """The stream of /v1/chat/completions; `created` is in epoch seconds."""
+    """A choice in the stream of /v1/chat/completions; `created` is in epoch seconds."""
 
     def __init__(
-        self, request_id: str, model: str, created: int, include_usage: bool = False
+        self, request_id: str, model: str, created: int, index: int = 0, include_usage: bool = False
     ) -> None:
-        head = _head(answers.chat_id(request_id), "chat.completion.chunk", created, model)
-        super().__init__(head, _chat_choice, include_usage)
+        head = answers.frame(answers.chat_id(request_id), "chat.completion.chunk", created, model)
+        super().__init__(head, index, include_usage)
 
     def opening(self) -> bytes:
         """Says who speaks."""
-        return self._event(_choice({"delta": {"role": "assistant", "content": ""}}))
+        return self._event({"delta": {"role": "assistant", "content": ""}})
+
+    def _content(self, text: str) -> Answer:
+        return {"delta": {"content": text}}
 
     def _last(self) -> Answer:
-        return _choice({"delta": {}})
+        return {"delta": {}}
 
     def _logprobs(self, text: str, logprobs: Logprobs) -> Answer:
         return answers.chat_logprobs(logprobs)
 
 
-def _head(answer_id: str, kind: str, created: int, model: str) -> Answer:
-    return {"id": answer_id, "object": kind, "created": created, "model": model}
+class ToolEvents(ChatEvents):
+    """As `ChatEvents`, with calls of tools taken out of the text by `parser`."""
 
+    def __init__(
+        self,
+        parser: ToolParser,
+        request_id: str,
+        model: str,
+        created: int,
+        index: int = 0,
+        include_usage: bool = False,
+    ) -> None:
+        super().__init__(request_id, model, created, index, include_usage)
+        self._parser = parser
 
-def _choice(content: dict[str, Any]) -> Answer:
-    return {"index": 0, **content, "logprobs": None, "finish_reason": None}
+    def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
+        return self._said(self._parser.push(text), logprobs)
 
+    def finish(self, reason: FinishReason) -> bytes:
+        rest = self._said(self._parser.finish())
+        return rest + super().finish(answers.reason_with(self._parser.called, reason))
 
-def _completion_choice(text: str) -> Answer:
-    return _choice({"text": text})
+    def _said(self, said: Said, logprobs: Logprobs | None = None) -> bytes:
+        """Log probabilities come with their tokens, also where these have no text."""
+        text = super().text(said.text, logprobs) if said.text or logprobs is not None else b""
+        first = self._parser.called - len(said.calls)
+        return text + b"".join(map(self._call, count(first), said.calls))
 
-
-def _chat_choice(text: str) -> Answer:
-    return _choice({"delta": {"content": text}})
+    def _call(self, index: int, call: ToolCall) -> bytes:
+        """The function first, then its arguments."""
+        whole = answers.tool_call(call)
+        named = {"index": index, **whole, "function": {"name": call.name, "arguments": ""}}
+        rest = {"index": index, "function": {"arguments": call.arguments}}
+        return b"".join(self._event({"delta": {"tool_calls": [each]}}) for each in (named, rest))

@@ -3,8 +3,9 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
+from gateway.schemas.completions import OpenAIGeneration
 from gateway.schemas.embeddings import Embedding
 from gateway.schemas.fields import Generation, Tokens
 from streams.messages import Kind, Sampling
@@ -15,7 +16,8 @@ from streams.subjects import Priority
 class Submission:
     """A validated request, not yet tokenised.
 
-    `prompt` is text or token ids, `chat` messages; `inputs` are for `embed`. A
+    `prompt` is text or token ids, `chat` messages, with the `tools` that may be called in answer;
+    `inputs` are for `embed`. A
     `sampling.max_tokens` of 0 means: the default of the model and the tenant.
     """
 
@@ -24,10 +26,13 @@ class Submission:
     priority: Priority
     deadline_ms: int | None
     prompt: str | Tokens | None = None
-    chat: list[dict[str, str]] | None = None
+    chat: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
     sampling: Sampling = field(default_factory=Sampling)
     inputs: list[str] | list[Tokens] = field(default_factory=list)
     dimensions: int | None = None
+    choices: int = 1  # how many answers are wanted
+    prompts: int = 1  # how many submissions its body made
 
     @classmethod
     def of(cls, body: Generation | Embedding, default_max_tokens: int = 0) -> Self:
@@ -48,8 +53,27 @@ class Submission:
             body.deadline_ms,
             prompt=body.prompt,
             chat=body.chat,
+            tools=body.offered_tools,
             sampling=body.sampling(default_max_tokens),
         )
+
+    @classmethod
+    def all_of(cls, body: OpenAIGeneration, default_max_tokens: int) -> list[Self]:
+        """The submissions that a body makes, one for each prompt; a chat is one."""
+        first = replace(
+            cls.of(body, default_max_tokens), choices=body.choices, prompts=len(body.prompts)
+        )
+        return [replace(first, prompt=prompt) for prompt in body.prompts]
+
+    def each(self) -> list[Self]:
+        """One submission for each answer; a seed makes them differ, and each repeatable."""
+        return [self._seeded(choice) for choice in range(self.choices)]
+
+    def _seeded(self, choice: int) -> Self:
+        seed = self.sampling.seed
+        if seed is None or choice == 0:
+            return self
+        return replace(self, sampling=replace(self.sampling, seed=seed + choice))
 
     def sampling_for(self, max_tokens: int, stops: list[str]) -> Sampling:
         """How to sample, with the limit that was found and further stop strings."""

@@ -95,7 +95,11 @@ class Tokenizers:
         return await self._run(size, lambda: tokenizer.encode(texts, special=True))
 
     async def encode_chat(
-        self, model: Model, version: Version, messages: Sequence[chat.Message]
+        self,
+        model: Model,
+        version: Version,
+        messages: Sequence[chat.Message],
+        tools: Sequence[chat.Tool] | None = None,
     ) -> list[int]:
         """The token ids of a chat through the model's template, up to where the assistant speaks.
 
@@ -105,11 +109,12 @@ class Tokenizers:
         tokenizer = await self._get(model, version)
 
         def encode() -> list[int]:
-            text = chat.render(model.chat_template, messages, tokenizer.special_tokens)
+            special = tokenizer.special_tokens
+            text = chat.render(model.chat_template, messages, special, tools)
             (tokens,) = tokenizer.encode([text], special=model.chat_template is None)
             return tokens
 
-        return await self._run(sum(len(m["content"]) for m in messages), encode)
+        return await self._run(_size(messages, tools), encode)
 
     async def _run(self, characters: int, act: Callable[[], T]) -> T:
         if characters <= INLINE_CHARACTERS:
@@ -138,6 +143,13 @@ class Tokenizers:
         """A failure is told to those who waited for it; the next request tries again."""
         if (done.cancelled() or done.exception()) and self._loaded.get(key) is done:
             del self._loaded[key]
+
+
+def _size(messages: Sequence[chat.Message], tools: Sequence[chat.Tool] | None) -> int:
+    """About how many characters a chat has."""
+    size = sum(len(message["content"]) for message in messages)
+    structured = [tools, *(m["tool_calls"] for m in messages if "tool_calls" in m)]
+    return size + len(str(structured)) if any(structured) else size
 
 
 def check_tokens(model: Model, tokens: Sequence[int], field: str) -> None:

@@ -1,12 +1,13 @@
 """Chat messages as strangers write them, and as templates want them."""
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from gateway.schemas.fields import Body, Nothing, NothingListed, shown, unsupported, wrong
 
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 _PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -43,22 +44,77 @@ Content = Annotated[
 ]
 
 
+def _arguments(value: str) -> str:
+    """A JSON object, or nothing: templates want it as an object."""
+    try:
+        found = json.loads(value or "{}")
+        json.dumps(found, ensure_ascii=False).encode()  # a ValueError for half a character
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise wrong("must be a JSON object as text")
+    return value
+
+
+class CalledFunction(Body):
+    """What an assistant called, and with what."""
+
+    name: str
+    arguments: Annotated[str, AfterValidator(_arguments)]
+
+
+class CalledTool(Body):
+    """A call in an earlier answer."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """What templates know: the arguments are an object there."""
+        arguments = json.loads(self.function.arguments or "{}")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 class ChatMessage(Body):
     """One turn of a chat. What an answer of ours holds may be sent back as it is."""
 
     role: Role
     content: Content
-    name: str | None = Field(default=None, description="accepted and ignored")
+    name: str | None = Field(default=None, description="ignored, but for a tool's")
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
     refusal: Nothing = None
     audio: Nothing = None
     function_call: Nothing = None
-    tool_calls: NothingListed = None
     annotations: NothingListed = None
 
-    def plain(self) -> dict[str, str]:
+    @model_validator(mode="before")
+    @classmethod
+    def _may_call_without_words(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("tool_calls"):
+            return {"content": None, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _is_of_its_role(self) -> "ChatMessage":
+        if self.tool_calls and self.role != "assistant":
+            raise wrong("has tool_calls, which only an assistant has")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise wrong("must have a tool_call_id if it is a tool's, and only then")
+        return self
+
+    def plain(self) -> dict[str, Any]:
         """What templates know; a `developer` is what was called `system` before."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content}
+        found: dict[str, Any] = {"role": role, "content": self.content}
+        if self.tool_calls:
+            found["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.role == "tool":
+            found["tool_call_id"] = self.tool_call_id
+            found |= {"name": self.name} if self.name else {}
+        return found
 
 
 Chat = Annotated[list[ChatMessage], Field(min_length=1)]

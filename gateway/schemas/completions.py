@@ -1,12 +1,15 @@
 """Bodies of /v1/completions and /v1/chat/completions."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from gateway.schemas.chats import Chat
 from gateway.schemas.fields import (
+    MAX_CHOICES,
     MAX_LOGPROBS,
+    MAX_N,
     Body,
     Count,
     Generation,
@@ -15,19 +18,29 @@ from gateway.schemas.fields import (
     Nothing,
     NothingListed,
     NothingMapped,
-    One,
     Only,
-    Prompt,
+    Prompts,
+    Tokens,
     Zero,
 )
-from streams.errors import BadRequest
+from gateway.schemas.tools import (
+    Function,
+    Named,
+    ToolChoice,
+    Tools,
+    arguments_of,
+    calls_of,
+)
+from streams.errors import BadRequest, UnsupportedValue
+from streams.messages import Grammar
 from streams.subjects import Priority
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
+Choices = Annotated[int, Field(ge=1, le=MAX_N)]
 NoSuffix = Annotated[Any, Only(None, "")]
 OnlyText = Annotated[Any, Only(None, {"type": "text"})]
 OnlyTextModality = Annotated[Any, Only(None, ["text"])]
-NoTools = Annotated[Any, Only(None, "auto", "none")]
+NoFunctionCall = Annotated[Any, Only(None, "auto", "none")]
 _LANES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
 
 
@@ -44,12 +57,11 @@ class OpenAIGeneration(Generation):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
-    n: One = None
+    n: Choices | None = Field(default=None, description="answers to each prompt")
     frequency_penalty: Zero = None
     presence_penalty: Zero = None
     logit_bias: NothingMapped = None
     metadata: Ignored = None
-    parallel_tool_calls: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
@@ -61,6 +73,17 @@ class OpenAIGeneration(Generation):
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options is only for stream: true", "stream_options")
         return self
+
+    if TYPE_CHECKING:  # a field of one, a property of the other
+
+        @property
+        def prompts(self) -> Sequence[str | Tokens | None]:
+            """What is to be continued, each by itself; for a chat None alone."""
+
+    @property
+    def choices(self) -> int:
+        """How many answers to each prompt are wanted."""
+        return self.n or 1
 
     @property
     def lane(self) -> Priority:
@@ -75,14 +98,27 @@ class OpenAIGeneration(Generation):
 
 
 class CompletionRequest(OpenAIGeneration):
-    """A text to continue."""
+    """Texts to continue."""
 
-    prompt: Prompt
+    prompts: Prompts = Field(alias="prompt")
     max_tokens: Count | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    best_of: One = None
+    best_of: int | None = Field(default=None, description="only 1 or `n`")
     echo: No = None
     suffix: NoSuffix = None
+
+    @model_validator(mode="after")
+    def _asks_for_what_we_do(self) -> "CompletionRequest":
+        if self.best_of not in (None, 1, self.n):
+            raise UnsupportedValue(f"best_of {self.best_of} is not supported, only n is", "best_of")
+        count = self.choices * len(self.prompts)
+        if count > MAX_CHOICES:
+            raise BadRequest(f"n times the prompts is {count}, at most {MAX_CHOICES}", "prompt")
+        return self
+
+    @property
+    def prompt(self) -> str | Tokens:
+        return self.prompts[0]
 
     @property
     def most_tokens(self) -> int | None:
@@ -103,9 +139,10 @@ class ChatRequest(OpenAIGeneration):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: OnlyText = None
     modalities: OnlyTextModality = None
-    tool_choice: NoTools = None
-    function_call: NoTools = None
-    tools: NothingListed = None
+    tools: Tools | None = Field(default=None, description="if the model's chat template knows any")
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    function_call: NoFunctionCall = None
     functions: NothingListed = None
     audio: Nothing = None
     prediction: Nothing = None
@@ -121,12 +158,50 @@ class ChatRequest(OpenAIGeneration):
             raise BadRequest("max_tokens and max_completion_tokens differ", "max_tokens")
         return self
 
+    @model_validator(mode="after")
+    def _forces_a_tool_that_is_there(self) -> "ChatRequest":
+        if self.forces_tools and not self.forced_functions:
+            raise BadRequest("tool_choice names no function of tools", "tool_choice")
+        return self
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """What the model is told of."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.plain() for tool in self.tools]
+
+    @property
+    def forces_tools(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def forced_functions(self) -> list[Function]:
+        """Those that the model must choose from, if it must."""
+        functions = [tool.function for tool in self.tools or ()]
+        if isinstance(self.tool_choice, Named):
+            return [each for each in functions if each.name == self.tool_choice.name][:1]
+        return functions
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What forces a call."""
+        if not self.forces_tools:
+            return None
+        if isinstance(self.tool_choice, Named):
+            return arguments_of(self.forced_functions[0])
+        return calls_of(self.forced_functions, self.parallel_tool_calls is not False)
+
+    @property
+    def prompts(self) -> list[None]:
+        return [None]
+
     @property
     def prompt(self) -> None:
         return None
 
     @property
-    def chat(self) -> list[dict[str, str]]:
+    def chat(self) -> list[dict[str, Any]]:
         return [message.plain() for message in self.messages]
 
     @property

@@ -13,13 +13,15 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from streams.messages import Sampling
+from streams.messages import Grammar, Sampling
 from streams.subjects import Priority
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 MAX_NAME = 256
+MAX_N = 8
+MAX_CHOICES = 128  # of all prompts of one body together
 _INT32 = 2**31
 _INT64 = 2**63
 _SHOWN = 40
@@ -79,7 +81,6 @@ Nothing = Annotated[Any, Only(None)]
 NothingListed = Annotated[Any, Only(None, [])]
 NothingMapped = Annotated[Any, Only(None, {})]
 Zero = Annotated[Any, Only(None, 0)]
-One = Annotated[Any, Only(None, 1)]
 No = Annotated[Any, Only(None, False)]
 
 
@@ -116,13 +117,18 @@ def is_tokens(value: object) -> TypeGuard[Tokens]:
 
 def _prompt(value: object) -> str | Tokens:
     """One prompt: a text, token ids, or a list of exactly one of them."""
-    if _is_one_prompt(value):
-        return value
-    if isinstance(value, list) and len(value) == 1 and _is_one_prompt(value[0]):
-        return value[0]
-    if isinstance(value, list) and len(value) > 1 and all(map(_is_one_prompt, value)):
-        raise unsupported(f"has {len(value)} prompts, only one per request is supported")
-    raise wrong("must be a text or a list of token ids, and not empty")
+    prompts = _prompts(value)
+    if len(prompts) > 1:
+        raise unsupported(f"has {len(prompts)} prompts, only one is supported here")
+    return prompts[0]
+
+
+def _prompts(value: object) -> list[str | Tokens]:
+    """One prompt or many, each a text or token ids; always a list of them in the end."""
+    many = [value] if _is_one_prompt(value) else value
+    if not isinstance(many, list) or not many or not all(map(_is_one_prompt, many)):
+        raise wrong("must be a text, a list of token ids, or a list of either, and not empty")
+    return many
 
 
 def _is_one_prompt(value: object) -> TypeGuard[str | Tokens]:
@@ -133,18 +139,15 @@ _TEXT_OR_TOKENS: list[dict[str, Any]] = [
     {"type": "string"},
     {"type": "array", "items": {"type": "integer"}},
 ]
-Prompt = Annotated[
-    str | Tokens,
-    PlainValidator(_prompt),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                *_TEXT_OR_TOKENS,
-                {"type": "array", "items": {"anyOf": _TEXT_OR_TOKENS}, "maxItems": 1},
-            ]
-        }
-    ),
-]
+
+
+def _prompt_schema(most: int) -> WithJsonSchema:
+    many = {"type": "array", "items": {"anyOf": _TEXT_OR_TOKENS}, "minItems": 1, "maxItems": most}
+    return WithJsonSchema({"anyOf": [*_TEXT_OR_TOKENS, many]})
+
+
+Prompt = Annotated[str | Tokens, PlainValidator(_prompt), _prompt_schema(1)]
+Prompts = Annotated[list[str | Tokens], PlainValidator(_prompts), _prompt_schema(MAX_CHOICES)]
 
 
 class Body(BaseModel):
@@ -189,8 +192,18 @@ class Generation(Work):
             """The text or the token ids to continue; None for a chat."""
 
     @property
-    def chat(self) -> list[dict[str, str]] | None:
+    def chat(self) -> list[dict[str, Any]] | None:
         """The messages to answer; None for a prompt."""
+        return None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """What the model may call, as chat templates want it."""
+        return None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the output must be."""
         return None
 
     @property
@@ -214,4 +227,6 @@ class Generation(Work):
             stop=self.stop,
             logprobs=self.wanted_logprobs,
             ignore_eos=bool(self.ignore_eos),
+            grammar=self.grammar,
+            skip_special_tokens=not self.offered_tools,  # some mark calls with them
         )

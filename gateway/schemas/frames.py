@@ -1,12 +1,13 @@
 """What clients send over the WebSocket, and what NATS producers submit."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from gateway.schemas.chats import Chat
 from gateway.schemas.embeddings import Embedding
 from gateway.schemas.fields import MAX_LOGPROBS, Body, Count, Generation, Prompt
+from gateway.schemas.tools import Tools
 from streams.errors import BadRequest
 
 MAX_ID = 128
@@ -21,6 +22,7 @@ class GenerateSubmission(Generation):
 
     prompt: Prompt | None = None
     messages: Chat | None = None
+    tools: Tools | None = None
     max_tokens: Count | None = None
     logprobs: int | None = Field(
         default=None, ge=0, le=MAX_LOGPROBS, description="with so many alternatives per token"
@@ -30,11 +32,17 @@ class GenerateSubmission(Generation):
     def _has_one_of_both(self) -> "GenerateSubmission":
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("give either prompt or messages", "prompt")
+        if self.tools and self.messages is None:
+            raise BadRequest("tools are for messages", "tools")
         return self
 
     @property
-    def chat(self) -> list[dict[str, str]] | None:
+    def chat(self) -> list[dict[str, Any]] | None:
         return [message.plain() for message in self.messages] if self.messages else None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        return [tool.plain() for tool in self.tools] if self.tools else None
 
     @property
     def most_tokens(self) -> int | None:

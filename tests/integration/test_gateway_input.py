@@ -35,7 +35,7 @@ BODIES: dict[str, tuple[bytes | dict[str, Any], int, str]] = {
     "deep nesting": (DEEP, 400, "invalid_request"),
     "a deep field": (b'{"model": ' + DEEP + b"}", 400, "invalid_request"),
     "unknown field": ({**COMPLETION, "colour": "red"}, 400, "unknown_field"),
-    "unsupported value": ({**COMPLETION, "n": 2}, 400, "unsupported_value"),
+    "unsupported value": ({**COMPLETION, "echo": True}, 400, "unsupported_value"),
     "no model": ({"prompt": "x"}, 400, "invalid_request"),
     "no prompt": ({"model": "mock"}, 400, "invalid_request"),
     "a model that is a number": ({**COMPLETION, "model": 7}, 400, "invalid_request"),

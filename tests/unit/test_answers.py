@@ -7,11 +7,16 @@ from typing import Any
 import orjson
 import pytest
 from openai.types import CreateEmbeddingResponse, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessageFunctionToolCall,
+)
 from openai.types.completion import Completion
 
 from gateway import answers, sse
-from gateway.sse import ChatEvents, CompletionEvents, Events
+from gateway.sse import ChatEvents, CompletionEvents, Events, ToolEvents
+from gateway.tool_calls import HERMES, ToolCall, ToolParser
 from registry.models import mock_model
 from streams import messages
 from streams.errors import (
@@ -48,7 +53,10 @@ def streamed(events: Events) -> list[dict[str, Any]]:
 def test_a_completion_is_openais() -> None:
     """Checked by the SDK's own types, log probabilities included."""
     made = Completion.model_validate(
-        answers.completion("r", "m", 5, "aü", "stop", USED, LOGPROBS), strict=True
+        answers.completion(
+            "r", "m", 5, [answers.completion_choice(0, "aü", "stop", LOGPROBS)], USED
+        ),
+        strict=True,
     )
     assert (made.id, made.choices[0].text, made.choices[0].finish_reason) == (
         "cmpl-r",
@@ -67,7 +75,10 @@ def test_a_completion_is_openais() -> None:
 def test_a_chat_completion_is_openais() -> None:
     """As above, in the shape of chats."""
     made = ChatCompletion.model_validate(
-        answers.chat_completion("r", "m", 5, "aü", "length", USED, LOGPROBS), strict=True
+        answers.chat_completion(
+            "r", "m", 5, [answers.chat_choice(0, "aü", "length", LOGPROBS)], USED
+        ),
+        strict=True,
     )
     assert (made.id, made.choices[0].message.content) == ("chatcmpl-r", "aü")
     logprobs = made.choices[0].logprobs
@@ -79,8 +90,8 @@ def test_a_chat_completion_is_openais() -> None:
 
 def test_without_log_probabilities_the_field_is_null() -> None:
     """OpenAI sends it, clients look at it."""
-    assert answers.completion("r", "m", 5, "", "stop", USED)["choices"][0]["logprobs"] is None
-    assert answers.chat_completion("r", "m", 5, "", "stop", USED)["choices"][0]["logprobs"] is None
+    assert answers.completion_choice(0, "", "stop")["logprobs"] is None
+    assert answers.chat_choice(0, "", "stop")["logprobs"] is None
 
 
 def test_a_streamed_completion_is_openais() -> None:
@@ -128,6 +139,66 @@ def test_streamed_log_probabilities_know_their_place() -> None:
     chunk = ChatCompletionChunk.model_validate(chat).choices[0]
     assert chunk.logprobs
     assert [token.token for token in chunk.logprobs.content or []] == ["a", "ü"]
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "ü"}}</tool_call>'
+
+
+def test_a_chat_that_calls_is_openais() -> None:
+    """Without text its content is null."""
+    calls = [ToolCall("look", '{"at": "ü"}', "123456789")]
+    choice = answers.chat_choice(1, "", "stop", calls=calls)
+    made = ChatCompletion.model_validate(
+        answers.chat_completion("r", "m", 5, [choice], USED), strict=True
+    ).choices[0]
+    assert (made.index, made.finish_reason, made.message.content) == (1, "tool_calls", None)
+    (call,) = made.message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.id, call.function.arguments) == ("123456789", '{"at": "ü"}')
+
+
+def tool_events() -> ToolEvents:
+    return ToolEvents(ToolParser(HERMES, "0123456789"), "r", "m", 5)
+
+
+def test_a_streamed_call_is_openais() -> None:
+    """Its function first, then the arguments, each call under its own index."""
+    events = tool_events()
+    stream = events.text("Well. <tool") + events.text(CALL.removeprefix("<tool") + CALL)
+    chunks = [ChatCompletionChunk.model_validate(b) for b in bodies(stream + events.finish("stop"))]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert [delta.content for delta in deltas] == ["Well.", *[None] * 5]
+    called = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [(call.index, call.id) for call in called] == [
+        *((0, "012345600"), (0, None), (1, "012345601"), (1, None))
+    ]
+    functions = [call.function for call in called if call.function]
+    assert [(f.name, f.arguments) for f in functions[:2]] == [("look", ""), (None, '{"at": "ü"}')]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_an_answer_that_was_cut_short_says_so() -> None:
+    """A client that waits for more calls must not take the first for all."""
+    events = tool_events()
+    (*_, last) = bodies(events.text(CALL) + events.finish("length"))
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+def test_log_probabilities_of_a_call_come_with_its_tokens() -> None:
+    """Also while their text is held back."""
+    events = tool_events()
+    held, *_ = bodies(events.text("<tool_call>", LOGPROBS))
+    choice = ChatCompletionChunk.model_validate(held).choices[0]
+    assert choice.logprobs
+    assert [token.token for token in choice.logprobs.content or []] == ["a", "ü"]
+    assert choice.delta.content == ""
+
+
+def test_usage_counts_each_prompt_once() -> None:
+    """As OpenAI bills it."""
+    usages = [messages.usage(prompt, 2) for prompt in (3, 3, 5, 5)]
+    assert answers.total_usage(usages, 2) == messages.usage(8, 8)
+    assert answers.total_usage([USED], 1) is USED
 
 
 def test_a_failed_stream_ends_in_an_error_event() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from gateway import openapi
 from gateway.schemas.completions import ChatRequest, CompletionRequest
 from gateway.schemas.embeddings import EmbeddingRequest
 from gateway.schemas.fields import Body
-from gateway.schemas.frames import Frame
+from gateway.schemas.frames import Frame, GenerateFrame
 from gateway.schemas.reading import decode, parse
+from gateway.submission import Submission
 from streams.errors import BadRequest
 from streams.messages import Sampling
 from streams.subjects import Priority
@@ -126,7 +128,6 @@ def test_a_missing_field_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "neutral", "asking"),
     [
-        ("n", [None, 1], [2, 0, True]),
         ("best_of", [None, 1], [3]),
         ("echo", [None, False], [True, 0]),
         ("suffix", [None, ""], ["end"]),
@@ -151,8 +152,8 @@ def test_what_is_not_supported_yet_is_refused_unless_it_asks_for_nothing(
 @pytest.mark.parametrize(
     ("name", "neutral", "asking"),
     [
-        ("tools", [None, []], [[{"type": "function"}]]),
-        ("tool_choice", [None, "auto", "none"], ["required"]),
+        ("tool_choice", [None, "auto", "none"], [{"type": "custom"}]),
+        ("functions", [None, []], [[{"name": "f"}]]),
         ("response_format", [None, {"type": "text"}], [{"type": "json_object"}]),
         ("modalities", [None, ["text"]], [["audio"]]),
         ("audio", [None], [{"voice": "alloy"}]),
@@ -198,11 +199,48 @@ def test_one_prompt_may_come_in_four_shapes(given: object, taken: object) -> Non
 
 
 @pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]], ["a", [1]]])
-def test_more_than_one_prompt_is_told_to_be_too_many(prompts: list[Any]) -> None:
-    """Each request is one stream of tokens."""
-    code, field, message = refusal(CompletionRequest, COMPLETION | {"prompt": prompts})
+def test_a_body_may_have_many_prompts_and_a_frame_has_one(prompts: list[Any]) -> None:
+    """A frame's answer is one stream of tokens."""
+    assert completion(prompt=prompts).prompts == prompts
+    frame = {"type": "generate", "id": "1", "model": "m", "prompt": prompts}
+    code, field, message = refusal(GenerateFrame, frame)
     assert (code, field) == ("unsupported_value", "prompt")
     assert "2 prompts" in message
+
+
+def test_each_answer_is_a_submission_with_a_seed_of_its_own() -> None:
+    """As vLLM counts: from the seed on, for each prompt alike."""
+    body = completion(prompt=["a", "b"], n=2, seed=7)
+    found = [each for one in Submission.all_of(body, 16) for each in one.each()]
+    assert [(each.prompt, each.sampling.seed) for each in found] == [
+        *(("a", 7), ("a", 8), ("b", 7), ("b", 8))
+    ]
+    unseeded = Submission.all_of(completion(n=2), 16)[0].each()
+    assert [each.sampling.seed for each in unseeded] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"n": 0}, "invalid_request", "n"),
+        ({"n": 9}, "invalid_request", "n"),
+        ({"n": True}, "invalid_request", "n"),
+        ({"prompt": ["a"] * 129}, "invalid_request", "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "invalid_request", "prompt"),
+        ({"prompt": ["a", ""]}, "invalid_request", "prompt"),
+        ({"n": 2, "best_of": 3}, "unsupported_value", "best_of"),
+        ({"prompts": ["a"]}, "unknown_field", "prompts"),
+    ],
+)
+def test_answers_have_a_limit(fields: dict[str, Any], code: str, field: str) -> None:
+    """Each is a request of its own: one body must not fill a lane."""
+    assert refusal(CompletionRequest, COMPLETION | fields)[:2] == (code, field)
+
+
+@pytest.mark.parametrize("best_of", [None, 1, 2])
+def test_best_of_may_say_what_n_says(best_of: int | None) -> None:
+    """Older clients send both."""
+    assert completion(n=2, best_of=best_of).choices == 2
 
 
 def test_chat_parts_are_joined() -> None:
@@ -219,7 +257,8 @@ def test_chat_parts_are_joined() -> None:
     ("message", "code", "field"),
     [
         ({"role": "user", "content": 7}, "invalid_request", "messages[1].content"),
-        ({"role": "tool", "content": "x"}, "invalid_request", "messages[1].role"),
+        ({"role": "tool", "content": "x"}, "invalid_request", "messages[1]"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "invalid_request", "messages[1]"),
         ({"role": "user"}, "invalid_request", "messages[1].content"),
         ({"role": "user", "content": ["x"]}, "invalid_request", "messages[1].content"),
         ({"role": "user", "content": [{"type": "text"}]}, "invalid_request", "messages[1].content"),
@@ -230,8 +269,8 @@ def test_chat_parts_are_joined() -> None:
         ),
         (
             {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-            "unsupported_value",
-            "messages[1].tool_calls",
+            "invalid_request",
+            "messages[1].tool_calls[0].type",
         ),
         ("x", "invalid_request", "messages[1]"),
     ],
@@ -315,3 +354,17 @@ def test_every_record_has_a_schema(record: Any) -> None:
     """/openapi.json shows what may be sent."""
     schema = TypeAdapter(record).json_schema()
     assert "model" in str(schema)
+
+
+def test_the_openapi_document_describes_choices_and_tools() -> None:
+    """By the names that travel, with their limits."""
+    schemas = openapi.document()["components"]["schemas"]
+    completion, chat = (
+        schemas[name]["properties"] for name in ("CompletionRequest", "ChatRequest")
+    )
+    assert "prompts" not in completion
+    assert completion["prompt"]["anyOf"][2]["maxItems"] == 128
+    assert {"minimum": 1, "maximum": 8, "type": "integer"} in completion["n"]["anyOf"]
+    assert {"tools", "tool_choice", "parallel_tool_calls", "n"} <= chat.keys()
+    assert schemas["Function"]["properties"]["parameters"]["description"] == "a JSON schema"
+    assert {"tool_calls", "tool_call_id"} <= schemas["ChatMessage"]["properties"].keys()
