@@ -166,12 +166,13 @@ class Attempt:
                 splits=request.splits[before.rows :],
                 dimensions=request.dimensions,
                 deadline=self.envelope.deadline / 1000,
-                goal=self._goal(),
+                goal=self.goal,
             )
         )
 
-    def _goal(self) -> float | None:
-        """When the model's latency goal for this priority wants the first output."""
+    @property
+    def goal(self) -> float | None:
+        """When the model's latency goal for this priority wants its first output: epoch seconds."""
         goals = self._who.goals.get(subjects.parse_work(self.delivery.subject).priority)
         ms = goals.time_to_first_token_ms if goals else None
         return None if ms is None else (self.envelope.accepted + ms) / 1000

@@ -12,7 +12,6 @@ allows: `latest - compute - margin`, where `latest` is its deadline or what its 
 and `compute` what everything that waits will take.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -47,17 +46,17 @@ class _Entry(Generic[T]):
 
 
 class Batcher(Generic[T]):
-    """Collect items, first come first served, into batches of at most `size`.
+    """Collect items into batches of at most `size`, those whose time runs out first going first.
 
-    A batch of `max_tokens` is full too: it is a whole micro-batch. All times are the caller's, in
-    seconds of any one clock.
+    Items whose times are the same leave as they came. A batch of `max_tokens` is full too: it is a
+    whole micro-batch. All times are the caller's, in seconds of any one clock.
     """
 
     def __init__(self, size: int, max_tokens: int, compute: ComputeTime, margin: float) -> None:
         assert size > 0, f"a batch of {size} holds nothing"
         self._size, self._max_tokens = size, max_tokens
         self._compute, self._margin = compute, margin
-        self._entries: deque[_Entry[T]] = deque()
+        self._entries: list[_Entry[T]] = []  # in the order of leaving
         self._tokens = 0
         self._arrivals = Arrivals()
 
@@ -69,6 +68,7 @@ class Batcher(Generic[T]):
         by = float("inf") if latest is None else latest
         made = [_Entry(item, tokens, by) for item, tokens in items]
         self._entries += made
+        self._entries.sort(key=lambda entry: entry.latest)  # quick: the rest is in order already
         tokens = sum(entry.tokens for entry in made)
         self._tokens += tokens
         self._arrivals.add(tokens, now)
@@ -79,23 +79,21 @@ class Batcher(Generic[T]):
             return None
         if len(self._entries) >= self._size or self._tokens >= self._max_tokens:
             return -float("inf")
-        latest = min(entry.latest for entry in self._entries)
-        compute = self._compute.seconds(self._tokens)
-        return min(self._arrivals.last + self.patience(), latest - compute - self._margin)
+        begin = self._entries[0].latest - self._compute.seconds(self._tokens) - self._margin
+        return min(self._arrivals.last + self.patience(), begin)
 
     def take(self, now: float) -> list[T]:
-        """The next batch, the oldest items first; empty while none is due."""
+        """The next batch; empty while none is due."""
         due = self.due_at()
         if due is None or due > now:
             return []
-        count = min(self._size, len(self._entries))
-        taken = [self._entries.popleft() for _ in range(count)]
+        taken, self._entries = self._entries[: self._size], self._entries[self._size :]
         self._tokens -= sum(entry.tokens for entry in taken)
         return [entry.item for entry in taken]
 
     def drop(self, unwanted: Callable[[T], bool]) -> None:
         """Forget items that are no longer wanted."""
-        self._entries = deque(e for e in self._entries if not unwanted(e.item))
+        self._entries = [e for e in self._entries if not unwanted(e.item)]
         self._tokens = sum(entry.tokens for entry in self._entries)
 
     def patience(self) -> float:

@@ -127,7 +127,7 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
         lengths[0] -= int(config.get("pad_token_id", 1)) + 1  # theirs begin behind the padding's id
     for name, key in _TRAINED_LENGTHS:
         file = directory / name
-        if file.exists() and isinstance(limit := read_json(file).get(key), int):
+        if file.exists() and isinstance(limit := read_json(file).get(key), int) and limit > 0:
             lengths.append(limit)
     return min(lengths)
 

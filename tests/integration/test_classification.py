@@ -22,7 +22,7 @@ from streams.token_log import TokenLog
 from tests.engine.unary import CLS, CONTEXT, SEP, classifier
 from tests.eventually import eventually
 from tests.integration.gateways import MSGPACK, Gateway, gateways
-from tests.integration.services import ROUTE, a_dispatcher, a_worker, client_of, running
+from tests.integration.services import ROUTE, Client, a_dispatcher, a_worker, client_of, running
 from tests.integration.test_gateway_producers import producer
 
 QUERY, DOCUMENTS = "what is a mill?", ["a wheel", "a stream beside a mill", "nothing", "a mill"]
@@ -271,11 +271,11 @@ async def test_a_second_attempt_adds_only_the_scores_that_are_missing(
         ]
         expected = [0.0] * stored + [score(ranker, text) for text in DOCUMENTS[stored:]]
         assert rows == pytest.approx(expected, abs=1e-5)
-        await eventually(lambda: _is_booked(c.ledger, request))
+        await eventually(lambda: _is_booked(c, request))
 
 
-async def _is_booked(ledger: Any, request: str) -> bool:
-    return (await ledger())[request] == 1
+async def _is_booked(c: Client, request: str) -> bool:
+    return (await c.ledger())[request] == 1
 
 
 def _pairs() -> tuple[list[bytes], list[int]]:

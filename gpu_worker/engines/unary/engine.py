@@ -236,7 +236,8 @@ class UnaryEngine(ABC):
     def _leave(self, job: _Job, output: Output) -> Output:
         del self._jobs[job.sequence.request_id]
         self._reserved -= reserved(job.sequence)
-        self.batcher.drop(lambda part: part.job is job)
+        if len(job.rows) < len(job.sequence.inputs):
+            self.batcher.drop(lambda part: part.job is job)
         return output
 
 
