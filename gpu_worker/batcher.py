@@ -32,8 +32,7 @@ class Arrivals:
 
     def add(self, tokens: int, now: float) -> None:
         gap = now - self.last
-        known = self.gap < float("inf")
-        self.gap = self.gap + _FRESH * (gap - self.gap) if known else gap
+        self.gap = gap if self.gap == float("inf") else self.gap + _FRESH * (gap - self.gap)
         self.tokens += (_FRESH if self.tokens else 1.0) * (tokens - self.tokens)
         self.last = now
 

@@ -26,7 +26,7 @@ class Embedder:
 
 
 class EmbedEngine(UnaryEngine):
-    """An `Engine` over a sentence-transformers (or plain encoder) directory."""
+    """An `Engine` over a sentence-transformers directory."""
 
     @staticmethod
     def open(directory: Path, device: torch.device) -> Embedder:

@@ -24,18 +24,13 @@ Layer = Callable[[Tensor], Tensor]
 class Pooling:
     """How `[rows, tokens, size]` states become vectors; `layers` follow each other behind it."""
 
-    mode: Mode = "mean"
-    layers: tuple[Layer, ...] = (normalize,)
+    mode: Mode
+    layers: tuple[Layer, ...]
 
     @classmethod
     def read(cls, directory: Path, device: torch.device) -> "Pooling":
-        """From `modules.json`; the mean, normalised, where there is none.
-
-        Raises ValueError, naming it, for a step or a mode that is not known here.
-        """
+        """From `modules.json`. Raises ValueError, naming it, for a step or a mode unknown here."""
         path = directory / "modules.json"
-        if not path.exists():
-            return cls()
         steps = [(m["type"].rsplit(".", 1)[-1], directory / m["path"]) for m in _json(path)]
         if unknown := {step for step, _ in steps}.difference(STEPS):
             raise ValueError(f"{path} has steps unknown here: {', '.join(sorted(unknown))}")
