@@ -6,7 +6,7 @@ from typing import Any
 
 from gpu_worker.engine import Output
 
-# Vectors per record: a gateway makes JSON of so many in 2 ms, and its event loop goes on between.
+# Vectors per record: a gateway makes JSON of so many in 1 ms, and its event loop goes on between.
 RESULT_BYTES = 64_000
 # Tokens per record: with twenty alternatives for each they take a quarter of max_payload.
 CHUNK_TOKENS = 256
