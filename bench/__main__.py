@@ -1,10 +1,14 @@
-"""`python -m bench [pipeline] [engine_share] [--runs N]`: both by default."""
+"""`python -m bench [pipeline] [engine_share] [embeddings] [--runs N]`: all by default."""
 
 import argparse
 
-from bench import engine_share, pipeline
+from bench import embeddings, engine_share, pipeline
 
-MEASUREMENTS = {"pipeline": pipeline.measure, "engine_share": engine_share.measure}
+MEASUREMENTS = {
+    "pipeline": pipeline.measure,
+    "engine_share": engine_share.measure,
+    "embeddings": embeddings.measure,
+}
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """May this request come in: limits of model and tenant, deadline, estimated wait. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.chat import PLAIN_STOPS
@@ -7,7 +8,13 @@ from gateway.submission import Submission
 from gateway.tool_calls import written_by
 from registry.models import Model
 from registry.tenants import Tenant
-from streams.errors import BadRequest, ContextLengthExceeded, Overloaded, UnsupportedValue
+from streams.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    InputTooLong,
+    Overloaded,
+    UnsupportedValue,
+)
 from streams.messages import Pressure, Request, pack_tokens
 
 PRESSURE_TRUST_SECONDS = 2.0  # a dispatcher tells every 0.2 s; older news is no reason to refuse
@@ -41,18 +48,23 @@ class Admitted:
 
 
 def admit(
-    submission: Submission, model: Model, tenant: Tenant, encoded: list[list[int]]
+    submission: Submission,
+    model: Model,
+    tenant: Tenant,
+    encoded: list[list[int]],
+    splits: Sequence[int] = (),
 ) -> Admitted:
     """The request for the engine; `encoded` is the prompt, or each input, as token ids.
 
-    Raises `ContextLengthExceeded`, or `UnsupportedValue` for a model of another task.
+    `splits` are for inputs that are pairs: where in each the second text begins. Raises
+    `ContextLengthExceeded` or `InputTooLong`, or `UnsupportedValue` for a model of another task.
     """
     if model.task != submission.kind:
         raise UnsupportedValue(
             f"the model {model.name!r} serves {model.task!r}, not {submission.kind!r}", "model"
         )
-    if submission.kind == "embed":
-        return _admit_inputs(submission, model, tenant, encoded)
+    if submission.kind != "generate":
+        return _admit_inputs(submission, model, tenant, encoded, splits)
     return _admit_prompt(submission, model, tenant, encoded[0])
 
 
@@ -91,24 +103,46 @@ def _within_tenant(tenant: Tenant, prompt_tokens: int) -> None:
 
 
 def _admit_inputs(
-    submission: Submission, model: Model, tenant: Tenant, inputs: list[list[int]]
+    submission: Submission,
+    model: Model,
+    tenant: Tenant,
+    inputs: list[list[int]],
+    splits: Sequence[int],
 ) -> Admitted:
-    for tokens in inputs:
-        if not tokens:
-            raise BadRequest("an input has no tokens", "input")
-        _check_input(model.token_count(tokens), model, tenant)
     _check_dimensions(submission.dimensions, model)
+    field = "input"
+    if submission.query is not None:
+        _check_scores(model)
+        field = "documents"
+    for index, tokens in enumerate(inputs):
+        _check_input(f"{field}[{index}]", model.token_count(tokens), model, tenant)
     count = sum(map(model.token_count, inputs))
     request = Request(
-        "embed", inputs=[pack_tokens(tokens) for tokens in inputs], dimensions=submission.dimensions
+        submission.kind,
+        inputs=[pack_tokens(tokens) for tokens in inputs],
+        dimensions=submission.dimensions,
+        splits=list(splits),
     )
     return Admitted(request.pack(), count, count)
 
 
-def _check_input(count: int, model: Model, tenant: Tenant) -> None:
-    _within_tenant(tenant, count)
+def _check_input(field: str, count: int, model: Model, tenant: Tenant) -> None:
+    if count == 0:
+        raise BadRequest(f"{field} has no tokens", field)
     if count > model.context_length:
-        raise ContextLengthExceeded(count, 0, model.context_length, f"model {model.name!r}")
+        raise InputTooLong(field, count, model.context_length, f"model {model.name!r}")
+    most = tenant.max_prompt_tokens
+    if most is not None and count > most:
+        raise InputTooLong(field, count, most, "an input of this tenant")
+
+
+def _check_scores(model: Model) -> None:
+    if model.num_labels != 1:
+        raise UnsupportedValue(
+            f"the model {model.name!r} has {model.num_labels} labels; only one with a single score "
+            "can rank documents",
+            "model",
+        )
 
 
 def _check_dimensions(asked: int | None, model: Model) -> None:

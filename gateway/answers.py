@@ -1,4 +1,6 @@
-"""What OpenAI's clients get: completions, chats, embeddings, models and errors in their shapes.
+"""What clients get in OpenAI's shapes: completions, chats, embeddings, models and errors.
+
+Classifications and rerankings come in vLLM's, since OpenAI has none.
 
 Log probabilities come as the token log has them: maps with `token`, `text`, `logprob` and `top`, a
 list of `[token, text, logprob]`.
@@ -148,14 +150,67 @@ def embeddings(
     `vectors` are rows of little-endian float32. All at once would hold the event loop for long, so
     let it breathe between the parts.
     """
-    yield b'{"object":"list","data":['
-    for index, vector in enumerate(vectors):
-        embedding = b64encode(vector).decode() if encoding == "base64" else floats(vector)
-        item = {"object": "embedding", "index": index, "embedding": embedding}
-        yield (b"," if index else b"") + orjson.dumps(item)
+    encode = _base64 if encoding == "base64" else floats
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    tail = orjson.dumps({"model": model, "usage": usage})
-    yield b"]," + tail[1:]
+    items = (
+        {"object": "embedding", "index": index, "embedding": encode(vector)}
+        for index, vector in enumerate(vectors)
+    )
+    return listed({"object": "list", "model": model, "usage": usage}, "data", items)
+
+
+def listed(head: Answer, name: str, items: Iterable[Answer]) -> Iterator[bytes]:
+    """The JSON of `head` and, under `name`, a list of items, in parts, one per item."""
+    yield orjson.dumps(head)[:-1] + f',"{name}":['.encode()
+    for number, item in enumerate(items):
+        yield (b"," if number else b"") + orjson.dumps(item)
+    yield b"]}"
+
+
+def classification_head(request_id: str, model: str, created: int, usage: Usage) -> Answer:
+    """The answer of /v1/classify without its `data`; `created` is in epoch seconds."""
+    return {
+        "id": f"classify-{request_id}",
+        "object": "list",
+        "created": created,
+        "model": model,
+        "usage": usage,
+    }
+
+
+def classification(index: int, row: bytes, labels: Sequence[str]) -> Answer:
+    """What is said of one input: the likeliest label, and a number for each, as vLLM has it."""
+    probs = floats(row)
+    likeliest = max(range(len(probs)), key=probs.__getitem__)
+    return {
+        "index": index,
+        "label": labels[likeliest],
+        "probs": probs,
+        "num_classes": len(probs),
+    }
+
+
+def rerank_head(request_id: str, model: str, usage: Usage) -> Answer:
+    """The answer of /v1/rerank without its `results`."""
+    return {"id": f"rerank-{request_id}", "model": model, "usage": usage}
+
+
+def ranked(
+    rows: Sequence[bytes], documents: Sequence[str] | None, top_n: int | None
+) -> Iterator[Answer]:
+    """The `top_n` (all if there is none) of `rows` of one score each, the best first.
+
+    With the text of each, if there are `documents`. Those of equal score keep their order.
+    """
+    scores = [floats(row)[0] for row in rows]
+    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+    for index in order[: top_n or None]:
+        document = {"document": {"text": documents[index]}} if documents else {}
+        yield {"index": index, "relevance_score": scores[index], **document}
+
+
+def _base64(vector: bytes) -> str:
+    return b64encode(vector).decode()
 
 
 def floats(vector: bytes) -> list[float]:

@@ -14,10 +14,11 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import answers, completions, embeddings, openapi, problems, socket
+from gateway import answers, completions, openapi, problems, socket, unary
 from gateway.door import Door
 from gateway.endpoint import Endpoint, authorization
 from gateway.metrics import FOLLOWED
+from gateway.schemas.classification import ClassifyRequest, RerankRequest
 from gateway.schemas.embeddings import EmbeddingRequest
 from streams.errors import MillstreamError
 
@@ -77,7 +78,10 @@ def _inference(door: Door) -> list[BaseRoute]:
             door, completion.schema, partial(completions.serve, completion)
         ),
         "/v1/chat/completions": Endpoint(door, chat.schema, partial(completions.serve, chat)),
-        "/v1/embeddings": Endpoint(door, EmbeddingRequest, embeddings.serve),
+        "/v1/embeddings": Endpoint(door, EmbeddingRequest, unary.embed),
+        "/v1/classify": Endpoint(door, ClassifyRequest, unary.classify),
+        "/v1/rerank": Endpoint(door, RerankRequest, unary.rerank),
+        "/rerank": Endpoint(door, RerankRequest, unary.rerank),
     }
     return [Route(path, each, methods=["POST"]) for path, each in applications.items()]
 

@@ -1,23 +1,25 @@
 """One request on a WebSocket: from the records of its log to frames with the client's own id."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from gateway.answers import floats
+from gateway.answers import classification, floats
 from gateway.following import Following, Record
 from gateway.metrics import Watch
+from gateway.outbound import Frame
+from gateway.result_frame import ResultFrame
 
-Send = Callable[[dict[str, Any]], bool]
+Send = Callable[[dict[str, Any] | Frame], bool]
 
 
 class Call:
-    """Turns records into frames. `send` queues a frame and tells whether there is room for more.
+    """Turns records into frames. `send` queues one, encoded or not, and tells if more may come.
 
     Nothing is sent before `accept`: replies may overtake the broker's confirmation. `after` is the
     index of the last token that the client has (-1: none).
     """
 
-    def __init__(self, id: str, send: Send, after: int = -1) -> None:
+    def __init__(self, id: str, send: Send, result: ResultFrame, after: int = -1) -> None:
         self.id = id
         self.following: Following | None = None
         self.cancel_wanted = False
@@ -25,7 +27,7 @@ class Call:
         self._send, self._after = send, after
         self._watch: Watch | None = None
         self._early: list[Record] | None = []
-        self._vectors: list[list[float]] = []
+        self._result = result
         self._admit_ms = 0.0
 
     def accept(self, following: Following, watch: Watch, admit_ms: float) -> None:
@@ -50,7 +52,7 @@ class Call:
         if kind == "chunk":
             return self._chunk(record)
         if kind == "result":
-            self._vectors += map(floats, record["vectors"])
+            self._result.add(_items(record))
         elif kind == "started":
             return self._send(self._frame(record, "model", "version", "attempt"))
         elif kind == "done":
@@ -77,20 +79,23 @@ class Call:
             }
         )
 
-    def _done(self, record: Record) -> dict[str, Any]:
+    def _done(self, record: Record) -> dict[str, Any] | Frame:
+        """A `result` if there is one and it is whole: what was cancelled may have stored a part."""
         timing = {"admit": round(self._admit_ms, 3), **record["timing"]}
-        if not self._vectors:
+        if not self._result or record["finish_reason"] == "cancelled":
             return self._frame(record, "finish_reason", "usage") | {"timing": timing}
-        embeddings = [
-            {"index": index, "embedding": vector} for index, vector in enumerate(self._vectors)
-        ]
-        return {
-            "type": "result",
-            "id": self.id,
-            "data": embeddings,
-            "usage": record["usage"],
-            "timing": timing,
-        }
+        head = {"type": "result", "id": self.id, "usage": record["usage"], "timing": timing}
+        return self._result.whole(head)
 
     def _frame(self, record: Record, *names: str) -> dict[str, Any]:
         return {"type": record["type"], "id": self.id, **{name: record[name] for name in names}}
+
+
+def _items(record: Record) -> Iterator[dict[str, Any]]:
+    """The items of `data` that one record's rows make: classifications, or else embeddings."""
+    labels = record.get("labels")
+    for index, row in enumerate(record["vectors"], start=record["index"]):
+        if labels:
+            yield classification(index, row, labels)
+        else:
+            yield {"index": index, "embedding": floats(row)}

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import structlog
 
 from gateway.door import Door
-from gateway.schemas.embeddings import Embedding
-from gateway.schemas.fields import Generation
+from gateway.schemas.frames import Submitted
 from gateway.schemas.reading import Encoding, decode, parse_submission
 from gateway.submission import Submission
 from streams import messages, subjects, topology
@@ -126,7 +125,7 @@ class Ingress:
             pass  # an earlier delivery was answered in the same way
 
 
-def _parse(delivery: Delivery) -> Generation | Embedding:
+def _parse(delivery: Delivery) -> Submitted:
     lane = _lane(delivery.subject)
     name = delivery.headers.get(CONTENT_TYPE, "application/json")
     if name not in _ENCODINGS:

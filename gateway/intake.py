@@ -157,9 +157,12 @@ class Intake:
         model, version = self._registry.resolve(submission.model)
         seconds = self._deadlines.seconds(submission)
         check_tools(submission, model)
-        encoded = await self._encode(model, version, submission)
+        if submission.query is None:
+            encoded, splits = await self._encode(model, version, submission), list[int]()
+        else:
+            encoded, splits = await self._encode_pairs(model, version, submission)
         choices = submission.each()
-        admitted = [admit(choice, model, tenant, encoded) for choice in choices]
+        admitted = [admit(choice, model, tenant, encoded, splits) for choice in choices]
         _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
         pressure, at = self._pressure.get(model.name, (None, 0.0))
         check_wait(pressure, time.monotonic() - at, submission, seconds)
@@ -183,6 +186,15 @@ class Intake:
         for tokens in ids:
             check_tokens(model, tokens, "prompt" if submission.kind == "generate" else "input")
         return ids or await self._tokenizers.encode_all(model, version, texts)
+
+    async def _encode_pairs(
+        self, model: Model, version: Version, submission: Submission
+    ) -> tuple[list[list[int]], list[int]]:
+        """The query with each input, as token ids, and where in each the input begins."""
+        texts = [each for each in submission.inputs if isinstance(each, str)]
+        assert submission.query is not None
+        pairs = await self._tokenizers.encode_pairs(model, version, submission.query, texts)
+        return [pair.tokens for pair in pairs], [pair.split for pair in pairs]
 
     async def _follow(self, prepared: Prepared, sink: Sink, key: str | None) -> Following:
         """A new request's following, or that of the request which `key` stands for."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from gateway.schemas.classification import ClassifyRequest, RerankRequest
 from gateway.schemas.completions import ChatRequest, CompletionRequest
 from gateway.schemas.embeddings import EmbeddingRequest
 from gateway.schemas.fields import Body
@@ -15,6 +16,9 @@ _POSTS: dict[str, tuple[str, type[Body]]] = {
     "/v1/chat/completions": ("Answer a chat", ChatRequest),
     "/v1/completions": ("Continue a text", CompletionRequest),
     "/v1/embeddings": ("Embed texts", EmbeddingRequest),
+    "/v1/classify": ("Classify texts", ClassifyRequest),
+    "/v1/rerank": ("Order documents by relevance to a query", RerankRequest),
+    "/rerank": ("The same as /v1/rerank, where some clients look for it", RerankRequest),
 }
 _ERRORS = {
     400: "The request cannot be served as it is",

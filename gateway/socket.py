@@ -21,7 +21,8 @@ from gateway.door import Door
 from gateway.following import Following
 from gateway.metrics import SOCKETS, Watch, count_refused
 from gateway.outbound import Frame, Outbound
-from gateway.schemas.frames import CancelFrame, EmbedFrame, GenerateFrame, ResumeFrame
+from gateway.result_frame import ResultFrame
+from gateway.schemas.frames import CancelFrame, ResumeFrame, WorkFrame
 from gateway.schemas.reading import Encoding, decode, frame_id, parse_frame
 from gateway.submission import Submission
 from registry.tenants import Tenant
@@ -126,7 +127,7 @@ class Connection:
                 case ResumeFrame():
                     call = self._open(frame.id, frame.after)
                     tasks.create_task(self._resume(call, frame), name=f"resume-{frame.id}")
-                case GenerateFrame() | EmbedFrame():
+                case _:
                     call = self._open(frame.id)
                     tasks.create_task(self._submit(call, frame), name=f"submit-{frame.id}")
         except MillstreamError as error:
@@ -146,10 +147,10 @@ class Connection:
             raise BadRequest(f"the id {id!r} is in use on this socket", "id")
         if len(self._calls) >= MOST_CALLS:
             raise Refused(f"this socket has {MOST_CALLS} open requests already")
-        call = self._calls[id] = Call(id, self._put, after)
+        call = self._calls[id] = Call(id, self._put, ResultFrame(self._encoding), after)
         return call
 
-    async def _submit(self, call: Call, frame: GenerateFrame | EmbedFrame) -> None:
+    async def _submit(self, call: Call, frame: WorkFrame) -> None:
         arrived, tenant = time.perf_counter(), self._tenant
         sink, submission = partial(self._sink, call), Submission.of(frame)
         with self._explaining(call):
@@ -205,8 +206,8 @@ class Connection:
         if self._calls.get(call.id) is call:
             del self._calls[call.id]
 
-    def _put(self, frame: dict[str, Any]) -> bool:
-        return self._outbound.put(self._encode(frame))
+    def _put(self, frame: dict[str, Any] | Frame) -> bool:
+        return self._outbound.put(self._encode(frame) if isinstance(frame, dict) else frame)
 
     async def _write_all(self) -> None:
         """Write what is put; after the last frame send the client elsewhere."""

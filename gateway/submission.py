@@ -5,11 +5,14 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from gateway.schemas.classification import Classification, RerankRequest
 from gateway.schemas.completions import OpenAIGeneration
 from gateway.schemas.embeddings import Embedding
 from gateway.schemas.fields import Generation, Tokens
 from streams.messages import Kind, Sampling
 from streams.subjects import Priority
+
+Body = Generation | Embedding | Classification | RerankRequest
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Submission:
     """A validated request, not yet tokenised.
 
     `prompt` is text or token ids, `chat` messages, with the `tools` that may be called in answer;
-    `inputs` are for `embed`. A
+    `inputs` are for `embed` and `classify`, where a `query` is paired with each of them. A
     `sampling.max_tokens` of 0 means: the default of the model and the tenant.
     """
 
@@ -31,26 +34,23 @@ class Submission:
     sampling: Sampling = field(default_factory=Sampling)
     inputs: list[str] | list[Tokens] = field(default_factory=list)
     dimensions: int | None = None
+    query: str | None = None
     choices: int = 1  # how many answers are wanted
     prompts: int = 1  # how many submissions its body made
 
     @classmethod
-    def of(cls, body: Generation | Embedding, default_max_tokens: int = 0) -> Self:
+    def of(cls, body: Body, default_max_tokens: int = 0) -> Self:
         """The submission that a body or frame makes."""
+        common = (body.model, body.lane, body.deadline_ms)
         if isinstance(body, Embedding):
-            return cls(
-                "embed",
-                body.model,
-                body.lane,
-                body.deadline_ms,
-                inputs=body.input,
-                dimensions=body.dimensions,
-            )
+            return cls("embed", *common, inputs=body.input, dimensions=body.dimensions)
+        if isinstance(body, Classification):
+            return cls("classify", *common, inputs=body.input)
+        if isinstance(body, RerankRequest):
+            return cls("classify", *common, inputs=body.documents, query=body.query)
         return cls(
             "generate",
-            body.model,
-            body.lane,
-            body.deadline_ms,
+            *common,
             prompt=body.prompt,
             chat=body.chat,
             tools=body.offered_tools,

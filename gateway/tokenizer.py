@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tokenizers
 
@@ -28,6 +28,13 @@ LONG_CHARACTERS = 32_768  # longer texts have a thread of their own: short ones 
 LOADED = 8
 
 
+class Pair(NamedTuple):
+    """Token ids of two texts, and where among them the second one begins."""
+
+    tokens: list[int]
+    split: int
+
+
 class Tokenizer(Protocol):
     """From text to the ids that a model takes. Safe to use from several threads."""
 
@@ -35,6 +42,9 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """Token ids per text; `special` adds what the model wants around a text (such as BOS)."""
+
+    def encode_pairs(self, query: str, texts: Sequence[str]) -> list[Pair]:
+        """The query with each text, as the model was trained on two texts."""
 
 
 class ByteTokenizer:
@@ -44,6 +54,9 @@ class ByteTokenizer:
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
+
+    def encode_pairs(self, query: str, texts: Sequence[str]) -> list[Pair]:
+        return [Pair(list((query + text).encode()), len(query.encode())) for text in texts]
 
 
 class FileTokenizer:
@@ -58,6 +71,10 @@ class FileTokenizer:
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=special)
         return [encoding.ids for encoding in encoded]
+
+    def encode_pairs(self, query: str, texts: Sequence[str]) -> list[Pair]:
+        pairs = [(query, text) for text in texts]
+        return [_pair(encoding) for encoding in self._library.encode_batch_fast(pairs)]
 
 
 class Tokenizers:
@@ -93,6 +110,14 @@ class Tokenizers:
         tokenizer = await self._get(model, version)
         size = sum(map(len, texts))
         return await self._run(size, lambda: tokenizer.encode(texts, special=True))
+
+    async def encode_pairs(
+        self, model: Model, version: Version, query: str, texts: Sequence[str]
+    ) -> list[Pair]:
+        """The token ids of the query with each text."""
+        tokenizer = await self._get(model, version)
+        size = sum(map(len, texts)) + len(texts) * len(query)
+        return await self._run(size, lambda: tokenizer.encode_pairs(query, texts))
 
     async def encode_chat(
         self,
@@ -150,6 +175,12 @@ def _size(messages: Sequence[chat.Message], tools: Sequence[chat.Tool] | None) -
     size = sum(len(message["content"]) for message in messages)
     structured = [tools, *(m["tool_calls"] for m in messages if "tool_calls" in m)]
     return size + len(str(structured)) if any(structured) else size
+
+
+def _pair(encoding: tokenizers.Encoding) -> Pair:
+    """Models that tell two texts apart have types for it; the others' are 0 throughout."""
+    types = encoding.type_ids
+    return Pair(encoding.ids, types.index(1) if 1 in types else len(types))
 
 
 def check_tokens(model: Model, tokens: Sequence[int], field: str) -> None:

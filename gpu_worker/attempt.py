@@ -3,7 +3,7 @@
 import time
 from asyncio import Event
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -13,13 +13,14 @@ from gpu_worker.clock import Clock, Timer
 from gpu_worker.driver import Driver
 from gpu_worker.engine import EngineError, Output, Sequence
 from gpu_worker.pending import Pending
-from streams import messages
+from registry.models import Goals
+from streams import messages, subjects
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.messages import LedgerRecord, Request
 from streams.pull import Delivery
-from streams.subjects import Log
+from streams.subjects import Log, Priority
 from streams.token_log import Contents, Fenced, TokenLog, write_ledger
 
 FAILED_SECONDS = 0.5  # before a request whose attempt failed is tried again
@@ -41,6 +42,7 @@ class Identity:
     version: str
     worker: str
     shards: int
+    goals: Mapping[Priority, Goals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -161,10 +163,19 @@ class Attempt:
                 generated=before.tokens,
                 text=before.text,
                 inputs=[messages.unpack_tokens(tokens) for tokens in inputs],
+                splits=request.splits[before.rows :],
                 dimensions=request.dimensions,
                 deadline=self.envelope.deadline / 1000,
+                goal=self.goal,
             )
         )
+
+    @property
+    def goal(self) -> float | None:
+        """When the model's latency goal for this priority wants its first output: epoch seconds."""
+        goals = self._who.goals.get(subjects.parse_work(self.delivery.subject).priority)
+        ms = goals.time_to_first_token_ms if goals else None
+        return None if ms is None else (self.envelope.accepted + ms) / 1000
 
     async def _relay(self) -> Finished | None:
         """Append what the engine makes, one append in flight, until it is done or stopped."""

@@ -1,58 +1,103 @@
-"""When a batch is due: it is full, its oldest item has waited enough, or a deadline comes close."""
+"""When a batch is due: it is full, waiting for more would not pay, or somebody's time runs out.
 
-from collections import deque
-from collections.abc import Callable
+Waiting is never free: who waits is delayed, and an engine that could run stands still. What it may
+bring is one micro-batch instead of two, whose fixed cost `a` is then paid once. So, with `n` inputs
+waiting, the next arrival expected within `g` seconds, and `c` seconds of computing added by it,
+
+    wait for it only while  g + n * (g + c) < a
+
+since it saves the newcomer `a - g` and makes the others `g + c` later. When it has not come after
+`(a - n * c) / (n + 1)` seconds, waiting has ceased to pay. None waits longer than its own time
+allows: `latest - compute - margin`, where `latest` is its deadline or what its latency goal says,
+and `compute` what everything that waits will take.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from gpu_worker.compute import ComputeTime
+
 T = TypeVar("T")
+_FRESH = 0.2  # the weight of the newest arrival in the averages
+
+
+@dataclass
+class Arrivals:
+    """How far apart work comes and how much at a time: averages that forget."""
+
+    gap: float = float("inf")
+    tokens: float = 0.0
+    last: float = -float("inf")
+
+    def add(self, tokens: int, now: float) -> None:
+        gap = now - self.last
+        self.gap = gap if self.gap == float("inf") else self.gap + _FRESH * (gap - self.gap)
+        self.tokens += (_FRESH if self.tokens else 1.0) * (tokens - self.tokens)
+        self.last = now
 
 
 @dataclass(frozen=True)
 class _Entry(Generic[T]):
     item: T
-    due: float
+    tokens: int
+    latest: float
 
 
 class Batcher(Generic[T]):
-    """Collect items, first come first served, into batches of at most `size`.
+    """Collect items into batches of at most `size`, those whose time runs out first going first.
 
-    All times are the caller's, in seconds of any one clock. `wait` is the longest that an item
-    waits for others; `margin` is kept before a deadline for the work itself.
+    Items whose times are the same leave as they came. A batch of `max_tokens` is full too: it is a
+    whole micro-batch. All times are the caller's, in seconds of any one clock.
     """
 
-    def __init__(self, size: int, wait: float, margin: float) -> None:
+    def __init__(self, size: int, max_tokens: int, compute: ComputeTime, margin: float) -> None:
         assert size > 0, f"a batch of {size} holds nothing"
-        self._size, self._wait, self._margin = size, wait, margin
-        self._entries: deque[_Entry[T]] = deque()
+        self._size, self._max_tokens = size, max_tokens
+        self._compute, self._margin = compute, margin
+        self._entries: list[_Entry[T]] = []  # in the order of leaving
+        self._tokens = 0
+        self._arrivals = Arrivals()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, item: T, now: float, deadline: float | None = None) -> None:
-        due = now + self._wait
-        if deadline is not None:
-            due = max(now, min(due, deadline - self._margin))
-        self._entries.append(_Entry(item, due))
+    def add(self, items: Iterable[tuple[T, int]], now: float, latest: float | None = None) -> None:
+        """Items that came together, with their tokens; their results are wanted by `latest`."""
+        by = float("inf") if latest is None else latest
+        made = [_Entry(item, tokens, by) for item, tokens in items]
+        self._entries += made
+        self._entries.sort(key=lambda entry: entry.latest)  # quick: the rest is in order already
+        tokens = sum(entry.tokens for entry in made)
+        self._tokens += tokens
+        self._arrivals.add(tokens, now)
 
     def due_at(self) -> float | None:
         """When the next batch is due: in the past when it is full, None when there is nothing."""
         if not self._entries:
             return None
-        return -float("inf") if self._is_full else min(e.due for e in self._entries)
+        if len(self._entries) >= self._size or self._tokens >= self._max_tokens:
+            return -float("inf")
+        begin = self._entries[0].latest - self._compute.seconds(self._tokens) - self._margin
+        return min(self._arrivals.last + self.patience(), begin)
 
     def take(self, now: float) -> list[T]:
-        """The next batch, the oldest items first; empty while none is due."""
+        """The next batch; empty while none is due."""
         due = self.due_at()
         if due is None or due > now:
             return []
-        count = min(self._size, len(self._entries))
-        return [self._entries.popleft().item for _ in range(count)]
+        taken, self._entries = self._entries[: self._size], self._entries[self._size :]
+        self._tokens -= sum(entry.tokens for entry in taken)
+        return [entry.item for entry in taken]
 
     def drop(self, unwanted: Callable[[T], bool]) -> None:
         """Forget items that are no longer wanted."""
-        self._entries = deque(e for e in self._entries if not unwanted(e.item))
+        self._entries = [e for e in self._entries if not unwanted(e.item)]
+        self._tokens = sum(entry.tokens for entry in self._entries)
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._entries) >= self._size
+    def patience(self) -> float:
+        """How long after an arrival the next one is worth waiting for; 0 if it will not come."""
+        waiting, arrivals = len(self._entries), self._arrivals
+        delay = waiting * self._compute.per_token * arrivals.tokens
+        patience = max(0.0, self._compute.overhead - delay) / (waiting + 1)
+        return patience if arrivals.gap < patience else 0.0

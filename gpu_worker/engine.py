@@ -26,7 +26,9 @@ class Sequence:
 
     `generated` are tokens that an earlier attempt has already stored: the engine continues behind
     them and neither returns them nor their text again. `text` is what was stored with them.
-    `inputs` is set for unary work (embed): one list of token ids per input.
+    `inputs` is set for unary work (embed, classify): one list of token ids per input. `splits`
+    tells where in each of them the second text of a pair begins; it is empty where there are no
+    pairs. `goal` is when the first output is wanted by; late is not wrong.
     """
 
     request_id: str
@@ -35,8 +37,10 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     text: str = ""
     inputs: list[list[int]] = field(default_factory=list)
+    splits: list[int] = field(default_factory=list)
     dimensions: int | None = None
     deadline: float | None = None  # epoch seconds
+    goal: float | None = None  # epoch seconds
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,9 @@ class Output:
     """What one step produced for one sequence; with `finish` or `error` it has left the engine.
 
     `text` may lag behind `tokens` while a character or a possible stop string is incomplete; the
-    finishing output carries whatever was still held back. `vectors` are float32 little-endian rows.
-    `usage`, on a finishing output, counts better than its tokens do.
+    finishing output carries whatever was still held back. `vectors` are float32 little-endian rows;
+    `labels` name the columns of what a classifier says. `usage`, on a finishing output, counts
+    better than its tokens do.
     """
 
     request_id: str
@@ -61,6 +66,7 @@ class Output:
     text: str = ""
     logprobs: list[Logprob] | None = None
     vectors: list[bytes] | None = None
+    labels: list[str] | None = None
     finish: Finish | None = None
     error: EngineError | None = None
     usage: Usage | None = None

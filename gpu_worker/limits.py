@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 
 from gpu_worker.engine import EngineError, Sequence
-from streams.errors import BadRequest, ContextLengthExceeded, TokenOutOfRange, UnsupportedValue
+from streams.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    InputTooLong,
+    TokenOutOfRange,
+    UnsupportedValue,
+)
 
 
 def reserved(sequence: Sequence) -> int:
@@ -33,7 +39,8 @@ class Limits:
         longest = max(lengths)
         prompt, more = len(sequence.prompt), sequence.sampling.max_tokens
         if sequence.inputs and longest > self.tokens:
-            raise ContextLengthExceeded(longest, 0, self.tokens, "the model")
+            where = f"input[{lengths.index(longest)}]"
+            raise InputTooLong(where, longest, self.tokens, "the model")
         if not sequence.inputs and prompt + more > self.tokens:
             raise ContextLengthExceeded(prompt, more, self.tokens, "the model")
         if min(lengths) == 0:

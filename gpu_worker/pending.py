@@ -6,7 +6,8 @@ from typing import Any
 
 from gpu_worker.engine import Output
 
-RESULT_BYTES = 200_000  # vectors per record, well below the broker's max_payload
+# Vectors per record: a gateway makes JSON of so many in 1 ms, and its event loop goes on between.
+RESULT_BYTES = 64_000
 # Tokens per record: with twenty alternatives for each they take a quarter of max_payload.
 CHUNK_TOKENS = 256
 
@@ -17,12 +18,14 @@ class Pending:
 
     made: list[Output] = field(default_factory=list)
     vectors: list[bytes] = field(default_factory=list)
+    labels: list[str] | None = None
     end: Output | None = None
 
     def add(self, output: Output) -> None:
         if output.tokens or output.text:
             self.made.append(output)
         self.vectors += output.vectors or ()
+        self.labels = self.labels or output.labels
         if output.finish or output.error:
             self.end = output
 
@@ -45,9 +48,11 @@ class Pending:
     def results(self, index: int) -> Iterator[dict[str, Any]]:
         """The vectors as records of bounded size; `index` counts those stored before."""
         rows = max(1, RESULT_BYTES // len(self.vectors[0])) if self.vectors else 1
+        named = {"labels": self.labels} if self.labels else {}
         for start in range(0, len(self.vectors), rows):
             part = self.vectors[start : start + rows]
-            yield {"type": "result", "index": index + start, "count": len(part), "vectors": part}
+            place = {"type": "result", "index": index + start, "count": len(part)}
+            yield place | {"vectors": part} | named
 
 
 def _count(group: list[Output]) -> int:

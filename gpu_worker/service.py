@@ -42,7 +42,7 @@ async def _load(broker: Broker, registry: Registry, settings: WorkerSettings, na
     await registry.until(lambda: _known(registry, name), seconds=60)
     model, version = registry.resolve(name)
     engine = await asyncio.to_thread(_build, model, version, settings)
-    who = Identity(model.name, version.id, settings.id, settings.shards)
+    who = Identity(model.name, version.id, settings.id, settings.shards, model.goals)
     return Pool(broker, who, engine, observe_finished)
 
 

@@ -9,6 +9,12 @@ from registry.artifacts import SHORT_DIGEST, ArtifactRefused, digest, read_json,
 from registry.models import EngineKind, Model, Task, Version
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+_BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
+_TRAINED_LENGTHS = (
+    ("sentence_bert_config.json", "max_seq_length"),
+    ("tokenizer_config.json", "model_max_length"),
+)
+_CLASSIFIES = "ForSequenceClassification"
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -21,19 +27,23 @@ class Description:
     context_length: int
     vocab_size: int
     embedding_dimensions: int | None = None
+    num_labels: int | None = None
     chat_template: str | None = None
 
 
 def describe(directory: Path) -> Description:
     """What the files in `directory` say; raises `ArtifactRefused` where they say too little."""
     config = _config(directory)
+    architectures = [str(each) for each in config.get("architectures") or []]
+    if any(each.endswith(_CLASSIFIES) for each in architectures):
+        return _classifier(directory, config)
     if (directory / "modules.json").exists():
         return _sentence_encoder(directory, config)
-    if not any(str(a).endswith(_GENERATES) for a in config.get("architectures") or []):
+    if not any(each.endswith(_GENERATES) for each in architectures):
         raise ArtifactRefused(
             "config.json",
-            f"architectures {config.get('architectures')} is no causal language model, and there "
-            "is no modules.json of a sentence encoder",
+            f"architectures {config.get('architectures')} is no causal language model and no "
+            "sequence classifier, and there is no modules.json of a sentence encoder",
         )
     return Description(
         "transformers",
@@ -91,17 +101,35 @@ def _number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def _sentence_encoder(directory: Path, config: dict[str, Any]) -> Description:
-    lengths = [_number(config, _LENGTHS)]
-    sentence = directory / "sentence_bert_config.json"
-    if sentence.exists() and (limit := read_json(sentence).get("max_seq_length")):
-        lengths.append(int(limit))
     return Description(
         "embed",
         "embed",
-        min(lengths),
+        _longest_input(directory, config),
         _number(config, ("vocab_size",)),
         embedding_dimensions=_dimensions(directory, config),
     )
+
+
+def _classifier(directory: Path, config: dict[str, Any]) -> Description:
+    return Description(
+        "classify",
+        "classify",
+        _longest_input(directory, config),
+        _number(config, ("vocab_size",)),
+        num_labels=len(config.get("id2label") or ()) or 2,  # what transformers takes for granted
+    )
+
+
+def _longest_input(directory: Path, config: dict[str, Any]) -> int:
+    """What the model has positions for, or was trained for if that is less."""
+    lengths = [_number(config, _LENGTHS)]
+    if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
+        lengths[0] -= int(config.get("pad_token_id", 1)) + 1  # theirs begin behind the padding's id
+    for name, key in _TRAINED_LENGTHS:
+        file = directory / name
+        if file.exists() and isinstance(limit := read_json(file).get(key), int) and limit > 0:
+            lengths.append(limit)
+    return min(lengths)
 
 
 def _dimensions(directory: Path, config: dict[str, Any]) -> int:

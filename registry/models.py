@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from streams.subjects import InvalidToken, Priority, escape
 
-EngineKind = Literal["transformers", "embed", "remote", "mock"]
-Task = Literal["generate", "embed"]
+EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
+Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
 MOCK_VERSION = "1"
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
@@ -79,6 +79,7 @@ class Model(Record):
     context_length: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
     embedding_dimensions: int | None = Field(default=None, gt=0)
+    num_labels: int | None = Field(default=None, gt=0)
     default_max_tokens: int = Field(default=256, gt=0)
     versions: dict[str, Version] = Field(min_length=1)
     default_version: str

@@ -2,7 +2,7 @@
 
     MillstreamError
     ├── BadRequest           change the request
-    │   ├── UnknownField, UnsupportedValue, ContextLengthExceeded, TokenOutOfRange
+    │   ├── UnknownField, UnsupportedValue, ContextLengthExceeded, InputTooLong, TokenOutOfRange
     │   ├── Unauthenticated, Forbidden
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   └── PayloadTooLarge
@@ -91,6 +91,16 @@ class ContextLengthExceeded(BadRequest):
             "max_tokens" if prompt_tokens < limit else "prompt",
         )
         self.prompt_tokens, self.max_tokens, self.limit = prompt_tokens, max_tokens, limit
+
+
+class InputTooLong(BadRequest):
+    """One input of several, or a pair of texts, does not fit the model, or the tenant's limit."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, field: str, tokens: int, limit: int, whose: str) -> None:
+        super().__init__(f"{field} has {tokens} tokens, the limit of {whose} is {limit}", field)
+        self.tokens, self.limit = tokens, limit
 
 
 class TokenOutOfRange(BadRequest):

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgpack
 
-Kind = Literal["generate", "embed"]
+Kind = Literal["generate", "embed", "classify"]
 FinishReason = Literal["stop", "length", "cancelled"]
 T = TypeVar("T")
 
@@ -90,7 +90,9 @@ class Sampling:
 class Request:
     """The payload of a request and of its work: all that the engine needs, nothing for the router.
 
-    `prompt` holds token ids (`pack_tokens`); `inputs` is for `embed`: token ids per input.
+    `prompt` holds token ids (`pack_tokens`); `inputs` is for `embed` and `classify`:
+    token ids per input. `splits` tells where in each of them the second text of a pair begins,
+    which some models must know; it is empty where there are no pairs.
     """
 
     kind: Kind
@@ -98,6 +100,7 @@ class Request:
     inputs: list[bytes] = field(default_factory=list)
     sampling: Sampling = Sampling()
     dimensions: int | None = None
+    splits: list[int] = field(default_factory=list)
 
     def pack(self) -> bytes:
         return pack(asdict(self))

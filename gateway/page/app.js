@@ -36,7 +36,7 @@ async function loadModels() {
     const answer = await fetch("/v1/models", { headers: { Authorization: `Bearer ${key}` } });
     const body = await answer.json();
     if (!answer.ok) return showModels([], "no models", `${body.error.code}: ${body.error.message}`);
-    const names = body.data.filter((m) => m.task !== "embed").map((m) => m.id);
+    const names = body.data.filter((m) => m.task === "generate").map((m) => m.id);
     showModels(names, "no models", "");
   } catch (error) {
     showModels([], "no models", `The gateway cannot be reached: ${error.message}`);

@@ -1,10 +1,11 @@
 """What strangers may send: pydantic records with strict types that refuse what they do not know.
 
-    fields       what several of them share: types, limits, and what is not supported yet
-    completions  /v1/completions and /v1/chat/completions
-    embeddings   /v1/embeddings
-    frames       the WebSocket's frames, and what NATS producers submit
-    reading      from bytes to one of these records, or to one clear sentence
+    fields          what several of them share: types, limits, and what is not supported yet
+    completions     /v1/completions and /v1/chat/completions
+    embeddings      /v1/embeddings
+    classification  /v1/classify and /v1/rerank
+    frames          the WebSocket's frames, and what NATS producers submit
+    reading         from bytes to one of these records, or to one clear sentence
 
 A record of work to generate has `model`, `prompt` (text or token ids) or `chat` (messages), `lane`
 (its priority), `deadline_ms` and `sampling(default_max_tokens)`, whichever door it came through.

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gateway.schemas.chats import Chat
+from gateway.schemas.classification import Classification
 from gateway.schemas.embeddings import Embedding
 from gateway.schemas.fields import MAX_LOGPROBS, Body, Count, Generation, Prompt
 from gateway.schemas.tools import Tools
@@ -57,6 +58,10 @@ class EmbedSubmission(Embedding):
     """Texts to embed."""
 
 
+class ClassifySubmission(Classification):
+    """Texts to classify."""
+
+
 class GenerateFrame(GenerateSubmission):
     """Starts a generation under the client's own `id`."""
 
@@ -69,6 +74,14 @@ class EmbedFrame(EmbedSubmission):
     """Starts an embedding under the client's own `id`."""
 
     type: Literal["embed"]
+    id: FrameId
+    idempotency_key: Key | None = None
+
+
+class ClassifyFrame(ClassifySubmission):
+    """Starts a classification under the client's own `id`."""
+
+    type: Literal["classify"]
     id: FrameId
     idempotency_key: Key | None = None
 
@@ -89,12 +102,19 @@ class ResumeFrame(Body):
     after: int = Field(ge=-1, lt=2**31)
 
 
-Frame = GenerateFrame | EmbedFrame | CancelFrame | ResumeFrame
-FRAMES: dict[
-    str, type[GenerateFrame] | type[EmbedFrame] | type[CancelFrame] | type[ResumeFrame]
-] = {
+WorkFrame = GenerateFrame | EmbedFrame | ClassifyFrame
+Frame = WorkFrame | CancelFrame | ResumeFrame
+FRAMES: dict[str, type[Frame]] = {
     "generate": GenerateFrame,
     "embed": EmbedFrame,
+    "classify": ClassifyFrame,
     "cancel": CancelFrame,
     "resume": ResumeFrame,
+}
+
+Submitted = GenerateSubmission | EmbedSubmission | ClassifySubmission
+SUBMISSIONS: dict[str, type[Submitted]] = {
+    "generate": GenerateSubmission,
+    "embed": EmbedSubmission,
+    "classify": ClassifySubmission,
 }

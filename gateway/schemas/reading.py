@@ -13,9 +13,9 @@ from gateway.schemas.fields import UNSUPPORTED, WRONG, Body, shown
 from gateway.schemas.frames import (
     FRAMES,
     MAX_ID,
-    EmbedSubmission,
+    SUBMISSIONS,
     Frame,
-    GenerateSubmission,
+    Submitted,
 )
 from streams.errors import BadRequest, UnknownField, UnsupportedValue
 
@@ -47,11 +47,7 @@ def parse(record: type[B], wire: Mapping[str, Any]) -> B:
 def parse_frame(wire: Mapping[str, Any]) -> Frame:
     """A WebSocket client's frame. Raises `BadRequest`; `frame_id` tells whose it was."""
     kind = wire.get("type")
-    if kind == "classify":
-        raise UnsupportedValue("classify is not supported by any engine yet", "type")
-    if not isinstance(kind, str) or kind not in FRAMES:
-        raise BadRequest(f"type is {shown(kind)}, must be one of {', '.join(FRAMES)}", "type")
-    return parse(FRAMES[kind], wire)
+    return parse(_named(kind, FRAMES), wire)
 
 
 def frame_id(wire: Mapping[str, Any]) -> str | None:
@@ -60,17 +56,23 @@ def frame_id(wire: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) and 1 <= len(found) <= MAX_ID else None
 
 
-def parse_submission(
-    wire: Mapping[str, Any], model: str, priority: str
-) -> GenerateSubmission | EmbedSubmission:
-    """What a NATS producer sent; model and priority are its subject's."""
+def parse_submission(wire: Mapping[str, Any], model: str, priority: str) -> Submitted:
+    """What a NATS producer sent; model and priority are its subject's.
+
+    Without a `type`, what has an `input` is an embedding.
+    """
     whole = {**wire, "model": model, "priority": priority}
     for name in wire.keys() & {"model", "priority"}:
         if wire[name] != whole[name]:
             raise BadRequest(f"{name} differs from the subject's", name)
-    if "input" in wire:
-        return parse(EmbedSubmission, whole)
-    return parse(GenerateSubmission, whole)
+    kind = whole.pop("type", "embed" if "input" in wire else "generate")
+    return parse(_named(kind, SUBMISSIONS), whole)
+
+
+def _named(kind: object, known: Mapping[str, type[B]]) -> type[B]:
+    if not isinstance(kind, str) or kind not in known:
+        raise BadRequest(f"type is {shown(kind)}, must be one of {', '.join(known)}", "type")
+    return known[kind]
 
 
 def explain(error: ErrorDetails) -> BadRequest:

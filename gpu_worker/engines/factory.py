@@ -13,7 +13,8 @@ ENGINES = {
     "mock": ("gpu_worker.engines.mock", "MockEngine"),
     "transformers": ("gpu_worker.engines.paged.engine", "TransformersEngine"),
     "remote": ("gpu_worker.engines.remote.engine", "RemoteEngine"),
-    "embed": ("gpu_worker.engines.embed", "EmbedEngine"),
+    "embed": ("gpu_worker.engines.unary.embed", "EmbedEngine"),
+    "classify": ("gpu_worker.engines.unary.classify", "ClassifyEngine"),
 }
 
 

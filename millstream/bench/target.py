@@ -42,7 +42,7 @@ async def models(address: Address, names: tuple[str, ...], clock: Clock) -> list
     offered = {entry["id"]: entry for entry in body["data"]}
     if names:
         return [_model(name, offered) for name in names]
-    able = [name for name, entry in offered.items() if entry.get("task") != "embed"]
+    able = [name for name, entry in offered.items() if entry.get("task", "generate") == "generate"]
     if not able:
         raise Unreachable(f"{address.url} has no model that generates")
     return [_model(able[0], offered)]

@@ -96,7 +96,10 @@ FRAMES: dict[str, tuple[str, str]] = {
         '{"type": "generate", "id": "x", "model": "mock", "prompt": "x", "deadline_ms": 600001}',
         "invalid_request",
     ),
-    "classify": ('{"type": "classify", "id": "x", "model": "mock"}', "unsupported_value"),
+    "a model that does not classify": (
+        '{"type": "classify", "id": "x", "model": "vectors", "input": "x"}',
+        "unsupported_value",
+    ),
     "too large": (json.dumps({"type": "generate", "prompt": "x" * 2_000_000}), "payload_too_large"),
     "too large in bytes alone": (
         json.dumps({"prompt": "ü" * 600_000}, ensure_ascii=False),

@@ -8,7 +8,13 @@ from gateway.admission import PRESSURE_TRUST_SECONDS, Deadlines, admit, check_wa
 from gateway.submission import Submission
 from registry.models import Model, Version, mock_model
 from registry.tenants import Tenant
-from streams.errors import BadRequest, ContextLengthExceeded, Overloaded, UnsupportedValue
+from streams.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    InputTooLong,
+    Overloaded,
+    UnsupportedValue,
+)
 from streams.messages import Kind, Pressure, Request, Sampling, unpack_tokens
 from streams.subjects import Priority
 
@@ -85,10 +91,35 @@ def test_inputs_are_bounded_one_by_one_and_cost_their_sum(vectors: Model) -> Non
     """Each is a sequence of its own."""
     admitted = admit(submission("embed"), vectors, TENANT, [[1] * 100, [2] * 50])
     assert admitted.cost == admitted.prompt_tokens == 150
-    with pytest.raises(ContextLengthExceeded):
+    with pytest.raises(InputTooLong, match=r"input\[1\] has 101 tokens.*is 100"):
         admit(submission("embed"), vectors, TENANT, [[1], [1] * 101])
-    with pytest.raises(BadRequest, match="no tokens"):
+    with pytest.raises(InputTooLong, match="of this tenant is 5"):
+        admit(submission("embed"), vectors, Tenant(name="small", max_prompt_tokens=5), [[1] * 6])
+    with pytest.raises(BadRequest, match=r"input\[1\] has no tokens"):
         admit(submission("embed"), vectors, TENANT, [[1], []])
+
+
+def test_pairs_are_bounded_as_documents(ranker: Model) -> None:
+    """The client wrote documents; where the second text begins travels with the tokens."""
+    pairs = submission("classify", query="q", inputs=["a", "b"])
+    request = Request.unpack(admit(pairs, ranker, TENANT, [[1, 2], [1, 3]], [1, 1]).payload)
+    assert (request.kind, request.splits) == ("classify", [1, 1])
+    with pytest.raises(InputTooLong, match=r"documents\[1\] has 101 tokens"):
+        admit(pairs, ranker, TENANT, [[1], [1] * 101], [1, 1])
+
+
+def test_only_a_model_with_one_score_ranks(ranker: Model) -> None:
+    """Of several probabilities none is the relevance."""
+    several = ranker.model_copy(update={"num_labels": 3})
+    assert admit(submission("classify", inputs=["a"]), several, TENANT, [[1]]).cost == 1
+    with pytest.raises(UnsupportedValue, match="3 labels"):
+        admit(submission("classify", query="q", inputs=["a"]), several, TENANT, [[1]], [1])
+
+
+@pytest.fixture
+def ranker(vectors: Model) -> Model:
+    update = {"task": "classify", "num_labels": 1, "embedding_dimensions": None}
+    return vectors.model_copy(update=update)
 
 
 @pytest.mark.parametrize(("dimensions", "fits"), [(1, True), (8, True), (9, False)])

@@ -222,6 +222,18 @@ def test_embeddings_are_openais(encoding: Any) -> None:
     assert (made.usage.prompt_tokens, made.usage.total_tokens) == (9, 9)
 
 
+def test_the_best_documents_come_first() -> None:
+    """Equal ones in the order that they were given in; zero means no limit."""
+    rows = [struct.pack("<f", score) for score in (0.25, 0.5, 0.25, 1)]
+    found = list(answers.ranked(rows, ["a", "b", "c", "d"], 0))
+    assert [result["index"] for result in found] == [3, 1, 0, 2]
+    assert found[0] == {"index": 3, "relevance_score": 1.0, "document": {"text": "d"}}
+    assert list(answers.ranked(rows, None, 2)) == [
+        {"index": 3, "relevance_score": 1.0},
+        {"index": 1, "relevance_score": 0.5},
+    ]
+
+
 def test_models_are_openais() -> None:
     """An alias is listed under its own name."""
     card = answers.model_card(mock_model("m"), "chat")

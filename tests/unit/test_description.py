@@ -72,6 +72,32 @@ def test_a_sentence_encoder_embeds(tmp_path: Path) -> None:
     assert found.embedding_dimensions == 384
 
 
+def test_a_sequence_classifier_classifies(tmp_path: Path) -> None:
+    """Encoder or decoder; labels that a configuration leaves out are transformers' two."""
+    config = {**BERT, "architectures": ["BertForSequenceClassification"]}
+    found = describe(write(tmp_path, config=config))
+    assert (found.engine, found.task, found.num_labels) == ("classify", "classify", 2)
+    config = {**LLAMA, "architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "x"}}
+    assert describe(write(tmp_path, config=config)).num_labels == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer_config", "longest"),
+    [
+        ({}, {"model_max_length": 10**30}, 512),
+        ({}, {"model_max_length": 128}, 128),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}, {}, 512),
+    ],
+)
+def test_an_input_fits_the_positions(
+    tmp_path: Path, config: dict[str, Any], tokenizer_config: dict[str, Any], longest: int
+) -> None:
+    """RoBERTa's begin behind the padding's id; one token more would be an index error."""
+    config = {**BERT, "architectures": ["XForSequenceClassification"], **config}
+    write(tmp_path, config=config, tokenizer_config=tokenizer_config)
+    assert describe(tmp_path).context_length == longest
+
+
 def test_a_dense_module_sets_the_width(tmp_path: Path) -> None:
     """Clients get as many dimensions as the last module has outputs."""
     dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}

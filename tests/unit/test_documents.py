@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.schemas.fields import Body
-from gateway.schemas.frames import EmbedFrame, GenerateFrame, ResumeFrame
+from gateway.schemas.frames import ClassifyFrame, EmbedFrame, GenerateFrame, ResumeFrame
 from gateway.socket import MOST_CALLS, PROTOCOLS
 from streams.errors import STATUS
 
@@ -31,7 +31,12 @@ def named(text: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("title", "frame"),
-    [("### `generate`", GenerateFrame), ("### `embed`", EmbedFrame), ("### `resume`", ResumeFrame)],
+    [
+        ("### `generate`", GenerateFrame),
+        ("### `embed`", EmbedFrame),
+        ("### `classify`", ClassifyFrame),
+        ("### `resume`", ResumeFrame),
+    ],
 )
 def test_every_field_of_a_frame_is_documented(title: str, frame: type[Body]) -> None:
     """Unknown fields are refused, so the document must name exactly those that are known."""

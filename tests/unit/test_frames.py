@@ -6,7 +6,17 @@ import msgpack
 import orjson
 import pytest
 
-from gateway.schemas.frames import CancelFrame, EmbedFrame, GenerateFrame, ResumeFrame
+from gateway.schemas.fields import Body
+from gateway.schemas.frames import (
+    CancelFrame,
+    ClassifyFrame,
+    ClassifySubmission,
+    EmbedFrame,
+    EmbedSubmission,
+    GenerateFrame,
+    GenerateSubmission,
+    ResumeFrame,
+)
 from gateway.schemas.reading import decode, frame_id, parse_frame, parse_submission
 from streams.errors import BadRequest
 from streams.subjects import Priority
@@ -38,10 +48,18 @@ def test_every_frame_of_the_contract_is_known() -> None:
         parse_frame(GENERATE | {"prompt": [1, 2], "priority": "batch"}),
         parse_frame(GENERATE | {"messages": [{"role": "user", "content": "x"}]}),
         parse_frame(EMBED | {"dimensions": 8}),
+        parse_frame(EMBED | {"type": "classify"}),
         parse_frame({"type": "cancel", "id": "a"}),
         parse_frame({"type": "resume", "id": "a", "request_id": "0f" * 16, "after": -1}),
     ]
-    kinds = [GenerateFrame, GenerateFrame, EmbedFrame, CancelFrame, ResumeFrame]
+    kinds = [
+        GenerateFrame,
+        GenerateFrame,
+        EmbedFrame,
+        ClassifyFrame,
+        CancelFrame,
+        ResumeFrame,
+    ]
     assert [type(frame) for frame in frames] == kinds
     assert isinstance(frames[0], GenerateFrame)
     assert frames[0].lane == Priority.BATCH
@@ -53,7 +71,8 @@ def test_every_frame_of_the_contract_is_known() -> None:
         ({"type": "nope"}, "invalid_request", "type"),
         ({"type": ["generate"]}, "invalid_request", "type"),
         ({}, "invalid_request", "type"),
-        ({"type": "classify", "id": "a"}, "unsupported_value", "type"),
+        ({"type": "classify", "id": "a", "model": "m"}, "invalid_request", "input"),
+        (EMBED | {"type": "classify", "dimensions": 8}, "unknown_field", "dimensions"),
         (GENERATE, "invalid_request", "prompt"),
         (GENERATE | {"prompt": "x", "messages": []}, "invalid_request", "messages"),
         (
@@ -91,6 +110,28 @@ def test_the_id_of_a_wrong_frame_is_told_back() -> None:
     assert frame_id({"type": "nope", "id": "x"}) == "x"
     for wire in ({}, {"id": 7}, {"id": ""}, {"id": "i" * 129}, {"id": None}):
         assert frame_id(wire) is None
+
+
+@pytest.mark.parametrize(
+    ("wire", "record"),
+    [
+        ({"prompt": "x"}, GenerateSubmission),
+        ({"prompt": "x", "type": "generate"}, GenerateSubmission),
+        ({"input": "x"}, EmbedSubmission),
+        ({"input": "x", "type": "embed"}, EmbedSubmission),
+        ({"input": "x", "type": "classify"}, ClassifySubmission),
+    ],
+)
+def test_a_producer_says_what_it_wants(wire: dict[str, Any], record: type[Body]) -> None:
+    """An input may be there to embed or to classify; without a type it is the former."""
+    assert type(parse_submission(wire, "m", "batch")) is record
+
+
+@pytest.mark.parametrize("kind", ["cancel", "nope", 7, None])
+def test_a_producer_cannot_submit_what_is_no_work(kind: object) -> None:
+    """Other frames belong to sockets."""
+    with pytest.raises(BadRequest, match="must be one of generate, embed, classify"):
+        parse_submission({"input": "x", "type": kind}, "m", "batch")
 
 
 def test_a_producers_submission_takes_model_and_priority_from_its_subject() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from gateway import tokenizer
 from gateway.tokenizer import Tokenizers, check_tokens
@@ -51,6 +51,21 @@ async def test_the_mocks_tokens_are_bytes(made: Tokenizers) -> None:
     assert await made.encode(MOCK, MOCK.default, "aé") == [97, 195, 169]
     many = await made.encode_all(MOCK, MOCK.default, ["", "x" * 50_000, "y"])
     assert [len(tokens) for tokens in many] == [0, 50_000, 1]
+
+
+async def test_a_pair_is_tokenised_by_the_models_template(made: Tokenizers, words: Model) -> None:
+    """With its separators; the types tell where the second text begins, if the model has them."""
+    plain = await made.encode_pairs(words, words.default, "a", ["b", "b a"])
+    assert plain == [([1, 2], 2), ([1, 2, 1], 3)]
+    assert words.default.directory
+    path = Path(words.default.directory) / "tokenizer.json"
+    library = Tokenizer.from_file(str(path))
+    library.post_processor = processors.TemplateProcessing(
+        pair="$A [UNK] $B:1 [UNK]:1", special_tokens=[("[UNK]", 0)]
+    )
+    library.save(str(path))
+    typed = model_in(path.parent)
+    assert await made.encode_pairs(typed, typed.default, "a a", ["b"]) == [([1, 1, 0, 2, 0], 3)]
 
 
 async def test_nothing_is_cut_off_or_padded(made: Tokenizers, words: Model) -> None:

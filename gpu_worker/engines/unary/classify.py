@@ -1,0 +1,78 @@
+"""Classification: probabilities of labels for a text, or a score for a pair of texts."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from gpu_worker.engines.unary.activation import activation
+from gpu_worker.engines.unary.engine import UnaryEngine
+from gpu_worker.engines.unary.padding import Padded
+
+_BY_PROBLEM: dict[str, type[nn.Module]] = {
+    "regression": nn.Identity,
+    "multi_label_classification": nn.Sigmoid,
+}
+
+
+class Classifier:
+    """The head of `ClassifyEngine`: `[rows, labels]` of what the model says of each label.
+
+    A decoder has a `score` layer over the state of the last token. It is applied here, since the
+    model's own code tells padding by its id, which a text may hold, or which the model may lack.
+    """
+
+    normalises = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.labels: list[str] | None = _labels(model)
+        self._score: nn.Module | None = getattr(model, "score", None)
+        self._activation = _activation(model)
+        self._has_types = getattr(model.config, "type_vocab_size", 0) > 1
+
+    def __call__(self, batch: Padded) -> Tensor:
+        found: Tensor = self._activation(self._logits(batch).float())
+        return found
+
+    def _logits(self, batch: Padded) -> Tensor:
+        inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
+        if self._score:
+            states = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+            scored: Tensor = self._score(batch.last_of(states))
+            return scored
+        types = {"token_type_ids": batch.types} if self._has_types else {}
+        logits: Tensor = self.model(**inputs, **types).logits
+        return logits
+
+
+def _labels(model: PreTrainedModel) -> list[str]:
+    """The names of its outputs, by number."""
+    names = {int(number): str(name) for number, name in (model.config.id2label or {}).items()}
+    return [names[number] for number in range(len(names))]
+
+
+def _activation(model: PreTrainedModel) -> nn.Module:
+    """What makes probabilities of logits: as a cross-encoder's configuration names it, else by the
+    `problem_type`, else a sigmoid for one label and a softmax over several.
+    """
+    config = model.config
+    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    if named:
+        return activation(named)
+    if config.problem_type in _BY_PROBLEM:
+        return _BY_PROBLEM[config.problem_type]()
+    return nn.Sigmoid() if config.num_labels == 1 else nn.Softmax(dim=-1)
+
+
+class ClassifyEngine(UnaryEngine):
+    """An `Engine` over the directory of a model with a sequence classification head."""
+
+    @staticmethod
+    def open(directory: Path, device: torch.device) -> Classifier:
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+            directory, local_files_only=True, use_safetensors=True
+        )
+        return Classifier(model.to(device).eval())  # type: ignore[arg-type]

@@ -1,0 +1,39 @@
+"""Embeddings: token states of an encoder or a decoder, pooled as its directory says."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+
+from gpu_worker.engines.unary.engine import UnaryEngine
+from gpu_worker.engines.unary.padding import Padded
+from gpu_worker.engines.unary.pooling import Pooling
+
+
+class Embedder:
+    """The head of `EmbedEngine`: vectors of `[rows, size]`."""
+
+    labels: list[str] | None = None
+
+    def __init__(self, model: PreTrainedModel, pooling: Pooling) -> None:
+        self.model, self._pooling = model, pooling
+        self.normalises = pooling.normalises
+
+    def __call__(self, batch: Padded) -> Tensor:
+        states = self.model(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
+        return self._pooling(states, batch)
+
+
+class EmbedEngine(UnaryEngine):
+    """An `Engine` over a sentence-transformers directory."""
+
+    @staticmethod
+    def open(directory: Path, device: torch.device) -> Embedder:
+        model: PreTrainedModel = AutoModel.from_pretrained(
+            directory, local_files_only=True, use_safetensors=True
+        )
+        return Embedder(
+            model.to(device).eval(),  # type: ignore[arg-type]
+            Pooling.read(directory, device),
+        )

@@ -1,0 +1,252 @@
+"""The unary engine: inputs of many requests in padded batches through one model."""
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from transformers import PreTrainedModel
+
+from gpu_worker.batcher import Batcher
+from gpu_worker.compute import ComputeTime
+from gpu_worker.engine import EngineError, Output, Room, Sequence
+from gpu_worker.engines.unary.padding import Input, Padded, pad
+from gpu_worker.limits import Limits, reserved
+from gpu_worker.micro_batches import micro_batches
+from registry.description import describe
+
+NAP_SECONDS = 0.001
+WARM_UP_SHAPES = ((1, 8), (4, 32), (4, 128), (16, 128))  # inputs, tokens of each
+
+
+class Head(Protocol):
+    """A model and what makes one row of numbers of each input. `labels` name its columns, if any.
+
+    `normalises`: rows are of length one, and should be so again when they are cut.
+    """
+
+    model: PreTrainedModel
+    labels: list[str] | None
+    normalises: bool
+
+    def __call__(self, batch: Padded) -> Tensor:
+        """`[rows, size]`, float32, on the model's device."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """One request: its rows so far, by input."""
+
+    sequence: Sequence
+    rows: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One input of a request."""
+
+    job: _Job
+    index: int
+    input: Input
+
+    def length(self) -> int:
+        return len(self.input.tokens)
+
+
+class UnaryEngine(ABC):
+    """An `Engine` for `inputs`. A step runs one micro-batch.
+
+    Inputs are collected as `Batcher` says. A batch is cut, by length, into micro-batches of at most
+    `max_batch_tokens` with their padding. A request is answered whole, when its last input is done.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        context: int,
+        *,
+        max_sequences: int = 256,
+        batch_inputs: int = 64,
+        max_batch_tokens: int = 4096,
+        queue_tokens: int = 262_144,
+        margin_ms: float = 50.0,
+    ) -> None:
+        self.head = head
+        self._limits = Limits(head.model.config.get_text_config().vocab_size, context)
+        self._max_sequences, self._queue_tokens = max_sequences, queue_tokens
+        self._max_batch_tokens = max(max_batch_tokens, context)
+        self._compute = ComputeTime(self._warm_up())
+        self.batcher: Batcher[_Part] = Batcher(
+            batch_inputs, self._max_batch_tokens, self._compute, margin_ms / 1000
+        )
+        self._planned: deque[list[_Part]] = deque()
+        self._jobs: dict[str, _Job] = {}
+        self._reserved = 0
+        self._ready: list[Output] = []
+
+    @staticmethod
+    @abstractmethod
+    def open(directory: Path, device: torch.device) -> Head:
+        """The model of a directory, on a device."""
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        *,
+        max_sequences: int = 256,
+        batch_inputs: int = 64,
+        max_batch_tokens: int = 4096,
+        margin_ms: float = 50.0,
+        threads: int | None = None,
+        device: str | None = None,
+    ) -> Self:
+        """Load a directory and warm up. Raises the error of a model that cannot run at all."""
+        if threads:
+            torch.set_num_threads(threads)
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return cls(
+            cls.open(directory, place),
+            describe(directory).context_length,
+            max_sequences=max_sequences,
+            batch_inputs=batch_inputs,
+            max_batch_tokens=max_batch_tokens,
+            margin_ms=margin_ms,
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.request_id not in self._jobs, f"{sequence.request_id} is here already"
+        if refusal := self._limits.refusal(sequence):
+            self._ready.append(Output(sequence.request_id, error=refusal))
+            return
+        job = self._jobs[sequence.request_id] = _Job(sequence)
+        self._reserved += reserved(sequence)
+        now = time.monotonic()
+        times = [now + at - time.time() for at in (sequence.deadline, sequence.goal) if at]
+        parts = [(part, part.length()) for part in _parts(job)]
+        self.batcher.add(parts, now, min(times, default=None))
+
+    def cancel(self, request_id: str) -> None:
+        if job := self._jobs.get(request_id):
+            self._ready.append(self._leave(job, Output(request_id, finish="cancelled")))
+
+    def step(self) -> list[Output]:
+        if not self._planned:
+            self._plan()
+        outputs, self._ready = self._ready, []
+        if self._planned:
+            outputs += self._run(self._planned.popleft())
+        return outputs
+
+    def room(self) -> Room:
+        sequences = self._max_sequences - len(self._jobs)
+        return Room(max(0, sequences), max(0, self._queue_tokens - self._reserved))
+
+    @property
+    def idle(self) -> bool:
+        return not self._jobs and not self._ready
+
+    def close(self) -> None:
+        """Forget every request."""
+        self._jobs.clear()
+        self._planned.clear()
+        self.batcher.drop(lambda _: True)
+
+    def _warm_up(self) -> list[tuple[int, float]]:
+        """Run a few shapes; their tokens and seconds. The first run of each is slower: left out."""
+        samples = []
+        for rows, tokens in WARM_UP_SHAPES:
+            inputs = [Input([0] * min(tokens, self._limits.tokens))] * rows
+            self._forward(inputs)
+            began = time.perf_counter()
+            self._forward(inputs)
+            samples.append((_padded(inputs), time.perf_counter() - began))
+        return samples
+
+    def _plan(self) -> None:
+        """Cut the batch that is due into micro-batches; nap for a millisecond while none is."""
+        now = time.monotonic()
+        due = self.batcher.due_at()
+        if due is not None and due > now and not self._ready:
+            time.sleep(min(due - now, NAP_SECONDS))
+            now = time.monotonic()
+        batch, padding = self.batcher.take(now), self._compute.overhead_tokens
+        self._planned += micro_batches(batch, _Part.length, self._max_batch_tokens, padding)
+
+    def _run(self, parts: list[_Part]) -> list[Output]:
+        """Compute inputs together; if that fails, each alone, so that only the culprit fails."""
+        parts = [part for part in parts if self._is_wanted(part)]
+        if not parts:
+            return []
+        try:
+            rows = self._measured([part.input for part in parts])
+        except Exception as error:  # whatever the model's code raises
+            if len(parts) == 1:
+                return [self._fail(parts[0].job, f"{type(error).__name__}: {error}")]
+            return [output for part in parts for output in self._run([part])]
+        pairs = zip(parts, rows, strict=True)
+        return [output for part, row in pairs if (output := self._store(part, row))]
+
+    def _is_wanted(self, part: _Part) -> bool:
+        """False once its request was cancelled, or another of its inputs has failed."""
+        return self._jobs.get(part.job.sequence.request_id) is part.job
+
+    def _measured(self, inputs: list[Input]) -> Tensor:
+        began = time.perf_counter()
+        rows = self._forward(inputs)
+        self._compute.learn(_padded(inputs), time.perf_counter() - began)
+        return rows
+
+    @torch.inference_mode()
+    def _forward(self, inputs: list[Input]) -> Tensor:
+        return self.head(pad(inputs, self.head.model.device)).cpu()
+
+    def _store(self, part: _Part, row: Tensor) -> Output | None:
+        """Keep a row; the request's output if it was the last one."""
+        job = part.job
+        if not self._is_wanted(part):
+            return None
+        if not bool(row.isfinite().all()):
+            return self._fail(job, "the model's output is not a number")
+        job.rows[part.index] = self._bytes(row, job.sequence.dimensions)
+        if len(job.rows) < len(job.sequence.inputs):
+            return None
+        rows = [job.rows[index] for index in range(len(job.rows))]
+        labels = self.head.labels
+        output = Output(job.sequence.request_id, vectors=rows, labels=labels, finish="stop")
+        return self._leave(job, output)
+
+    def _bytes(self, row: Tensor, dimensions: int | None) -> bytes:
+        """Float32 little-endian, cut to the first `dimensions` (Matryoshka)."""
+        if dimensions is not None and dimensions < len(row):
+            row = row[:dimensions]
+            row = normalize(row, dim=0) if self.head.normalises else row
+        return row.numpy().astype("<f4").tobytes()
+
+    def _fail(self, job: _Job, reason: str) -> Output:
+        error = EngineError("engine_failed", reason)
+        return self._leave(job, Output(job.sequence.request_id, error=error))
+
+    def _leave(self, job: _Job, output: Output) -> Output:
+        del self._jobs[job.sequence.request_id]
+        self._reserved -= reserved(job.sequence)
+        if len(job.rows) < len(job.sequence.inputs):
+            self.batcher.drop(lambda part: part.job is job)
+        return output
+
+
+def _parts(job: _Job) -> list[_Part]:
+    sequence = job.sequence
+    inputs = map(Input, sequence.inputs, sequence.splits or repeat(None))
+    return [_Part(job, index, each) for index, each in enumerate(inputs)]
+
+
+def _padded(inputs: list[Input]) -> int:
+    """How many tokens a micro-batch has with its padding."""
+    return len(inputs) * max(len(each.tokens) for each in inputs)

@@ -1,0 +1,28 @@
+"""What an attempt tells the engine of the time that a request has."""
+
+from typing import Any, cast
+
+import pytest
+
+from gpu_worker.attempt import Attempt, Identity
+from registry.models import Goals
+from streams import subjects
+from streams.headers import Envelope
+from streams.pull import Delivery
+from streams.subjects import Pool, Priority
+
+ENVELOPE = Envelope("r", "acme", "here", 1, 1, deadline=60_000, accepted=10_000)
+NOBODY = cast(Any, None)  # nothing is sent or run
+GOALS = {Priority.INTERACTIVE: Goals(time_to_first_token_ms=250), Priority.BATCH: Goals()}
+
+
+@pytest.mark.parametrize(
+    ("priority", "goal"),
+    [(Priority.INTERACTIVE, 10.25), (Priority.STANDARD, None), (Priority.BATCH, None)],
+)
+def test_a_goal_counts_from_acceptance(priority: Priority, goal: float | None) -> None:
+    """A request that has queued for long has nothing left to wait in a batch."""
+    subject = subjects.work(Pool("m", "1", priority))
+    delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
+    who = Identity("m", "1", "worker", 1, GOALS)
+    assert Attempt(NOBODY, NOBODY, delivery, ENVELOPE, who).goal == goal
