@@ -12,7 +12,7 @@ import structlog
 
 from gateway.door import Door
 from gateway.schemas.embeddings import Embedding
-from gateway.schemas.fields import Generation
+from gateway.schemas.generation import Generation
 from gateway.schemas.reading import Encoding, decode, parse_submission
 from gateway.submission import Submission
 from streams import messages, subjects, topology

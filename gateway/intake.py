@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 
 from gateway.admission import Admitted, Deadlines, admit, check_wait
 from gateway.following import Following, Sink
+from gateway.grammars import Grammars
 from gateway.idempotency import Idempotency
 from gateway.relay import Relay
 from gateway.submission import Submission
@@ -77,11 +78,13 @@ class Intake:
         broker: Broker,
         registry: Registry,
         tokenizers: Tokenizers,
+        grammars: Grammars,
         relay: Relay,
         deadlines: Deadlines,
     ) -> None:
         self._broker, self._registry = broker, registry
-        self._tokenizers, self._relay, self._deadlines = tokenizers, relay, deadlines
+        self._tokenizers, self._grammars = tokenizers, grammars
+        self._relay, self._deadlines = relay, deadlines
         self._idempotency = Idempotency(broker)
         self._pressure: dict[str, tuple[Pressure, float]] = {}
         self._counting: dict[Lane, asyncio.Lock] = {}
@@ -151,6 +154,7 @@ class Intake:
     async def _prepare(self, tenant: Tenant, submission: Submission) -> Prepared:
         model, version = self._registry.resolve(submission.model)
         seconds = self._deadlines.seconds(submission)
+        await self._check_sampling(model, submission)
         encoded = await self._encode(model, version, submission)
         admitted = admit(submission, model, tenant, encoded)
         _check_size(admitted, self._broker.max_payload - _OVERHEAD_BYTES)
@@ -159,6 +163,13 @@ class Intake:
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
         return Prepared(tenant, model, lane, pin, admitted, seconds)
+
+    async def _check_sampling(self, model: Model, submission: Submission) -> None:
+        """Raises `TokenOutOfRange` for a bias of no token, `BadGrammar` for what cannot be compiled."""
+        sampling = submission.sampling
+        check_tokens(model, [token for token, _ in sampling.logit_bias], "logit_bias")
+        if sampling.grammar:
+            await self._grammars.check(sampling.grammar, submission.grammar_field)
 
     async def _encode(
         self, model: Model, version: Version, submission: Submission

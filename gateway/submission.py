@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from gateway.schemas.embeddings import Embedding
-from gateway.schemas.fields import Generation, Tokens
+from gateway.schemas.fields import Tokens
+from gateway.schemas.generation import Generation
 from streams.messages import Kind, Sampling
 from streams.subjects import Priority
 
@@ -16,7 +17,8 @@ class Submission:
     """A validated request, not yet tokenised.
 
     `prompt` is text or token ids, `chat` messages; `inputs` are for `embed`. A
-    `sampling.max_tokens` of 0 means: the default of the model and the tenant.
+    `sampling.max_tokens` of 0 means: the default of the model and the tenant; `grammar_field` is the
+    field that `sampling.grammar` came in.
     """
 
     kind: Kind
@@ -28,6 +30,7 @@ class Submission:
     sampling: Sampling = field(default_factory=Sampling)
     inputs: list[str] | list[Tokens] = field(default_factory=list)
     dimensions: int | None = None
+    grammar_field: str = "response_format"
 
     @classmethod
     def of(cls, body: Generation | Embedding, default_max_tokens: int = 0) -> Self:
@@ -49,6 +52,7 @@ class Submission:
             prompt=body.prompt,
             chat=body.chat,
             sampling=body.sampling(default_max_tokens),
+            grammar_field=body.grammar_field,
         )
 
     def sampling_for(self, max_tokens: int, stops: list[str]) -> Sampling:

@@ -9,23 +9,20 @@ from gateway.schemas.fields import (
     MAX_LOGPROBS,
     Body,
     Count,
-    Generation,
     Ignored,
     No,
     Nothing,
     NothingListed,
-    NothingMapped,
     One,
     Only,
     Prompt,
-    Zero,
 )
+from gateway.schemas.generation import Generation
 from streams.errors import BadRequest
 from streams.subjects import Priority
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 NoSuffix = Annotated[Any, Only(None, "")]
-OnlyText = Annotated[Any, Only(None, {"type": "text"})]
 OnlyTextModality = Annotated[Any, Only(None, ["text"])]
 NoTools = Annotated[Any, Only(None, "auto", "none")]
 _LANES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
@@ -45,9 +42,6 @@ class OpenAIGeneration(Generation):
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
     n: One = None
-    frequency_penalty: Zero = None
-    presence_penalty: Zero = None
-    logit_bias: NothingMapped = None
     metadata: Ignored = None
     parallel_tool_calls: Ignored = None
     prompt_cache_key: Ignored = None
@@ -101,7 +95,6 @@ class ChatRequest(OpenAIGeneration):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    response_format: OnlyText = None
     modalities: OnlyTextModality = None
     tool_choice: NoTools = None
     function_call: NoTools = None

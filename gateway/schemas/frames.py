@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 
 from gateway.schemas.chats import Chat
 from gateway.schemas.embeddings import Embedding
-from gateway.schemas.fields import MAX_LOGPROBS, Body, Count, Generation, Prompt
+from gateway.schemas.fields import MAX_LOGPROBS, Body, Count, Prompt
+from gateway.schemas.generation import Generation
 from streams.errors import BadRequest
 
 MAX_ID = 128
