@@ -165,7 +165,7 @@ class Intake:
         return Prepared(tenant, model, lane, pin, admitted, seconds)
 
     async def _check_sampling(self, model: Model, submission: Submission) -> None:
-        """Raises `TokenOutOfRange` for a bias of no token, `BadGrammar` for what cannot be compiled."""
+        """Raises `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
         sampling = submission.sampling
         check_tokens(model, [token for token, _ in sampling.logit_bias], "logit_bias")
         if sampling.grammar:

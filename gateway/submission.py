@@ -17,8 +17,8 @@ class Submission:
     """A validated request, not yet tokenised.
 
     `prompt` is text or token ids, `chat` messages; `inputs` are for `embed`. A
-    `sampling.max_tokens` of 0 means: the default of the model and the tenant; `grammar_field` is the
-    field that `sampling.grammar` came in.
+    `sampling.max_tokens` of 0 means: the default of the model and the tenant. `grammar_field` is
+    where `sampling.grammar` came in.
     """
 
     kind: Kind

@@ -10,7 +10,7 @@ from streams.errors import BadRequest
 from streams.messages import Grammar
 
 MAX_CHOICES = 1024
-Schema = dict[str, Any] | bool
+Schema = dict[str, Any]
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 
 

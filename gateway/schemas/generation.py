@@ -1,4 +1,4 @@
-"""What may be said of any generation, through whichever door: OpenAI's words, and some of vLLM's."""
+"""What may be said of any generation, in OpenAI's words and some of vLLM's."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +26,9 @@ class Generation(Work):
     )
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias = []
+    logit_bias: LogitBias = Field(default=[])
     seed: Seed | None = None
-    stop: Stops = []
+    stop: Stops = Field(default=[])
     ignore_eos: bool | None = Field(
         default=None, description="generate max_tokens tokens whatever the model says"
     )
