@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 
 from gateway.admission import Admitted, Deadlines, admit, check_tools, check_wait
 from gateway.following import Following, Sink
+from gateway.grammars import Grammars
 from gateway.idempotency import Idempotency
 from gateway.relay import Relay
 from gateway.submission import Submission
@@ -79,11 +80,13 @@ class Intake:
         broker: Broker,
         registry: Registry,
         tokenizers: Tokenizers,
+        grammars: Grammars,
         relay: Relay,
         deadlines: Deadlines,
     ) -> None:
         self._broker, self._registry = broker, registry
-        self._tokenizers, self._relay, self._deadlines = tokenizers, relay, deadlines
+        self._tokenizers, self._grammars = tokenizers, grammars
+        self._relay, self._deadlines = relay, deadlines
         self._idempotency = Idempotency(broker)
         self._pressure: dict[str, tuple[Pressure, float]] = {}
         self._counting: dict[Lane, asyncio.Lock] = {}
@@ -157,6 +160,7 @@ class Intake:
         model, version = self._registry.resolve(submission.model)
         seconds = self._deadlines.seconds(submission)
         check_tools(submission, model)
+        await self._check_sampling(model, submission)
         if submission.query is None:
             encoded, splits = await self._encode(model, version, submission), list[int]()
         else:
@@ -172,6 +176,13 @@ class Intake:
             Prepared(tenant, choice, model, lane, pin, each, seconds, began)
             for choice, each in zip(choices, admitted, strict=True)
         ]
+
+    async def _check_sampling(self, model: Model, submission: Submission) -> None:
+        """Raises `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
+        sampling = submission.sampling
+        check_tokens(model, [token for token, _ in sampling.logit_bias], "logit_bias")
+        if sampling.grammar:
+            await self._grammars.check(sampling.grammar, submission.grammar_field)
 
     async def _encode(
         self, model: Model, version: Version, submission: Submission

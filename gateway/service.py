@@ -12,6 +12,7 @@ import uvicorn
 from gateway.admission import Deadlines
 from gateway.app import app
 from gateway.door import Door
+from gateway.grammars import Grammars
 from gateway.ingress import Ingress
 from gateway.intake import Intake
 from gateway.protocols import HttpProtocol, SocketProtocol
@@ -74,8 +75,10 @@ async def _open(
     await relay.open()
     tokenizers = Tokenizers()
     stack.callback(tokenizers.close)
+    grammars = Grammars()
+    stack.callback(grammars.close)
     deadlines = Deadlines(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    intake = Intake(broker, registry, tokenizers, relay, deadlines)
+    intake = Intake(broker, registry, tokenizers, grammars, relay, deadlines)
     await intake.open(settings.replicas)
     return Door(settings, broker, registry, tenants, tokenizers, intake, relay)
 

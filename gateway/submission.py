@@ -8,7 +8,8 @@ from typing import Any, Self
 from gateway.schemas.classification import Classification, RerankRequest
 from gateway.schemas.completions import OpenAIGeneration
 from gateway.schemas.embeddings import Embedding
-from gateway.schemas.fields import Generation, Tokens
+from gateway.schemas.fields import Tokens
+from gateway.schemas.generation import Generation
 from streams.messages import Kind, Sampling
 from streams.subjects import Priority
 
@@ -21,7 +22,8 @@ class Submission:
 
     `prompt` is text or token ids, `chat` messages, with the `tools` that may be called in answer;
     `inputs` are for `embed` and `classify`, where a `query` is paired with each of them. A
-    `sampling.max_tokens` of 0 means: the default of the model and the tenant.
+    `sampling.max_tokens` of 0 means: the default of the model and the tenant. `grammar_field` is
+    where `sampling.grammar` came in.
     """
 
     kind: Kind
@@ -37,6 +39,7 @@ class Submission:
     query: str | None = None
     choices: int = 1  # how many answers are wanted
     prompts: int = 1  # how many submissions its body made
+    grammar_field: str = "response_format"
 
     @classmethod
     def of(cls, body: Body, default_max_tokens: int = 0) -> Self:
@@ -55,6 +58,7 @@ class Submission:
             chat=body.chat,
             tools=body.offered_tools,
             sampling=body.sampling(default_max_tokens),
+            grammar_field=body.grammar_field,
         )
 
     @classmethod

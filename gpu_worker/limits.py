@@ -21,10 +21,11 @@ def reserved(sequence: Sequence) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Token ids below `vocabulary`, and prompt and output together within `tokens`."""
+    """Token ids below `vocabulary`, prompt and output together within `tokens`; grammars or not."""
 
     vocabulary: int
     tokens: int
+    grammars: bool = True
 
     def refusal(self, sequence: Sequence) -> EngineError | None:
         """Why the sequence cannot run here, or None."""
@@ -45,10 +46,14 @@ class Limits:
             raise ContextLengthExceeded(prompt, more, self.tokens, "the model")
         if min(lengths) == 0:
             raise UnsupportedValue("an empty prompt or input has nothing to run on", "prompt")
+        if sequence.sampling.grammar and not self.grammars:
+            reason = "this model's engine cannot make its output follow a grammar"
+            raise UnsupportedValue(reason, "response_format")
         self._check_ids(sequence)
 
     def _check_ids(self, sequence: Sequence) -> None:
-        for tokens in (sequence.prompt, sequence.generated, *sequence.inputs):
+        biased = [token for token, _ in sequence.sampling.logit_bias]
+        for tokens in (sequence.prompt, sequence.generated, biased, *sequence.inputs):
             if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary):
                 wrong = next(t for t in tokens if not 0 <= t < self.vocabulary)
                 raise TokenOutOfRange(

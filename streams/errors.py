@@ -3,6 +3,7 @@
     MillstreamError
     ├── BadRequest           change the request
     │   ├── UnknownField, UnsupportedValue, ContextLengthExceeded, InputTooLong, TokenOutOfRange
+    │   ├── BadGrammar
     │   ├── Unauthenticated, Forbidden
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   └── PayloadTooLarge
@@ -24,6 +25,7 @@ STATUS: dict[str, int] = {
     "unsupported_value": 400,
     "context_length_exceeded": 400,
     "token_out_of_range": 400,
+    "bad_grammar": 400,
     "invalid_api_key": 401,
     "forbidden": 403,
     "not_found": 404,
@@ -111,6 +113,12 @@ class TokenOutOfRange(BadRequest):
     def __init__(self, token: int, vocabulary: int, field: str) -> None:
         super().__init__(f"token id {token} is outside the vocabulary 0..{vocabulary - 1}", field)
         self.token, self.vocabulary = token, vocabulary
+
+
+class BadGrammar(BadRequest):
+    """A JSON schema or regular expression that cannot be compiled, or is too costly to follow."""
+
+    code = "bad_grammar"
 
 
 class Unauthenticated(BadRequest):

@@ -76,6 +76,11 @@ class Sampling:
     stop: list[str] = field(default_factory=list)
     logprobs: int | None = None  # None: off; n: with the n likeliest alternatives
     ignore_eos: bool = False
+    min_p: float = 0.0  # 0: off; else at least so likely, as a share of the likeliest
+    repetition_penalty: float = 1.0  # 1: off; of tokens in the prompt or the output
+    presence_penalty: float = 0.0  # of tokens in the output
+    frequency_penalty: float = 0.0  # the same, times how often
+    logit_bias: list[tuple[int, float]] = field(default_factory=list)
     grammar: Grammar | None = None
     skip_special_tokens: bool = True  # leave them out of the text
 

@@ -1,6 +1,9 @@
 """What strangers may send: pydantic records with strict types that refuse what they do not know.
 
     fields          what several of them share: types, limits, and what is not supported yet
+    generation      what may be said of any generation
+    formats         what an output must look like
+    tools           what a model may call
     completions     /v1/completions and /v1/chat/completions
     embeddings      /v1/embeddings
     classification  /v1/classify and /v1/rerank

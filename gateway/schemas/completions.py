@@ -12,17 +12,15 @@ from gateway.schemas.fields import (
     MAX_N,
     Body,
     Count,
-    Generation,
     Ignored,
     No,
     Nothing,
     NothingListed,
-    NothingMapped,
     Only,
     Prompts,
     Tokens,
-    Zero,
 )
+from gateway.schemas.generation import Generation
 from gateway.schemas.tools import (
     Function,
     Named,
@@ -38,7 +36,6 @@ from streams.subjects import Priority
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 Choices = Annotated[int, Field(ge=1, le=MAX_N)]
 NoSuffix = Annotated[Any, Only(None, "")]
-OnlyText = Annotated[Any, Only(None, {"type": "text"})]
 OnlyTextModality = Annotated[Any, Only(None, ["text"])]
 NoFunctionCall = Annotated[Any, Only(None, "auto", "none")]
 _LANES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
@@ -58,9 +55,6 @@ class OpenAIGeneration(Generation):
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
     n: Choices | None = Field(default=None, description="answers to each prompt")
-    frequency_penalty: Zero = None
-    presence_penalty: Zero = None
-    logit_bias: NothingMapped = None
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -137,7 +131,6 @@ class ChatRequest(OpenAIGeneration):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    response_format: OnlyText = None
     modalities: OnlyTextModality = None
     tools: Tools | None = Field(default=None, description="if the model's chat template knows any")
     tool_choice: ToolChoice = None
@@ -162,6 +155,9 @@ class ChatRequest(OpenAIGeneration):
     def _forces_a_tool_that_is_there(self) -> "ChatRequest":
         if self.forces_tools and not self.forced_functions:
             raise BadRequest("tool_choice names no function of tools", "tool_choice")
+        if self.forces_tools and super().grammar:
+            reason = f"a forced tool call cannot also follow {super().grammar_field}"
+            raise BadRequest(reason, "tool_choice")
         return self
 
     @property
@@ -185,12 +181,16 @@ class ChatRequest(OpenAIGeneration):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What forces a call."""
+        """What forces a call, else what was asked for."""
         if not self.forces_tools:
-            return None
+            return super().grammar
         if isinstance(self.tool_choice, Named):
             return arguments_of(self.forced_functions[0])
         return calls_of(self.forced_functions, self.parallel_tool_calls is not False)
+
+    @property
+    def grammar_field(self) -> str:
+        return "tools" if self.forces_tools else super().grammar_field
 
     @property
     def prompts(self) -> list[None]:

@@ -1,6 +1,7 @@
 """What several requests share: strict types, limits, OpenAI's fields that are not supported yet."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
+import re
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import (
     BaseModel,
@@ -13,7 +14,6 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from streams.messages import Grammar, Sampling
 from streams.subjects import Priority
 
 MAX_STOPS = 16
@@ -22,13 +22,16 @@ MAX_LOGPROBS = 20
 MAX_NAME = 256
 MAX_N = 8
 MAX_CHOICES = 128  # of all prompts of one body together
-_INT32 = 2**31
+MAX_BIASES = 1024
+MOST_BIAS = 100
+INT32 = 2**31
 _INT64 = 2**63
 _SHOWN = 40
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}", re.ASCII)
 
 WRONG, UNSUPPORTED = "wrong_value", "unsupported_value"  # of errors whose words are our own
 
-Count = Annotated[int, Field(ge=1, lt=_INT32)]
+Count = Annotated[int, Field(ge=1, lt=INT32)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
 Tokens = list[int]
@@ -79,8 +82,6 @@ class Only:
 Ignored = Annotated[Any, WithJsonSchema({"description": "accepted and ignored"})]
 Nothing = Annotated[Any, Only(None)]
 NothingListed = Annotated[Any, Only(None, [])]
-NothingMapped = Annotated[Any, Only(None, {})]
-Zero = Annotated[Any, Only(None, 0)]
 No = Annotated[Any, Only(None, False)]
 
 
@@ -105,6 +106,45 @@ Stops = Annotated[
                 {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS},
                 {"type": "null"},
             ]
+        }
+    ),
+]
+
+
+def _bias(value: object) -> list[tuple[int, float]]:
+    """By token id, which JSON can only spell as text; sorted, so that equal wishes look alike."""
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise wrong(f"must be an object, not {shown(value)}")
+    if len(value) > MAX_BIASES:
+        raise wrong(f"has {len(value)} tokens, the limit is {MAX_BIASES}")
+    for token, bias in value.items():
+        if not (isinstance(token, str) and _TOKEN_ID.fullmatch(token)):
+            raise wrong(f"must have token ids for names, not {shown(token)}")
+        if type(bias) not in (int, float) or not -MOST_BIAS <= bias <= MOST_BIAS:
+            raise wrong(f"must have numbers from -{MOST_BIAS} to {MOST_BIAS}, not {shown(bias)}")
+    return sorted((int(token), float(bias)) for token, bias in value.items())
+
+
+LogitBias = Annotated[
+    list[tuple[int, float]],
+    PlainValidator(_bias),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "maxProperties": MAX_BIASES,
+                    "additionalProperties": {
+                        "type": "number",
+                        "minimum": -MOST_BIAS,
+                        "maximum": MOST_BIAS,
+                    },
+                },
+                {"type": "null"},
+            ],
+            "description": "by token id, added to logits",
         }
     ),
 ]
@@ -169,64 +209,3 @@ class Work(Body):
     def lane(self) -> Priority:
         """Which of the tenant's lanes this belongs in."""
         return Priority(self.priority or Priority.STANDARD)
-
-
-class Generation(Work):
-    """What may be said of any generation: how to choose tokens, and when to stop."""
-
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=_INT32, description="0: off")
-    seed: Seed | None = None
-    stop: Stops = []
-    ignore_eos: bool | None = Field(
-        default=None, description="generate max_tokens tokens whatever the model says"
-    )
-
-    if (
-        TYPE_CHECKING
-    ):  # some have it as a field, which pydantic forbids where a parent has a property
-
-        @property
-        def prompt(self) -> str | Tokens | None:
-            """The text or the token ids to continue; None for a chat."""
-
-    @property
-    def chat(self) -> list[dict[str, Any]] | None:
-        """The messages to answer; None for a prompt."""
-        return None
-
-    @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """What the model may call, as chat templates want it."""
-        return None
-
-    @property
-    def grammar(self) -> Grammar | None:
-        """What the output must be."""
-        return None
-
-    @property
-    def most_tokens(self) -> int | None:
-        """What the client set as the limit of its output."""
-        return None
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        """None: off; n: with the n likeliest alternatives."""
-        return None
-
-    def sampling(self, default_max_tokens: int) -> Sampling:
-        """How the engine is to choose, with OpenAI's defaults for what was not said."""
-        return Sampling(
-            max_tokens=self.most_tokens or default_max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p or 1.0,
-            top_k=self.top_k or 0,
-            seed=self.seed,
-            stop=self.stop,
-            logprobs=self.wanted_logprobs,
-            ignore_eos=bool(self.ignore_eos),
-            grammar=self.grammar,
-            skip_special_tokens=not self.offered_tools,  # some mark calls with them
-        )

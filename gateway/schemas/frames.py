@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from gateway.schemas.chats import Chat
 from gateway.schemas.classification import Classification
 from gateway.schemas.embeddings import Embedding
-from gateway.schemas.fields import MAX_LOGPROBS, Body, Count, Generation, Prompt
+from gateway.schemas.fields import MAX_LOGPROBS, Body, Count, Prompt
+from gateway.schemas.generation import Generation
 from gateway.schemas.tools import Tools
 from streams.errors import BadRequest
 

@@ -59,7 +59,7 @@ class MockEngine:
     ) -> None:
         self._ttft, self._itl = ttft_ms / 1000, itl_ms / 1000
         self._free, self._kv_tokens, self._reserved = sequences, kv_tokens, 0
-        self._limits = Limits(VOCABULARY, kv_tokens)
+        self._limits = Limits(VOCABULARY, kv_tokens, grammars=False)
         self._clock, self._sleep = clock, sleep
         self._streams: dict[str, _Stream] = {}
         self._waiting: deque[_Stream] = deque()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpu_worker.engine import Output, Sequence
 from gpu_worker.engines.factory import build
 from gpu_worker.engines.mock import WORDS, MockEngine
-from streams.messages import Sampling
+from streams.messages import Grammar, Sampling
 
 
 class Clock:
@@ -148,6 +148,8 @@ def test_cancel_frees_the_place_and_ends_once() -> None:
         (Sequence("a", [256], Sampling(1)), "token_out_of_range"),
         (Sequence("a", [1] * 90, Sampling(11)), "context_length_exceeded"),
         (Sequence("a", [], Sampling(1)), "unsupported_value"),
+        (Sequence("a", [1], Sampling(1, logit_bias=[(256, 1.0)])), "token_out_of_range"),
+        (Sequence("a", [1], Sampling(1, grammar=Grammar("json_object"))), "unsupported_value"),
     ],
 )
 def test_what_it_cannot_run_comes_back_as_an_error(sequence: Sequence, code: str) -> None:

@@ -20,6 +20,7 @@ HEAVY = {"torch", "transformers", "accelerate", "gguf", "safetensors", "httpx2"}
 IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}
 PURE = (
     "streams/errors.py",
+    "streams/grammar.py",
     "streams/headers.py",
     "streams/messages.py",
     "streams/subjects.py",
@@ -43,6 +44,7 @@ PURE = (
     "gpu_worker/pending.py",
     "gpu_worker/seeds.py",
     "gpu_worker/engines/paged/blocks.py",
+    "gpu_worker/engines/paged/penalties.py",
     "gpu_worker/engines/paged/plan.py",
     "gpu_worker/engines/paged/scheduler.py",
     "gpu_worker/engines/remote/backoff.py",

@@ -11,12 +11,15 @@ from gpu_worker.engine import EngineError, Finish, Output, Room, Sequence
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for
+from gpu_worker.engines.paged.grammars import Grammars, Matcher
+from gpu_worker.engines.paged.penalties import Penalties, penalties
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.sampler import Choice, Sampled, sample, uniform
 from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
 from gpu_worker.engines.paged.stats import Stats
 from gpu_worker.limits import Limits, reserved
 from gpu_worker.seeds import seed_of
+from streams.errors import BadGrammar
 from streams.messages import Logprob, Sampling
 
 WARM_UP_SEQUENCES = 8
@@ -30,6 +33,8 @@ class _Generation:
     run: Run
     text: TextStream
     seed: int
+    penalties: Penalties | None
+    matcher: Matcher | None = None
 
     @property
     def generated(self) -> int:
@@ -44,7 +49,22 @@ class _Generation:
         """How to choose the next token."""
         sampling = self.sequence.sampling
         draws = sampling.temperature > 0
-        return Choice(sampling, uniform(self.seed, self.generated) if draws else 0.0)
+        shape = self._shape if self.matcher or self.penalties else None
+        return Choice(sampling, uniform(self.seed, self.generated) if draws else 0.0, shape)
+
+    def _shape(self, row: Tensor) -> None:
+        if self.matcher:
+            self.matcher.mask(row)
+        if self.penalties:
+            self.penalties.apply(row)
+
+    def push(self, token: int) -> None:
+        """The next token was chosen."""
+        self.run.tokens.append(token)
+        if self.matcher:
+            self.matcher.advance([token])
+        if self.penalties:
+            self.penalties.count(token)
 
 
 class TransformersEngine:
@@ -70,6 +90,7 @@ class TransformersEngine:
         self._attention = PagedAttention(loaded.layers, count, dtype, device)
         self._model.set_attn_implementation(self._attention.name)
         self._limits = Limits(loaded.vocabulary, min(loaded.context, count * BLOCK_TOKENS))
+        self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
         self._generations: dict[str, _Generation] = {}
         self._reserved = 0
@@ -127,17 +148,22 @@ class TransformersEngine:
             return
         self._generations[sequence.request_id] = generation
         self._reserved += generation.blocks
-        self._scheduler.add(generation.run)
+        if grammar := sequence.sampling.grammar:
+            self._grammars.begin(sequence.request_id, grammar)
+        else:
+            self._scheduler.add(generation.run)
 
     def cancel(self, request_id: str) -> None:
         if generation := self._generations.get(request_id):
             held = generation.text.finish()
             self._ready.append(Output(request_id, text=held, finish="cancelled"))
             self._leave(generation)
-            self._scheduler.remove(generation.run)
+            if not self._grammars.forget(request_id):
+                self._scheduler.remove(generation.run)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
+        self._join()
         outputs, self._ready = self._ready, []
         with self._stats.timed("schedule"):
             slices = self._scheduler.schedule()
@@ -171,6 +197,25 @@ class TransformersEngine:
         self._generations.clear()
         self._ready.clear()
         self._attention.close()
+        self._grammars.close()
+
+    def _join(self) -> None:
+        """Let those run whose grammar has been compiled, behind their `generated` tokens."""
+        nothing_else = not self._ready and self._scheduler.idle
+        for request_id, found in self._grammars.ready(patient=nothing_else).items():
+            generation = self._generations[request_id]
+            if isinstance(found, BadGrammar):
+                self._leave(generation)
+                refusal = EngineError(found.code, found.message)
+                self._ready.append(Output(request_id, error=refusal))
+                continue
+            generation.matcher = found
+            found.advance(generation.sequence.generated)
+            if finish := self._finish(generation):
+                self._leave(generation)
+                self._ready.append(Output(request_id, finish=finish))
+            else:
+                self._scheduler.add(generation.run)
 
     def _run(self, slices: list[Slice]) -> list[Output]:
         """Compute slices together; if that fails, each alone, so that only the culprit fails."""
@@ -214,7 +259,9 @@ class TransformersEngine:
         if token is None:
             return self._fail(run, "the model's output is not a number")
         generation = self._generations[run.request_id]
-        run.tokens.append(token)
+        generation.push(token)
+        if generation.matcher and (failure := generation.matcher.failure):
+            return self._fail(run, failure, BadGrammar.code)
         self._stats.generated += 1
         text = "" if self._ends_with(generation, token) else generation.text.push(token)
         if finish := self._finish(generation):
@@ -224,12 +271,12 @@ class TransformersEngine:
         logprobs = self._logprobs(token, sampled)
         return Output(run.request_id, [token], text, logprobs, finish=finish)
 
-    def _fail(self, run: Run, reason: str) -> Output:
+    def _fail(self, run: Run, reason: str, code: str = "engine_failed") -> Output:
         """Drop a sequence alone. What it left in KV blocks could poison the next, so clear them."""
         self._leave(self._generations[run.request_id])
         if freed := self._scheduler.discard(run):
             self._attention.zero(freed)
-        return Output(run.request_id, error=EngineError("engine_failed", reason))
+        return Output(run.request_id, error=EngineError(code, reason))
 
     def _leave(self, generation: _Generation) -> None:
         del self._generations[generation.sequence.request_id]
@@ -242,7 +289,8 @@ class TransformersEngine:
         seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
         skip = sampling.skip_special_tokens
         text = TextStream(self._tokenizer, sequence.prompt, sampling.stop, skip)
-        generation = _Generation(sequence, run, text, seed)
+        counted = penalties(sampling, sequence.prompt, sequence.generated, self._model.device)
+        generation = _Generation(sequence, run, text, seed, counted)
         for token in sequence.generated:
             if not self._ends_with(generation, token):
                 text.push(token)
@@ -252,7 +300,8 @@ class TransformersEngine:
         """Why the sequence ends with the tokens that it has, if it does."""
         last = generation.run.tokens[-1]
         ended = generation.generated > 0 and self._ends_with(generation, last)
-        if ended or generation.text.stopped:
+        complete = generation.matcher is not None and generation.matcher.complete
+        if ended or complete or generation.text.stopped:
             return "stop"
         return "length" if generation.generated >= generation.sequence.sampling.max_tokens else None
 

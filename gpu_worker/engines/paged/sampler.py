@@ -3,10 +3,15 @@
 The draw inverts the cumulative distribution in vocabulary order. In order of rank, two near-equal
 logits that rounding swaps would move every boundary behind them; here they move none. So a sequence
 gets the same tokens alone, in any batch, and on the worker that resumes it.
+
+The order is vLLM's: what shapes a row (a grammar, bias, penalties), temperature, min-p, top-k and
+top-p.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import log
 
 import torch
 from torch import Tensor
@@ -27,10 +32,11 @@ def uniform(seed: int, position: int) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """How to choose one row's token."""
+    """How to choose one row's token. `shape` first changes its float logits in place."""
 
     sampling: Sampling
     uniform: float = 0.0
+    shape: Callable[[Tensor], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,10 @@ def sample(logits: Tensor, choices: list[Choice]) -> list[Sampled]:
 
 
 def _sample(logits: Tensor, choices: list[Choice]) -> list[Sampled]:
-    logits = logits.float()  # argmax over bfloat16 is six times slower on a CPU
+    shaped = [i for i, c in enumerate(choices) if c.shape]
+    # argmax over bfloat16 is six times slower on a CPU
+    logits = logits.to(torch.float32, copy=bool(shaped))
+    raw = _shape(logits, choices, shaped)
     highest, tokens = logits.max(-1)
     sound = highest.isfinite().tolist()
     rows = [i for i, c in enumerate(choices) if c.sampling.temperature > 0 and sound[i]]
@@ -60,18 +69,39 @@ def _sample(logits: Tensor, choices: list[Choice]) -> list[Sampled]:
     sampled = [Sampled(token if fine else None) for token, fine in picked]
     for i, choice in enumerate(choices):
         if choice.sampling.logprobs is not None and sampled[i].token is not None:
-            sampled[i] = _with_logprobs(logits[i], sampled[i].token, choice.sampling.logprobs)
+            sampled[i] = _with_logprobs(
+                raw.get(i, logits[i]), sampled[i].token, choice.sampling.logprobs
+            )
     return sampled
+
+
+def _shape(logits: Tensor, choices: list[Choice], rows: list[int]) -> dict[int, Tensor]:
+    """Shape `rows` in place; how those of them were whose log probabilities are wanted."""
+    raw = {i: logits[i].clone() for i in rows if choices[i].sampling.logprobs is not None}
+    for i in rows:
+        if shape := choices[i].shape:
+            shape(logits[i])
+    return raw
 
 
 def _draw(logits: Tensor, choices: list[Choice]) -> Tensor:
     column = logits.new_tensor
     logits /= column([[c.sampling.temperature] for c in choices])
+    _cut_unlikely(logits, choices)
     bound = _bounds(logits, choices)
     weights = logits.softmax(-1)
     if bound is not None:
         weights.masked_fill_(logits < bound, 0)
     return _invert(weights, column([[c.uniform] for c in choices]))
+
+
+def _cut_unlikely(logits: Tensor, choices: list[Choice]) -> None:
+    """Apply min-p: drop, in place, what is less likely than that share of the likeliest."""
+    rows = [i for i, c in enumerate(choices) if c.sampling.min_p > 0]
+    if rows:
+        below = logits.new_tensor([[log(choices[i].sampling.min_p)] for i in rows])
+        kept = logits[rows]
+        logits[rows] = kept.masked_fill(kept < kept.amax(-1, keepdim=True) + below, -torch.inf)
 
 
 def _bounds(logits: Tensor, choices: list[Choice]) -> Tensor | None:
@@ -128,7 +158,7 @@ def _first_above(rising: Tensor, target: Tensor) -> Tensor:
 
 
 def _with_logprobs(logits: Tensor, token: int | None, top: int) -> Sampled:
-    """Log probabilities under the model's own distribution, before temperature and cuts."""
+    """Log probabilities under the model's own distribution, before shape, temperature and cuts."""
     assert token is not None
     total = logits.logsumexp(-1)
     values, ids = (logits - total).topk(min(top, len(logits)))

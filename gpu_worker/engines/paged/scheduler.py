@@ -82,6 +82,10 @@ class Scheduler:
         self.waiting: deque[Run] = deque()
         self.preemptions = self.hit_tokens = self.query_tokens = 0
 
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
     def add(self, run: Run) -> None:
         self.waiting.append(run)
 

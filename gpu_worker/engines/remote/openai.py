@@ -93,6 +93,11 @@ class OpenAI:
             "stop": sampling.stop,
             "top_k": sampling.top_k,
             "ignore_eos": sampling.ignore_eos,
+            "min_p": sampling.min_p,
+            "repetition_penalty": _unless(1, sampling.repetition_penalty),
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "logit_bias": {str(token): bias for token, bias in sampling.logit_bias},
             **self.grammar(sampling.grammar),
         }
         return {
@@ -105,6 +110,7 @@ class OpenAI:
             "stream": True,
             "stream_options": {"include_usage": True},
             **({} if sampling.logprobs is None else {"logprobs": sampling.logprobs}),
+            **({} if sampling.skip_special_tokens else {"skip_special_tokens": False}),
             **{name: value for name, value in wanted.items() if value},
         }
 
@@ -201,3 +207,7 @@ def _failure(error: object, data: str) -> Exception:
     if isinstance(code, int) and 400 <= code < 500 and code not in (408, 425, 429):
         return refused(code, message)
     return Fault("stream", message, suspicious=True)
+
+
+def _unless(neutral: float, value: float) -> float | None:
+    return None if value == neutral else value

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from gpu_worker.engine import EngineError
 from gpu_worker.engines.remote.faults import Fault
 from streams.messages import Sampling
 
@@ -21,7 +22,12 @@ _ROWS: TypeAdapter[list[float] | list[list[float]]] = TypeAdapter(list[float] | 
 
 
 def generation(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
-    """The body of a generation. Temperature 0 is `do_sample: false`: the API takes no zero."""
+    """The body of a generation. Temperature 0 is `do_sample: false`: the API takes no zero.
+
+    Raises `EngineError` for a grammar, which it has no field for.
+    """
+    if sampling.grammar:
+        raise EngineError("unsupported_value", "the server cannot make its output follow a grammar")
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "do_sample": sampling.temperature > 0,

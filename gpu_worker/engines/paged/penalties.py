@@ -1,0 +1,77 @@
+"""What a sequence's own tokens, and its client, change in its logits before anything is drawn.
+
+As vLLM does, before the temperature and in this order: bias, repetition, frequency, presence. The
+repetition penalty counts prompt and output alike, the others the output alone. All of it is a
+function of the tokens so far, so a later attempt goes on exactly.
+"""
+
+import torch
+from torch import Tensor
+
+from streams.messages import Sampling
+
+_FIRST_ROOM = 64
+
+
+class Penalties:
+    """One sequence's: which tokens it has had and how often, kept as they come."""
+
+    def __init__(self, sampling: Sampling, prompt: list[int], device: torch.device) -> None:
+        self._sampling = sampling
+        self._places: dict[int, int] = {}
+        self._ids = torch.empty(_FIRST_ROOM, dtype=torch.long, device=device)
+        self._counts = torch.zeros(_FIRST_ROOM, device=device)
+        biased = sampling.logit_bias
+        self._biased = torch.tensor([t for t, _ in biased], dtype=torch.long, device=device)
+        self._bias = torch.tensor([float(b) for _, b in biased], device=device)
+        if sampling.repetition_penalty != 1:
+            self._place_all(prompt)
+
+    def count(self, token: int) -> None:
+        """`token` was generated."""
+        self._place_all([token])
+        self._counts[self._places[token]] += 1
+
+    def apply(self, row: Tensor) -> None:
+        """Change float logits `[vocabulary]` in place."""
+        sampling = self._sampling
+        if len(self._biased):
+            row[self._biased] += self._bias
+        ids = self._ids[: len(self._places)]
+        counts = self._counts[: len(self._places)]
+        values = row[ids]
+        if (factor := sampling.repetition_penalty) != 1:
+            values = torch.where(values > 0, values / factor, values * factor)
+        values -= sampling.frequency_penalty * counts
+        values -= sampling.presence_penalty * (counts > 0)
+        row[ids] = values
+
+    def _place_all(self, tokens: list[int]) -> None:
+        """Give each token that is new a place."""
+        new = [token for token in dict.fromkeys(tokens) if token not in self._places]
+        start = len(self._places)
+        self._places.update(zip(new, range(start, start + len(new)), strict=True))
+        if (need := len(self._places)) > len(self._ids):
+            more = max(need, 2 * len(self._ids)) - len(self._ids)
+            self._ids = torch.cat([self._ids, self._ids.new_empty(more)])
+            self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
+        if new:
+            self._ids[start:need] = torch.tensor(new, device=self._ids.device)
+
+
+def penalties(
+    sampling: Sampling, prompt: list[int], generated: list[int], device: torch.device
+) -> Penalties | None:
+    """Those of a sequence behind its `generated` tokens; None where it asks for none."""
+    neutral = (
+        sampling.repetition_penalty == 1
+        and not sampling.presence_penalty
+        and not sampling.frequency_penalty
+        and not sampling.logit_bias
+    )
+    if neutral:
+        return None
+    made = Penalties(sampling, prompt, device)
+    for token in generated:
+        made.count(token)
+    return made
