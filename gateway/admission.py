@@ -8,7 +8,7 @@ from gateway.tool_calls import written_by
 from registry.models import Model
 from registry.tenants import Tenant
 from streams.errors import BadRequest, ContextLengthExceeded, Overloaded, UnsupportedValue
-from streams.messages import Pressure, Request, pack_tokens
+from streams.messages import Adapter, Pressure, Request, pack_tokens
 
 PRESSURE_TRUST_SECONDS = 2.0  # a dispatcher tells every 0.2 s; older news is no reason to refuse
 
@@ -41,7 +41,11 @@ class Admitted:
 
 
 def admit(
-    submission: Submission, model: Model, tenant: Tenant, encoded: list[list[int]]
+    submission: Submission,
+    model: Model,
+    tenant: Tenant,
+    encoded: list[list[int]],
+    adapter: Adapter | None = None,
 ) -> Admitted:
     """The request for the engine; `encoded` is the prompt, or each input, as token ids.
 
@@ -53,11 +57,15 @@ def admit(
         )
     if submission.kind == "embed":
         return _admit_inputs(submission, model, tenant, encoded)
-    return _admit_prompt(submission, model, tenant, encoded[0])
+    return _admit_prompt(submission, model, tenant, encoded[0], adapter)
 
 
 def _admit_prompt(
-    submission: Submission, model: Model, tenant: Tenant, prompt: list[int]
+    submission: Submission,
+    model: Model,
+    tenant: Tenant,
+    prompt: list[int],
+    adapter: Adapter | None,
 ) -> Admitted:
     count = model.token_count(prompt)
     if count == 0:
@@ -69,7 +77,7 @@ def _admit_prompt(
         raise ContextLengthExceeded(count, max_tokens, model.context_length, whose)
     stops = PLAIN_STOPS if submission.chat and model.chat_template is None else []
     sampling = submission.sampling_for(max_tokens, stops)
-    request = Request("generate", pack_tokens(prompt), sampling=sampling)
+    request = Request("generate", pack_tokens(prompt), sampling=sampling, adapter=adapter)
     return Admitted(request.pack(), count, count + max_tokens)
 
 

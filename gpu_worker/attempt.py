@@ -163,6 +163,7 @@ class Attempt:
                 inputs=[messages.unpack_tokens(tokens) for tokens in inputs],
                 dimensions=request.dimensions,
                 deadline=self.envelope.deadline / 1000,
+                adapter=request.adapter,
             )
         )
 
@@ -232,6 +233,7 @@ class Attempt:
             worker=who.worker,
             accepted=envelope.accepted,
             finished=int(time.time() * 1000),
+            adapter=envelope.adapter,
         )
 
     async def _confirm(self, before: Contents) -> None:

@@ -15,10 +15,14 @@ def reserved(sequence: Sequence) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Token ids below `vocabulary`, and prompt and output together within `tokens`."""
+    """Token ids below `vocabulary`, and prompt and output together within `tokens`.
+
+    `adapters`: the engine serves them; one that does not must never serve the model in their place.
+    """
 
     vocabulary: int
     tokens: int
+    adapters: bool = False
 
     def refusal(self, sequence: Sequence) -> EngineError | None:
         """Why the sequence cannot run here, or None."""
@@ -29,6 +33,8 @@ class Limits:
         return None
 
     def _check(self, sequence: Sequence) -> None:
+        if sequence.adapter and not self.adapters:
+            raise UnsupportedValue("the engine of this model serves no adapters", "model")
         lengths = [*map(len, sequence.inputs)] or [len(sequence.prompt)]
         longest = max(lengths)
         prompt, more = len(sequence.prompt), sequence.sampling.max_tokens
