@@ -23,12 +23,13 @@ _PLAIN = re.compile(r"[\w.]+")
 _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")  # ways to begin a training
 
 # Read here, or without meaning once trained. Any other key of a configuration must be unset.
-_SERVED = frozenset(
-    "alpha_pattern auto_mapping base_model_name_or_path bias exclude_modules fan_in_fan_out "
-    "inference_mode init_lora_weights layers_pattern layers_to_transform lora_alpha lora_dropout "
-    "megatron_core peft_type peft_version qalora_group_size r rank_pattern revision "
-    "runtime_config target_modules task_type use_rslora".split()
-)
+_SERVED = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules",
+    "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+    "target_modules", "task_type", "use_rslora",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _check_modules(found: Mapping[str, Pair], known: Mapping[str, set[Shape]]) -
         if place not in known:
             raise ArtifactRefused(WEIGHTS, f"{module} is no module of the model")
         if (pair.outputs, pair.inputs) not in known[place]:
-            is_, fits = sorted(known[place])[0], (pair.outputs, pair.inputs)
+            is_, fits = min(known[place]), (pair.outputs, pair.inputs)
             raise ArtifactRefused(WEIGHTS, f"{module} fits {fits}, the model's is {is_}")
 
 

@@ -124,9 +124,7 @@ class Adapter(Record):
     @property
     def reference(self) -> messages.Adapter:
         """What a request carries."""
-        return messages.Adapter(
-            self.name, self.digest, self.directory, self.files, self.parameters
-        )
+        return messages.Adapter(self.name, self.digest, self.directory, self.files, self.parameters)
 
 
 class Alias(Record):

@@ -1,4 +1,4 @@
-"""The registry: models, adapters and aliases in the KV bucket `registry`, as a live view to embed."""
+"""The registry: models, adapters and aliases in the KV bucket `registry`, as a live view."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
@@ -110,7 +110,9 @@ class Registry:
         model = self._models.get(alias.model if alias else base)
         if model is None:
             return None
-        version = model.versions.get(pin if at else (alias and alias.version) or model.default_version)
+        version = model.versions.get(
+            pin if at else (alias and alias.version) or model.default_version
+        )
         return (model, version) if version else None
 
     def on_change(self, observer: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from gpu_worker.detokenizer import TextStream
 from gpu_worker.engine import EngineError, Finish, Output, Room, Sequence
 from gpu_worker.engines.paged import model as models
+from gpu_worker.engines.paged.adapters import Adapters
 from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for
 from gpu_worker.engines.paged.plan import Plan
@@ -20,6 +21,7 @@ from gpu_worker.seeds import seed_of
 from streams.messages import Logprob, Sampling
 
 WARM_UP_SEQUENCES = 8
+ADAPTER_BYTES = 1 << 30
 
 
 @dataclass(eq=False)
@@ -61,6 +63,7 @@ class TransformersEngine:
         max_batch_tokens: int = 512,
         kv_tokens: int | None = None,
         prefix_cache: bool = True,
+        adapter_bytes: int = ADAPTER_BYTES,
     ) -> None:
         self._model, self._tokenizer, self._ends = loaded.model, loaded.tokenizer, loaded.ends
         count = blocks_for(kv_tokens or models.kv_tokens_for(loaded, max_sequences))
@@ -69,7 +72,9 @@ class TransformersEngine:
         device, dtype = self._model.device, self._model.dtype
         self._attention = PagedAttention(loaded.layers, count, dtype, device)
         self._model.set_attn_implementation(self._attention.name)
-        self._limits = Limits(loaded.vocabulary, min(loaded.context, count * BLOCK_TOKENS))
+        self._adapters = Adapters(self._model, adapter_bytes)
+        longest = min(loaded.context, count * BLOCK_TOKENS)
+        self._limits = Limits(loaded.vocabulary, longest, adapters=True)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
         self._generations: dict[str, _Generation] = {}
         self._reserved = 0
@@ -86,6 +91,7 @@ class TransformersEngine:
         kv_tokens: int | None = None,
         threads: int | None = None,
         prefix_cache: bool = True,
+        adapter_bytes: int = ADAPTER_BYTES,
         device: str | None = None,
     ) -> "TransformersEngine":
         """Load a Hugging Face directory and warm up.
@@ -95,7 +101,9 @@ class TransformersEngine:
         if threads:
             torch.set_num_threads(threads)
         loaded = models.load(directory, device)
-        engine = cls(loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache)
+        engine = cls(
+            loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes
+        )
         engine.warm_up()
         return engine
 
@@ -118,7 +126,8 @@ class TransformersEngine:
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.request_id not in self._generations, f"{sequence.request_id} is here"
-        if refusal := self._limits.refusal(sequence):
+        adapter = sequence.adapter
+        if refusal := self._limits.refusal(sequence) or self._adapters.refusal(adapter):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
         generation = self._generation(sequence)
@@ -127,25 +136,43 @@ class TransformersEngine:
             return
         self._generations[sequence.request_id] = generation
         self._reserved += generation.blocks
-        self._scheduler.add(generation.run)
+        if adapter:
+            self._adapters.want(sequence.request_id, adapter)
+        else:
+            self._scheduler.add(generation.run)
 
     def cancel(self, request_id: str) -> None:
         if generation := self._generations.get(request_id):
             held = generation.text.finish()
             self._ready.append(Output(request_id, text=held, finish="cancelled"))
+            if not self._adapters.waits(request_id):
+                self._scheduler.remove(generation.run)
             self._leave(generation)
-            self._scheduler.remove(generation.run)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        outputs, self._ready = self._ready, []
+        outputs, self._ready = self._ready + self._enter(), []
         with self._stats.timed("schedule"):
             slices = self._scheduler.schedule()
         if slices:
             self._stats.steps += 1
             self._stats.sequences = len(slices)
             outputs += self._run(slices)
+        elif not outputs:
+            self._adapters.rest()
         return outputs
+
+    def _enter(self) -> list[Output]:
+        """Schedule the sequences whose adapters have come; those that cannot have theirs end."""
+        failed = []
+        for request_id, error in self._adapters.ready():
+            generation = self._generations[request_id]
+            if error:
+                self._leave(generation)
+                failed.append(Output(request_id, error=error))
+            else:
+                self._scheduler.add(generation.run)
+        return failed
 
     def room(self) -> Room:
         tokens = (self._blocks.count - self._reserved) * BLOCK_TOKENS
@@ -161,6 +188,7 @@ class TransformersEngine:
         stats, blocks, scheduler = self._stats, self._blocks, self._scheduler
         stats.preemptions, stats.hit_tokens = scheduler.preemptions, scheduler.hit_tokens
         stats.query_tokens = scheduler.query_tokens
+        stats.adapter_loads = self._adapters.loads
         stats.kv_free = blocks.available * BLOCK_TOKENS
         stats.kv_cached = blocks.cached * BLOCK_TOKENS
         stats.kv_used = blocks.count * BLOCK_TOKENS - stats.kv_free
@@ -170,6 +198,7 @@ class TransformersEngine:
         """Forget every sequence and give back the memory of the KV."""
         self._generations.clear()
         self._ready.clear()
+        self._adapters.close()
         self._attention.close()
 
     def _run(self, slices: list[Slice]) -> list[Output]:
@@ -199,6 +228,7 @@ class TransformersEngine:
 
     def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         self._attention.plan = plan
+        self._adapters.apply(plan)
         result = self._model(
             input_ids=ids[None],
             position_ids=positions[None],
@@ -233,12 +263,14 @@ class TransformersEngine:
 
     def _leave(self, generation: _Generation) -> None:
         del self._generations[generation.sequence.request_id]
+        self._adapters.leave(generation.sequence.request_id)
         self._reserved -= generation.blocks
 
     def _generation(self, sequence: Sequence) -> _Generation:
         """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
         sampling = sequence.sampling
-        run = Run(sequence.request_id, sequence.prompt + sequence.generated)
+        salt = bytes.fromhex(sequence.adapter.digest) if sequence.adapter else b""
+        run = Run(sequence.request_id, sequence.prompt + sequence.generated, salt)
         seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
         skip = sampling.skip_special_tokens
         text = TextStream(self._tokenizer, sequence.prompt, sampling.stop, skip)
