@@ -4,10 +4,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpu_worker.engine import Sequence
 from gpu_worker.engines.paged import adapters as module
 from gpu_worker.engines.paged.engine import TransformersEngine
+from gpu_worker.engines.paged.model import describe
+from gpu_worker.engines.paged.packing import pack
 from streams.messages import Adapter, Sampling
 from tests.engine import lora, tiny
 from tests.engine.tiny import Results, drive, prompt
@@ -68,6 +71,20 @@ def test_log_probabilities_are_pefts(architecture: str, tmp_path: Path) -> None:
     wanted = [lora.logprob(architecture, each, ids) for each in used]
     assert found == pytest.approx(wanted, abs=1e-4)
     assert len({round(value, 3) for value in wanted}) == len(used)
+
+
+def test_packed_layers_take_adapters(tmp_path: Path) -> None:
+    """bfloat16 on a CPU: other modules do the work, and rounding is coarse."""
+    model = tiny.model("llama").to(torch.bfloat16)  # type: ignore[arg-type]
+    pack(model)
+    adapter, _ = two("llama", tmp_path)
+    made = TransformersEngine(describe(model, tiny.tokenizer()), 8, 64, 2048)
+    ids, sampling = prompt(1, 30), Sampling(max_tokens=1, temperature=0, logprobs=0)
+    sequences = [Sequence("r", ids, sampling, adapter=adapter), Sequence("base", ids, sampling)]
+    results = drive(made, sequences)
+    for each in sequences:
+        (found,) = results.last[each.request_id].logprobs or []
+        assert found.logprob == pytest.approx(lora.logprob("llama", each.adapter, ids), abs=0.1)
 
 
 def test_alone_equals_in_a_batch(tmp_path: Path) -> None:

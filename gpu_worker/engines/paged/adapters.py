@@ -6,11 +6,11 @@ it, or adapters in constant use would keep it out for ever.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
+import structlog
 import torch
 from transformers import PreTrainedModel
 
@@ -22,12 +22,14 @@ from streams.messages import Adapter
 
 NAP_SECONDS = 0.002
 CODE = "adapter_failed"
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
     """An adapter that has its memory, and may still be on its way there."""
 
+    adapter: Adapter
     bytes: int
     loading: Future[Weights]
 
@@ -81,7 +83,7 @@ class Adapters:
                 break
             if entry.loading.done():
                 del self._waiting[request_id]
-                found.append((request_id, self._hold(request_id, adapter, entry)))
+                found.append((request_id, self._hold(request_id, entry)))
         self._forget_failures()
         return found
 
@@ -109,13 +111,13 @@ class Adapters:
         self._waiting.clear()
         self._held.clear()
 
-    def _hold(self, request_id: str, adapter: Adapter, entry: _Entry) -> EngineError | None:
+    def _hold(self, request_id: str, entry: _Entry) -> EngineError | None:
         """Keep an adapter for a sequence; if it could not be loaded, say why."""
-        if error := entry.loading.exception():
-            reason = str(error) if isinstance(error, MillstreamError) else repr(error)
-            return EngineError(CODE, f"the adapter {adapter.name!r} cannot be loaded: {reason}")
+        if reason := _failure(entry):
+            name = entry.adapter.name
+            return EngineError(CODE, f"the adapter {name!r} cannot be loaded: {reason}")
         self._held[request_id] = entry
-        self._entries.move_to_end(adapter.digest)
+        self._entries.move_to_end(entry.adapter.digest)
         return None
 
     def _load(self, adapter: Adapter) -> _Entry | None:
@@ -125,27 +127,36 @@ class Adapters:
             return None
         self.loads += 1
         loading = self._loader.submit(load, adapter, self._places, self._dtype, self._device)
-        entry = self._entries[adapter.digest] = _Entry(size, loading)
+        entry = self._entries[adapter.digest] = _Entry(adapter, size, loading)
         return entry
 
     def _make_room(self, size: int) -> bool:
         room = self._max_bytes - sum(entry.bytes for entry in self._entries.values())
         in_use = set(self._held.values())
-        for digest, entry in list(self._entries.items()):
+        for entry in list(self._entries.values()):
             if room < size and entry.loading.done() and entry not in in_use:
-                self._evict([digest])
+                self._evict(entry)
                 room += entry.bytes
         return room >= size
 
     def _forget_failures(self) -> None:
         """Who waited was told; the next request tries again."""
-        done = [(digest, e.loading) for digest, e in self._entries.items() if e.loading.done()]
-        self._evict([digest for digest, loading in done if loading.exception()])
+        for entry in list(self._entries.values()):
+            if entry.loading.done() and (reason := _failure(entry)):
+                log.error("adapter_failed", adapter=entry.adapter.name, reason=reason)
+                self._evict(entry)
 
-    def _evict(self, digests: Sequence[str]) -> None:
-        for digest in digests:
-            del self._entries[digest]
-            self._additions.set({})  # its hooks would keep the weights
+    def _evict(self, entry: _Entry) -> None:
+        del self._entries[entry.adapter.digest]
+        self._additions.set({})  # its hooks would keep the weights
 
     def _size(self, adapter: Adapter) -> int:
         return adapter.parameters * self._dtype.itemsize
+
+
+def _failure(entry: _Entry) -> str | None:
+    """Why an adapter whose loading has ended is not there, or None."""
+    error = entry.loading.exception()
+    if error is None:
+        return None
+    return str(error) if isinstance(error, MillstreamError) else repr(error)
