@@ -2,13 +2,14 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gpu_worker.engine import Sequence
-from gpu_worker.engines.paged import adapters as module
 from gpu_worker.engines.paged.engine import TransformersEngine
+from gpu_worker.engines.paged.lora import Weights, load
 from gpu_worker.engines.paged.model import describe
 from gpu_worker.engines.paged.packing import pack
 from streams.messages import Adapter, Sampling
@@ -210,12 +211,12 @@ class _Gate:
     """Holds loads until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened, self._load = threading.Event(), module.load
-        monkeypatch.setattr(module, "load", self._wait)
+        self.opened = threading.Event()
+        monkeypatch.setattr("gpu_worker.engines.paged.adapters.load", self._load)
 
-    def _wait(self, *args: object) -> object:
+    def _load(self, *args: Any) -> Weights:
         assert self.opened.wait(60)
-        return self._load(*args)  # type: ignore[arg-type]
+        return load(*args)
 
 
 def test_the_batch_goes_on_while_an_adapter_loads(

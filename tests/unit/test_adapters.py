@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def added(directory: Path, version: Version = NOWHERE) -> Adapter:
     return adapter_from(directory, "mine", base(version), version)
 
 
-def with_layers(directory: Path, shapes: dict[str, tuple[int, ...]]) -> Version:
+def with_layers(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> Version:
     """A version whose files are here to be read."""
     directory.mkdir()
     write(directory / "model.safetensors", shapes)

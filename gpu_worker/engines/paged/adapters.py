@@ -6,6 +6,7 @@ it, or adapters in constant use would keep it out for ever.
 """
 
 from collections import OrderedDict
+from collections.abc import Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -76,15 +77,20 @@ class Adapters:
 
     def ready(self) -> list[tuple[str, EngineError | None]]:
         """The sequences whose wait is over, or that cannot run; starts what is to be loaded."""
+        if not self._waiting:
+            return []
         found: list[tuple[str, EngineError | None]] = []
+        loaded = {entry for entry in self._entries.values() if entry.loading.done()}
+        kept = set(self._held.values())  # and what those wait for that came before
         for request_id, adapter in list(self._waiting.items()):
-            entry = self._entries.get(adapter.digest) or self._load(adapter)
+            entry = self._entries.get(adapter.digest) or self._load(adapter, kept)
             if entry is None:
                 break
-            if entry.loading.done():
+            kept.add(entry)
+            if entry in loaded:
                 del self._waiting[request_id]
                 found.append((request_id, self._hold(request_id, entry)))
-        self._forget_failures()
+        self._forget_failures(loaded)
         return found
 
     def rest(self) -> None:
@@ -120,29 +126,25 @@ class Adapters:
         self._entries.move_to_end(entry.adapter.digest)
         return None
 
-    def _load(self, adapter: Adapter) -> _Entry | None:
-        """Begin to load; None while there is no room."""
+    def _load(self, adapter: Adapter, kept: Set[_Entry]) -> _Entry | None:
+        """Begin to load; None while there is no room beside what must be kept."""
         size = self._size(adapter)
-        if not self._make_room(size):
+        room = self._max_bytes - sum(entry.bytes for entry in self._entries.values())
+        for entry in [e for e in self._entries.values() if e.loading.done() and e not in kept]:
+            if room < size:
+                self._evict(entry)
+                room += entry.bytes
+        if room < size:
             return None
         self.loads += 1
         loading = self._loader.submit(load, adapter, self._places, self._dtype, self._device)
         entry = self._entries[adapter.digest] = _Entry(adapter, size, loading)
         return entry
 
-    def _make_room(self, size: int) -> bool:
-        room = self._max_bytes - sum(entry.bytes for entry in self._entries.values())
-        in_use = set(self._held.values())
-        for entry in list(self._entries.values()):
-            if room < size and entry.loading.done() and entry not in in_use:
-                self._evict(entry)
-                room += entry.bytes
-        return room >= size
-
-    def _forget_failures(self) -> None:
+    def _forget_failures(self, loaded: Set[_Entry]) -> None:
         """Who waited was told; the next request tries again."""
-        for entry in list(self._entries.values()):
-            if entry.loading.done() and (reason := _failure(entry)):
+        for entry in loaded & set(self._entries.values()):
+            if reason := _failure(entry):
                 log.error("adapter_failed", adapter=entry.adapter.name, reason=reason)
                 self._evict(entry)
 

@@ -86,38 +86,31 @@ class Additions:
 
     def __init__(self, known: Places) -> None:
         self._places = known
-        self._weights: list[Weights] = []
-        self._rows: list[Tensor] = []
+        self._rows: Mapping[Weights, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
     def set(self, rows: Mapping[Weights, Tensor]) -> None:
         """Which packed rows get which adapter in the next forward pass; none costs nothing."""
-        if list(rows) != self._weights:
-            self._remove()
-            self._weights = list(rows)
-            self._install()
-        self._rows = list(rows.values())
+        changed = rows.keys() != self._rows.keys()
+        self._rows = rows
+        if changed:
+            self._replace_hooks()
 
-    def _remove(self) -> None:
+    def _replace_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
+        paths = {path for weights in self._rows for path in weights.pairs}
+        self._handles = [self._hook(path, self._places[path]) for path in sorted(paths)]
 
-    def _install(self) -> None:
-        for path in {path: None for weights in self._weights for path in weights.pairs}:
-            place = self._places[path]
-            added = [
-                (number, *weights.pairs[path])
-                for number, weights in enumerate(self._weights)
-                if path in weights.pairs
-            ]
-            hook = partial(self._add, slice(place.first, place.first + place.outputs), added)
-            self._handles.append(place.module.register_forward_hook(hook))
+    def _hook(self, path: str, place: Place) -> RemovableHandle:
+        added = [(each, *each.pairs[path]) for each in self._rows if path in each.pairs]
+        columns = slice(place.first, place.first + place.outputs)
+        return place.module.register_forward_hook(partial(self._add, columns, added))
 
     def _add(
         self,
         columns: slice,
-        added: list[tuple[int, Tensor, Tensor]],
+        added: list[tuple[Weights, Tensor, Tensor]],
         module: nn.Module,
         inputs: tuple[Tensor],
         out: Tensor,
@@ -125,6 +118,6 @@ class Additions:
         """One layer's addition, in place: one pair of products per adapter."""
         x = inputs[0].view(-1, inputs[0].shape[-1])
         into = out.view(-1, out.shape[-1])[:, columns]
-        for number, a, b in added:
-            rows = self._rows[number]
+        for weights, a, b in added:
+            rows = self._rows[weights]
             into.index_add_(0, rows, linear(linear(x[rows], a), b))
