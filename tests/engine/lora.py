@@ -71,7 +71,12 @@ def expected(architecture: str, adapter: Adapter | None, ids: list[int], count: 
     """What peft's `generate` makes of a prompt, greedily."""
     if adapter is None:
         return tiny.expected(architecture, ids, count)
-    out = _peft(architecture, adapter.directory).generate(  # type: ignore[no-untyped-call]
+    return _expected(architecture, adapter.directory, tuple(ids), count)
+
+
+@cache
+def _expected(architecture: str, directory: str, ids: tuple[int, ...], count: int) -> list[int]:
+    out = _peft(architecture, directory).generate(  # type: ignore[no-untyped-call]
         input_ids=torch.tensor([ids]), max_new_tokens=count, do_sample=False
     )
     tokens: list[int] = out[0, len(ids) :].tolist()

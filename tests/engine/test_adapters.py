@@ -1,6 +1,7 @@
 """LoRA adapters: what a sequence gets is peft's, whatever else is in its batch or was before."""
 
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,22 @@ from streams.messages import Adapter, Sampling
 from tests.engine import lora, tiny
 from tests.engine.tiny import Results, drive, prompt
 
-COUNT = 16
+COUNT = 12
 ARCHITECTURES = ("llama", "gemma3", "qwen3")
 
 
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where adapters are saved once for all tests."""
+    return tmp_path_factory.mktemp("adapters")
+
+
+@cache
 def two(architecture: str, path: Path) -> tuple[Adapter, Adapter]:
     """Adapters of different ranks, scales and modules."""
-    small = lora.save(path / "small", architecture, 1, rank=2)
+    small = lora.save(path / architecture / "small", architecture, 1, rank=2)
     large = lora.save(
-        path / "large",
+        path / architecture / "large",
         architecture,
         2,
         rank=8,
@@ -54,18 +62,18 @@ def assert_as_peft(results: Results, sequences: list[Sequence], architecture: st
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("chunk", [512, 13])
-def test_a_mixed_batch_equals_peft(architecture: str, chunk: int, tmp_path: Path) -> None:
+def test_a_mixed_batch_equals_peft(architecture: str, chunk: int, shelf: Path) -> None:
     """Base and two adapters share weights and batch; cutting prompts moves rows, not results."""
-    sequences = mixed([None, *two(architecture, tmp_path)])
+    sequences = mixed([None, *two(architecture, shelf)])
     made = tiny.engine(architecture, max_batch_tokens=chunk)
     assert_as_peft(drive(made, sequences, every=2), sequences, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_log_probabilities_are_pefts(architecture: str, tmp_path: Path) -> None:
+def test_log_probabilities_are_pefts(architecture: str, shelf: Path) -> None:
     """Closer than greedy choices, which a weak adapter may leave as they are."""
     ids, sampling = prompt(1, 30), Sampling(max_tokens=1, temperature=0, logprobs=0)
-    used = [None, *two(architecture, tmp_path)]
+    used = [None, *two(architecture, shelf)]
     sequences = [Sequence(f"r{n}", ids, sampling, adapter=each) for n, each in enumerate(used)]
     results = drive(tiny.engine(architecture), sequences)
     found = [(results.last[each.request_id].logprobs or [])[0].logprob for each in sequences]
@@ -74,11 +82,11 @@ def test_log_probabilities_are_pefts(architecture: str, tmp_path: Path) -> None:
     assert len({round(value, 3) for value in wanted}) == len(used)
 
 
-def test_packed_layers_take_adapters(tmp_path: Path) -> None:
+def test_packed_layers_take_adapters(shelf: Path) -> None:
     """bfloat16 on a CPU: other modules do the work, and rounding is coarse."""
     model = tiny.model("llama").to(torch.bfloat16)  # type: ignore[arg-type]
     pack(model)
-    adapter, _ = two("llama", tmp_path)
+    adapter, _ = two("llama", shelf)
     made = TransformersEngine(describe(model, tiny.tokenizer()), 8, 64, 2048)
     ids, sampling = prompt(1, 30), Sampling(max_tokens=1, temperature=0, logprobs=0)
     sequences = [Sequence("r", ids, sampling, adapter=adapter), Sequence("base", ids, sampling)]
@@ -88,17 +96,17 @@ def test_packed_layers_take_adapters(tmp_path: Path) -> None:
         assert found.logprob == pytest.approx(lora.logprob("llama", each.adapter, ids), abs=0.1)
 
 
-def test_alone_equals_in_a_batch(tmp_path: Path) -> None:
+def test_alone_equals_in_a_batch(shelf: Path) -> None:
     """Who else is in the batch is nobody's business."""
-    sequences = mixed([None, *two("llama", tmp_path)])
+    sequences = mixed([None, *two("llama", shelf)])
     for each in sequences:
         made = tiny.engine()
         assert_as_peft(drive(made, [each]), [each], "llama")
 
 
-def test_a_resumed_sequence_keeps_its_adapter(tmp_path: Path) -> None:
+def test_a_resumed_sequence_keeps_its_adapter(shelf: Path) -> None:
     """The second attempt continues as the first would have."""
-    adapter, _ = two("llama", tmp_path)
+    adapter, _ = two("llama", shelf)
     ids, made = prompt(3, 20), tiny.engine()
     whole = lora.expected("llama", adapter, ids, COUNT)
     for cut in range(1, len(whole), 4):
@@ -107,18 +115,18 @@ def test_a_resumed_sequence_keeps_its_adapter(tmp_path: Path) -> None:
         assert drive(made, [resumed]).tokens[f"r{cut}"] == whole[cut:]
 
 
-def test_preemption_keeps_the_adapter(tmp_path: Path) -> None:
+def test_preemption_keeps_the_adapter(shelf: Path) -> None:
     """A sequence that gives way is computed again, with what it had."""
-    sequences = mixed([None, *two("llama", tmp_path)])
+    sequences = mixed([None, *two("llama", shelf)])
     made = tiny.engine(kv_tokens=160)
     assert_as_peft(drive(made, sequences), sequences, "llama")
     assert made.stats.preemptions > 0
 
 
-def test_cached_prefixes_are_not_shared_between_adapters(tmp_path: Path) -> None:
+def test_cached_prefixes_are_not_shared_between_adapters(shelf: Path) -> None:
     """The same tokens have another KV under another adapter."""
     made, ids = tiny.engine(), prompt(1, 80)
-    for number, adapter in enumerate([None, *two("llama", tmp_path)]):
+    for number, adapter in enumerate([None, *two("llama", shelf)]):
         first = lora.ask(f"a{number}", ids, COUNT, adapter)
         assert_as_peft(drive(made, [first]), [first], "llama")
         assert made.stats.hit_tokens == number * 64  # of earlier second rounds alone
@@ -126,9 +134,9 @@ def test_cached_prefixes_are_not_shared_between_adapters(tmp_path: Path) -> None
         assert_as_peft(drive(made, [again]), [again], "llama")
 
 
-def test_an_adapter_is_loaded_once_for_all_who_ask(tmp_path: Path) -> None:
+def test_an_adapter_is_loaded_once_for_all_who_ask(shelf: Path) -> None:
     """A burst of first requests must not read the same gigabytes a hundred times."""
-    adapter, _ = two("llama", tmp_path)
+    adapter, _ = two("llama", shelf)
     made = tiny.engine()
     drive(made, [lora.ask(f"r{n}", prompt(n, 9), 4, adapter) for n in range(6)])
     assert made.stats.adapter_loads == 1
@@ -142,10 +150,10 @@ def engine_with(adapter_bytes: int) -> TransformersEngine:
     return TransformersEngine(tiny.loaded("llama"), 8, 512, 2048, adapter_bytes=adapter_bytes)
 
 
-def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_makes_room(shelf: Path) -> None:
     """Adapters beyond the budget take turns, and each comes back as it was."""
-    small, large = two("llama", tmp_path)
-    third = lora.reference(lora.save(tmp_path / "third", "llama", 3, rank=2), "third")
+    small, large = two("llama", shelf)
+    third = lora.reference(lora.save(shelf / "third", "llama", 3, rank=2), "third")
     made = engine_with(bytes_of(small, large))
     loads = []
     for number, adapter in enumerate([small, large, small, third, small, large]):
@@ -155,17 +163,17 @@ def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     assert loads == [1, 2, 2, 3, 3, 4]
 
 
-def test_an_adapter_in_use_stays_and_others_wait_for_its_room(tmp_path: Path) -> None:
+def test_an_adapter_in_use_stays_and_others_wait_for_its_room(shelf: Path) -> None:
     """Room for one at a time: everybody is served, by turns, and the base meanwhile."""
-    small, large = two("llama", tmp_path)
+    small, large = two("llama", shelf)
     made = engine_with(max(bytes_of(small), bytes_of(large)))
     sequences = mixed([small, None, large])
     assert_as_peft(drive(made, sequences), sequences, "llama")
 
 
-def test_an_adapter_larger_than_the_budget_is_refused_with_numbers(tmp_path: Path) -> None:
+def test_an_adapter_larger_than_the_budget_is_refused_with_numbers(shelf: Path) -> None:
     """It could never be loaded; an operator must see by how much."""
-    small, large = two("llama", tmp_path)
+    small, large = two("llama", shelf)
     made = engine_with(bytes_of(small))
     results = drive(made, [lora.ask("s", prompt(1, 9), 4, small), lora.ask("l", [5], 4, large)])
     error = results.last["l"].error
@@ -195,11 +203,9 @@ def test_a_damaged_adapter_fails_alone(tmp_path: Path) -> None:
     assert_as_peft(drive(made, [mended]), [mended], "llama")
 
 
-def test_an_adapter_of_another_model_fails_alone(tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_fails_alone(shelf: Path) -> None:
     """Where the base's files could not be read at registration, its layers tell here."""
-    other = lora.reference(
-        lora.save(tmp_path / "a", "gpt_neox", 1, 2, target_modules=["dense"]), "a"
-    )
+    other = lora.reference(lora.save(shelf / "a", "gpt_neox", 1, 2, target_modules=["dense"]), "a")
     results = drive(tiny.engine(), [lora.ask("bad", [5], 4, other), lora.ask("r", [5], 4, None)])
     error = results.last["bad"].error
     assert error
@@ -220,11 +226,11 @@ class _Gate:
 
 
 def test_the_batch_goes_on_while_an_adapter_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others must not feel that somebody's weights come over a slow network."""
     gate, made = _Gate(monkeypatch), tiny.engine()
-    adapter, _ = two("llama", tmp_path)
+    adapter, _ = two("llama", shelf)
     late = lora.ask("late", prompt(1, 9), COUNT, adapter)
     made.add(late)
     base = lora.ask("base", prompt(2, 9), COUNT, None)
@@ -240,11 +246,11 @@ def test_the_batch_goes_on_while_an_adapter_loads(
 
 
 def test_a_sequence_that_waits_for_its_adapter_can_be_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not in the scheduler yet, and must leave nothing behind."""
     gate, made = _Gate(monkeypatch), tiny.engine()
-    adapter, _ = two("llama", tmp_path)
+    adapter, _ = two("llama", shelf)
     room = made.room()
     made.add(lora.ask("r", prompt(1, 9), COUNT, adapter))
     assert made.step() == []
@@ -256,9 +262,9 @@ def test_a_sequence_that_waits_for_its_adapter_can_be_cancelled(
     gate.opened.set()
 
 
-def test_without_adapters_no_layer_has_a_hook(tmp_path: Path) -> None:
+def test_without_adapters_no_layer_has_a_hook(shelf: Path) -> None:
     """Who uses none pays nothing, also after others have."""
-    adapter, _ = two("llama", tmp_path)
+    adapter, _ = two("llama", shelf)
     loaded = tiny.loaded("llama")
     made = TransformersEngine(loaded, 8, 512, 2048)
     drive(made, [lora.ask("a", prompt(1, 9), 4, adapter)])
