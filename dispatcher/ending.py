@@ -80,6 +80,7 @@ class Endings:
             item.prompt_tokens,
             item.deadline,
             item.accepted,
+            adapter=item.adapter,
         )
         await end(self._broker, envelope, self._model, outcome, message, self._shards)
         log.info(
@@ -126,6 +127,7 @@ def _record(
         worker=NOBODY,
         accepted=envelope.accepted,
         finished=int(time.time() * 1000),
+        adapter=envelope.adapter,
     )
 
 

@@ -203,6 +203,7 @@ def _queued(delivery: Delivery) -> Queued:
         version=envelope.version,
         seq=delivery.seq,
         reply=delivery.reply,
+        adapter=envelope.adapter,
     )
 
 

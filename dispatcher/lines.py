@@ -27,6 +27,7 @@ class Queued:
     seq: int
     reply: str
     gone: bool = False
+    adapter: str = ""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from streams.errors import (
     Overloaded,
     UnsupportedValue,
 )
-from streams.messages import Pressure, Request, pack_tokens
+from streams.messages import Adapter, Pressure, Request, pack_tokens
 
 PRESSURE_TRUST_SECONDS = 2.0  # a dispatcher tells every 0.2 s; older news is no reason to refuse
 
@@ -53,6 +53,7 @@ def admit(
     tenant: Tenant,
     encoded: list[list[int]],
     splits: Sequence[int] = (),
+    adapter: Adapter | None = None,
 ) -> Admitted:
     """The request for the engine; `encoded` is the prompt, or each input, as token ids.
 
@@ -65,11 +66,15 @@ def admit(
         )
     if submission.kind != "generate":
         return _admit_inputs(submission, model, tenant, encoded, splits)
-    return _admit_prompt(submission, model, tenant, encoded[0])
+    return _admit_prompt(submission, model, tenant, encoded[0], adapter)
 
 
 def _admit_prompt(
-    submission: Submission, model: Model, tenant: Tenant, prompt: list[int]
+    submission: Submission,
+    model: Model,
+    tenant: Tenant,
+    prompt: list[int],
+    adapter: Adapter | None,
 ) -> Admitted:
     count = model.token_count(prompt)
     if count == 0:
@@ -81,7 +86,7 @@ def _admit_prompt(
         raise ContextLengthExceeded(count, max_tokens, model.context_length, whose)
     stops = PLAIN_STOPS if submission.chat and model.chat_template is None else []
     sampling = submission.sampling_for(max_tokens, stops)
-    request = Request("generate", pack_tokens(prompt), sampling=sampling)
+    request = Request("generate", pack_tokens(prompt), sampling=sampling, adapter=adapter)
     return Admitted(request.pack(), count, count + max_tokens)
 
 

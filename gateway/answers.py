@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from gateway.tool_calls import ToolCall
-from registry.models import Model
+from registry.models import Adapter, Model
 from streams import messages
 from streams.errors import MillstreamError, status_of
 
@@ -232,6 +232,12 @@ def model_card(model: Model, name: str | None = None) -> Answer:
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
     }
+
+
+def adapter_card(model: Model, adapter: Adapter, name: str | None = None) -> Answer:
+    """An adapter's entry of /v1/models, with its model as `parent`, as vLLM lists them."""
+    entry = model_card(model, name or adapter.id)
+    return entry | {"created": adapter.created, "parent": model.name}
 
 
 def model_list(cards: Iterable[Answer]) -> Answer:

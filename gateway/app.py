@@ -99,6 +99,11 @@ async def _models(door: Door, request: Request) -> Response:
     models, aliases = door.registry.models, door.registry.aliases
     cards = [answers.model_card(model) for model in models.values()]
     cards += [
+        answers.adapter_card(models[adapter.model], adapter)
+        for adapter in door.registry.adapters.values()
+        if adapter.model in models
+    ]
+    cards += [
         answers.model_card(models[alias.model], name)
         for name, alias in aliases.items()
         if alias.model in models
@@ -109,7 +114,9 @@ async def _models(door: Door, request: Request) -> Response:
 async def _model(door: Door, request: Request) -> Response:
     door.authenticate(authorization(request))
     name = request.path_params["model"]
-    model, _ = door.registry.resolve(name)
+    model, _, adapter = door.registry.target(name)
+    if adapter:
+        return _json(answers.adapter_card(model, adapter, name))
     return _json(answers.model_card(model, name))
 
 

@@ -57,6 +57,7 @@ class Prepared:
     admitted: Admitted
     seconds: float
     began: float  # when it came, by the monotonic clock
+    adapter: str = ""
 
     def envelope(self, request_id: str, route: str) -> Envelope:
         now = int(time.time() * 1000)
@@ -69,6 +70,7 @@ class Prepared:
             deadline=now + int(self.seconds * 1000),
             accepted=now,
             version=self.pin,
+            adapter=self.adapter,
         )
 
 
@@ -157,7 +159,7 @@ class Intake:
     async def prepare(self, tenant: Tenant, submission: Submission) -> list[Prepared]:
         """The first half of `submit`: what is to be accepted, once for each choice wanted."""
         began = time.monotonic()
-        model, version = self._registry.resolve(submission.model)
+        model, version, adapter = self._registry.target(submission.model)
         seconds = self._deadlines.seconds(submission)
         check_tools(submission, model)
         await self._check_sampling(model, submission)
@@ -166,14 +168,16 @@ class Intake:
         else:
             encoded, splits = await self._encode_pairs(model, version, submission)
         choices = submission.each()
-        admitted = [admit(choice, model, tenant, encoded, splits) for choice in choices]
+        reference = adapter.reference if adapter else None
+        admitted = [admit(each, model, tenant, encoded, splits, reference) for each in choices]
         _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
         pressure, at = self._pressure.get(model.name, (None, 0.0))
         check_wait(pressure, time.monotonic() - at, submission, seconds)
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
+        name = adapter.name if adapter else ""
         return [
-            Prepared(tenant, choice, model, lane, pin, each, seconds, began)
+            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name)
             for choice, each in zip(choices, admitted, strict=True)
         ]
 

@@ -167,6 +167,7 @@ class Attempt:
                 dimensions=request.dimensions,
                 deadline=self.envelope.deadline / 1000,
                 goal=self.goal,
+                adapter=request.adapter,
             )
         )
 
@@ -243,6 +244,7 @@ class Attempt:
             worker=who.worker,
             accepted=envelope.accepted,
             finished=int(time.time() * 1000),
+            adapter=envelope.adapter,
         )
 
     async def _confirm(self, before: Contents) -> None:

@@ -7,7 +7,7 @@ so it needs no lock.
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from streams.messages import Logprob, Sampling
+from streams.messages import Adapter, Logprob, Sampling
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -41,6 +41,7 @@ class Sequence:
     dimensions: int | None = None
     deadline: float | None = None  # epoch seconds
     goal: float | None = None  # epoch seconds
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,16 @@ def reserved(sequence: Sequence) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Token ids below `vocabulary`, prompt and output together within `tokens`; grammars or not."""
+    """Token ids below `vocabulary`, and prompt and output together within `tokens`.
+
+    `grammars`, `adapters`: whether the engine knows them. One that does not must refuse: it would
+    serve something else in their place.
+    """
 
     vocabulary: int
     tokens: int
     grammars: bool = True
+    adapters: bool = False
 
     def refusal(self, sequence: Sequence) -> EngineError | None:
         """Why the sequence cannot run here, or None."""
@@ -36,6 +41,8 @@ class Limits:
         return None
 
     def _check(self, sequence: Sequence) -> None:
+        if sequence.adapter and not self.adapters:
+            raise UnsupportedValue("the engine of this model serves no adapters", "model")
         lengths = [*map(len, sequence.inputs)] or [len(sequence.prompt)]
         longest = max(lengths)
         prompt, more = len(sequence.prompt), sequence.sampling.max_tokens

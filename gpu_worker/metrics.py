@@ -17,6 +17,13 @@ FINISHED = Counter(
 TOKENS = Counter(
     "millstream_worker_tokens_total", "Tokens of ended requests.", ["model", "direction"]
 )
+ADAPTERS = Counter(
+    "millstream_worker_adapter_requests_total",
+    "Ended requests that ran with an adapter; beyond the first fifty adapters as `other`.",
+    ["model", "adapter", "outcome"],
+)
+MOST_ADAPTERS = 50
+_adapters: set[tuple[str, str]] = set()
 FREE_SEQUENCES = Gauge(
     "millstream_worker_free_sequences", "Credit: sequences that may still be taken.", ["model"]
 )
@@ -35,8 +42,17 @@ def observe_finished(finished: Finished) -> None:
     FINISHED.labels(record.model, record.outcome).inc()
     TOKENS.labels(record.model, "prompt").inc(record.prompt_tokens)
     TOKENS.labels(record.model, "completion").inc(record.completion_tokens)
+    if record.adapter:
+        ADAPTERS.labels(record.model, _label(record.model, record.adapter), record.outcome).inc()
     for stage, milliseconds in finished.timing.items():
         STAGES.labels(record.model, stage).observe(milliseconds / 1000)
+
+
+def _label(model: str, adapter: str) -> str:
+    """The first adapters seen keep their names as labels."""
+    if len(_adapters) < MOST_ADAPTERS:
+        _adapters.add((model, adapter))
+    return adapter if (model, adapter) in _adapters else "other"
 
 
 def observe_beat(beat: Beat) -> None:

@@ -65,6 +65,7 @@ def _build(model: Model, version: Version, settings: WorkerSettings) -> Engine:
             "max_sequences": settings.max_sequences,
             "max_batch_tokens": settings.max_batch_tokens,
             "kv_tokens": settings.kv_tokens,
+            "adapter_bytes": settings.adapter_bytes,
             "threads": settings.threads,
         }
     engine = factory.build(model.engine, directory, options)

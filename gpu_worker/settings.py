@@ -14,6 +14,9 @@ class WorkerSettings(ServiceSettings):
     max_sequences: int = Field(64, ge=1, description="sequences in one running batch")
     max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
     kv_tokens: int = Field(0, ge=0, description="KV cache in tokens; 0: from the free memory")
+    adapter_bytes: int = Field(
+        1 << 30, ge=0, description="memory for LoRA adapters; the least recently used make room"
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: all cores")
     beat_seconds: float = Field(1, gt=0, description="time between heartbeats and in-progress acks")
     ack_wait_seconds: float = Field(

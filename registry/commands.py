@@ -8,8 +8,10 @@ from rich import print_json
 from rich.console import Console
 from rich.table import Table
 
+from registry.adapters import adapter_from
+from registry.artifacts import SHORT_DIGEST
 from registry.description import model_from
-from registry.models import Model
+from registry.models import Adapter, Model
 from registry.remote import RemoteServer, remote_model
 from registry.settings import AddSettings, ListSettings, ShowSettings
 from registry.store import Registry
@@ -19,7 +21,14 @@ CONSOLE = Console(markup=False, highlight=False)  # names may look like markup
 
 
 async def add(settings: AddSettings, stop: asyncio.Event) -> None:
-    """Register a directory's files, or a server, as a model version and print what it became."""
+    """Register files, or a server, as a model version or an adapter; print what it became."""
+    if settings.adapter_of:
+        await _add_adapter(settings, settings.adapter_of)
+    else:
+        await _add_model(settings)
+
+
+async def _add_model(settings: AddSettings) -> None:
     model = await asyncio.to_thread(_described, settings)
     async with opened(settings.nats) as registry:
         await registry.put(model)
@@ -51,8 +60,18 @@ def _described(settings: AddSettings) -> Model:
     )
 
 
+async def _add_adapter(settings: AddSettings, base: str) -> None:
+    assert settings.path, "an adapter has files"
+    async with opened(settings.nats) as registry:
+        adapter = await asyncio.to_thread(
+            adapter_from, settings.path, settings.name, *registry.resolve(base)
+        )
+        await registry.put_adapter(adapter)
+        CONSOLE.print(f"{adapter.id}: {_kind(adapter)} on {', '.join(adapter.targets)}")
+
+
 async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
-    """Print every model with its aliases."""
+    """Print every model with its aliases and adapters."""
     async with opened(settings.nats) as registry:
         if settings.as_json:
             print_json(data=[_as_json(registry, model) for model in registry.models.values()])
@@ -61,11 +80,13 @@ async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
 
 
 async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
-    """Print one model with its versions and files. Raises `ModelNotFound`."""
+    """Print one model with its versions, or one adapter, and files. Raises `ModelNotFound`."""
     async with opened(settings.nats) as registry:
-        model, _ = registry.resolve(settings.name)
+        model, _, adapter = registry.target(settings.name)
         if settings.as_json:
-            print_json(data=_as_json(registry, model))
+            print_json(data=_dumped(adapter) if adapter else _as_json(registry, model))
+        elif adapter:
+            CONSOLE.print(_adapter_facts(adapter), _adapter_files(adapter))
         else:
             CONSOLE.print(_facts(registry, model), _files(model))
 
@@ -82,7 +103,21 @@ async def opened(url: str) -> AsyncIterator[Registry]:
 
 
 def _as_json(registry: Registry, model: Model) -> dict[str, object]:
-    return {**model.model_dump(mode="json"), "aliases": _aliases(registry, model)}
+    adapters = [_dumped(adapter) for adapter in _adapters(registry, model)]
+    aliases = _aliases(registry, model)
+    return {**model.model_dump(mode="json"), "aliases": aliases, "adapters": adapters}
+
+
+def _dumped(adapter: Adapter) -> dict[str, object]:
+    return adapter.model_dump(mode="json")
+
+
+def _adapters(registry: Registry, model: Model) -> list[Adapter]:
+    return [adapter for adapter in registry.adapters.values() if adapter.model == model.name]
+
+
+def _kind(adapter: Adapter) -> str:
+    return f"LoRA, rank {adapter.rank}"
 
 
 def _aliases(registry: Registry, model: Model) -> list[str]:
@@ -105,6 +140,9 @@ def _table(registry: Registry) -> Table:
             model.default_version,
             str(len(model.versions)),
         )
+        for adapter in _adapters(registry, model):
+            short = adapter.digest[:SHORT_DIGEST]
+            table.add_row(adapter.id, "", _kind(adapter), model.task, "", short, "")
     return table
 
 
@@ -112,10 +150,27 @@ def _facts(registry: Registry, model: Model) -> Table:
     table = Table(show_header=False)
     facts = model.model_dump(mode="json", exclude={"versions", "chat_template"})
     facts["aliases"] = ", ".join(_aliases(registry, model))
+    facts["adapters"] = ", ".join(adapter.name for adapter in _adapters(registry, model))
     facts["chat_template"] = "yes" if model.chat_template else "none: plain lines"
     for name, value in facts.items():
         if value not in (None, "", {}):
             table.add_row(name, str(value))
+    return table
+
+
+def _adapter_facts(adapter: Adapter) -> Table:
+    table = Table(show_header=False)
+    for name, value in _dumped(adapter).items():
+        if name not in ("files", "directory", "digest"):
+            table.add_row(name, str(value))
+    return table
+
+
+def _adapter_files(adapter: Adapter) -> Table:
+    table = Table("file", "sha256")
+    table.add_row(adapter.directory, adapter.digest, style="bold")
+    for path, sha256 in adapter.files.items():
+        table.add_row(path, sha256)
     return table
 
 

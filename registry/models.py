@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from streams.subjects import InvalidToken, Priority, escape
+from streams import messages
+from streams.subjects import InvalidToken, Priority, escape, token
 
 EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 Task = Literal["generate", "embed", "classify"]
@@ -102,6 +103,29 @@ class Model(Record):
     def token_count(self, tokens: Sequence[int]) -> int:
         """How many tokens an encoded text is: exact with a tokeniser, else from its bytes."""
         return len(tokens) if self.has_tokenizer else -(-len(tokens) // BYTES_PER_TOKEN)
+
+
+class Adapter(Record):
+    """A LoRA adapter of one model, which clients ask for as `id`; its digest is its version."""
+
+    name: Annotated[str, AfterValidator(token)]
+    model: Name
+    directory: str
+    files: dict[str, str]  # relative path -> sha256 in hex
+    digest: str  # sha256 over `files`
+    rank: int = Field(gt=0)  # the highest of its modules
+    parameters: int = Field(gt=0)
+    targets: list[str]  # kinds of modules, such as `q_proj`
+    created: int = Field(default_factory=lambda: int(time.time()))  # epoch seconds
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}:{self.name}"
+
+    @property
+    def reference(self) -> messages.Adapter:
+        """What a request carries."""
+        return messages.Adapter(self.name, self.digest, self.directory, self.files, self.parameters)
 
 
 class Alias(Record):

@@ -8,6 +8,7 @@ from pydantic.config import JsonDict
 from registry.models import Name, Task
 from registry.remote import Api, Url
 from streams.settings import ClientSettings
+from streams.subjects import token
 
 POSITIONAL: JsonDict = {"positional": True}
 
@@ -25,6 +26,9 @@ class AddSettings(ClientSettings):
         None, description="name of this version; by default the beginning of its digest"
     )
     alias: Name | None = Field(None, description="another name that shall mean this model")
+    adapter_of: str | None = Field(
+        None, description="the files are a LoRA adapter of this model: ask for it as MODEL:NAME"
+    )
     remote: Url | None = Field(
         None,
         description="instead of PATH, the URL of a server that runs the model: up to and with /v1 "
@@ -54,7 +58,14 @@ class AddSettings(ClientSettings):
     def _has_one_source(self) -> "AddSettings":
         if (self.path is None) == (self.remote is None):
             raise ValueError("give either PATH or --remote")
+        if self.adapter_of:
+            self._check_adapter()
         return self
+
+    def _check_adapter(self) -> None:
+        if self.path is None or self.version or self.alias:
+            raise ValueError("an adapter has a PATH, no --alias, and no --version but its digest")
+        token(self.name)
 
 
 class ListSettings(ClientSettings):

@@ -1,20 +1,20 @@
-"""The registry: models and aliases in the KV bucket `registry`, as a live view to embed."""
+"""The registry: models, adapters and aliases in the KV bucket `registry`, as a live view."""
 
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import NamedTuple, Self
 
-from registry.models import Alias, Model, Version
+from registry.models import Adapter, Alias, Model, Version
 from registry.view import OPEN_SECONDS, View
 from streams.connection import Broker
 from streams.errors import MillstreamError, ModelNotFound
 from streams.subjects import escape
 
 BUCKET = "registry"
-_MODEL, _ALIAS = "model.", "alias."
+_MODEL, _ALIAS, _ADAPTER = "model.", "alias.", "adapter."
 
 
 class NameTaken(MillstreamError):
-    """An alias cannot have the name of a model."""
+    """An alias or an adapter cannot have the name of a model."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name!r} is a model's own name")
@@ -31,13 +31,22 @@ class VersionExists(MillstreamError):
         self.model, self.version = model, version
 
 
+class Target(NamedTuple):
+    """What a request is for; `adapter` None: the model as it is."""
+
+    model: Model
+    version: Version
+    adapter: Adapter | None = None
+
+
 class Registry:
     """Who can serve what. `models` is by name; `resolve` also knows aliases and pins."""
 
     def __init__(self, broker: Broker, replicas: int = 1) -> None:
-        self._view = View[Model | Alias](broker, BUCKET, _decode, replicas)
+        self._view = View[Model | Alias | Adapter](broker, BUCKET, _decode, replicas)
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, Alias] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._view.on_change(self._sort)
 
     @classmethod
@@ -66,20 +75,45 @@ class Registry:
         """All aliases by their own name, in order of name."""
         return self._aliases
 
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """All adapters by `model:name`, in that order."""
+        return self._adapters
+
     def resolve(self, name: str) -> tuple[Model, Version]:
-        """What a client means by `model`, `alias` or `model@version`.
+        """What is meant by `model`, `alias` or `model@version`.
 
         Raises `ModelNotFound` with the name as it came.
         """
+        found = self._find(name)
+        if found is None:
+            raise ModelNotFound(name)
+        return found
+
+    def target(self, name: str) -> Target:
+        """What a client means by a name as for `resolve`, or by one with `:adapter` behind it.
+
+        Raises `ModelNotFound` with the name as it came.
+        """
+        if found := self._find(name):
+            return Target(*found)
+        base, _, called = name.rpartition(":")
+        found = self._find(base)
+        adapter = self._adapters.get(f"{found[0].name}:{called}") if found else None
+        if found is None or adapter is None:
+            raise ModelNotFound(name)
+        return Target(*found, adapter)
+
+    def _find(self, name: str) -> tuple[Model, Version] | None:
         base, at, pin = name.partition("@")
         alias = None if base in self._models else self._aliases.get(base)
         model = self._models.get(alias.model if alias else base)
         if model is None:
-            raise ModelNotFound(name)
-        wanted = pin if at else (alias and alias.version) or model.default_version
-        if wanted not in model.versions:
-            raise ModelNotFound(name)
-        return model, model.versions[wanted]
+            return None
+        version = model.versions.get(
+            pin if at else (alias and alias.version) or model.default_version
+        )
+        return (model, version) if version else None
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Call `observer` after each change, on the event loop; it must neither block nor raise."""
@@ -107,27 +141,53 @@ class Registry:
         made = Alias(name=name, model=model, version=version).model_dump_json().encode()
         await self._view.write(_ALIAS + escape(name), lambda _: made)
 
+    async def put_adapter(self, adapter: Adapter) -> None:
+        """Add an adapter, or replace the one of this name; requests under way keep the old files.
+
+        Raises `ModelNotFound` for a model that is not there, `NameTaken` if `model:name` is one.
+        """
+        self.resolve(adapter.model)
+        if adapter.id in self._models or adapter.id in self._aliases:
+            raise NameTaken(adapter.id)
+        made = adapter.model_dump_json().encode()
+        await self._view.write(_adapter_key(adapter), lambda _: made)
+
     async def remove(self, name: str) -> None:
-        """Forget a model with its aliases, or an alias. Idempotent."""
-        names = [a for a, target in self._aliases.items() if target.model == name or a == name]
-        for key in [_ALIAS + escape(a) for a in names] + [_MODEL + escape(name)]:
+        """Forget a model with its aliases and adapters, an alias, or an adapter. Idempotent."""
+        aliases = [a for a, target in self._aliases.items() if name in (target.model, a)]
+        adapters = [a for a in self._adapters.values() if name in (a.model, a.id)]
+        keys = [_ALIAS + escape(a) for a in aliases] + [_adapter_key(a) for a in adapters]
+        if name in self._models:
+            keys.append(_MODEL + escape(name))
+        for key in keys:
             await self._view.write(key, lambda _: None)
 
     def _sort(self) -> None:
-        records = sorted(self._view.values.values(), key=lambda record: record.name)
+        records = sorted(self._view.values.values(), key=_order)
         self._models = {r.name: r for r in records if isinstance(r, Model)}
         self._aliases = {r.name: r for r in records if isinstance(r, Alias)}
+        self._adapters = {r.id: r for r in records if isinstance(r, Adapter)}
 
 
-def _decode(key: str, value: bytes) -> Model | Alias:
+def _order(record: Model | Alias | Adapter) -> str:
+    return record.id if isinstance(record, Adapter) else record.name
+
+
+def _adapter_key(adapter: Adapter) -> str:
+    return f"{_ADAPTER}{escape(adapter.model)}.{adapter.name}"
+
+
+def _decode(key: str, value: bytes) -> Model | Alias | Adapter:
     if key.startswith(_MODEL):
         return Model.model_validate_json(value)
     if key.startswith(_ALIAS):
         return Alias.model_validate_json(value)
-    raise ValueError("neither a model nor an alias")
+    if key.startswith(_ADAPTER):
+        return Adapter.model_validate_json(value)
+    raise ValueError("neither a model, an alias nor an adapter")
 
 
-def _merged(old: Model | Alias | None, new: Model) -> bytes:
+def _merged(old: Model | Alias | Adapter | None, new: Model) -> bytes:
     if not isinstance(old, Model):
         return new.model_dump_json().encode()
     for version in new.versions.values():

@@ -37,6 +37,7 @@ STATUS: dict[str, int] = {
     "queue_full": 429,
     "upstream_refused": 400,
     "cancelled": 499,
+    "adapter_failed": 500,
     "engine_failed": 500,
     "internal_error": 500,
     "attempts_exhausted": 500,

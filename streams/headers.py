@@ -18,8 +18,8 @@ CONTENT_TYPE = "Content-Type"
 class Envelope:
     """What the outside of a request says.
 
-    `cost` is prompt tokens plus the most it may generate; `version` pins a version; `dispatched` is
-    0 until the dispatcher has sent it on.
+    `cost` is prompt tokens plus the most it may generate; `version` pins a version; `adapter` names
+    one of the model's; `dispatched` is 0 until the dispatcher has sent it on.
     """
 
     request_id: str
@@ -31,6 +31,7 @@ class Envelope:
     accepted: int
     version: str = ""
     dispatched: int = 0
+    adapter: str = ""
 
     def to_headers(self) -> dict[str, str]:
         headers = {
@@ -42,7 +43,11 @@ class Envelope:
             "Deadline": str(self.deadline),
             "Accepted": str(self.accepted),
         }
-        optional = {"Version": self.version, "Dispatched": self.dispatched}
+        optional = {
+            "Version": self.version,
+            "Dispatched": self.dispatched,
+            "Adapter": self.adapter,
+        }
         headers |= {name: str(value) for name, value in optional.items() if value}
         return headers
 
@@ -59,4 +64,5 @@ class Envelope:
             accepted=int(headers["Accepted"]),
             version=headers.get("Version", ""),
             dispatched=int(headers.get("Dispatched", "0")),
+            adapter=headers.get("Adapter", ""),
         )

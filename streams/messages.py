@@ -92,6 +92,21 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter of the request's model: its files by path and sha256, and how large it is.
+
+    The request carries all of it, so that every attempt runs with the same weights, whatever the
+    registry says by then.
+    """
+
+    name: str
+    digest: str  # sha256 over `files`
+    directory: str
+    files: dict[str, str]
+    parameters: int
+
+
+@dataclass(frozen=True)
 class Request:
     """The payload of a request and of its work: all that the engine needs, nothing for the router.
 
@@ -106,6 +121,7 @@ class Request:
     sampling: Sampling = Sampling()
     dimensions: int | None = None
     splits: list[int] = field(default_factory=list)
+    adapter: Adapter | None = None
 
     def pack(self) -> bytes:
         return pack(asdict(self))
@@ -114,6 +130,8 @@ class Request:
     def unpack(cls, data: bytes) -> Self:
         wire = unpack(data)
         wire["sampling"] = Sampling.of(wire.get("sampling", {}))
+        if adapter := wire.get("adapter"):
+            wire["adapter"] = known(Adapter, adapter)
         return known(cls, wire)
 
 
@@ -174,6 +192,7 @@ class LedgerRecord:
     worker: str
     accepted: int
     finished: int
+    adapter: str = ""
 
 
 @dataclass(frozen=True)

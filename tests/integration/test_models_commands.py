@@ -11,6 +11,7 @@ from registry.commands import add, list_models, show
 from registry.settings import AddSettings, ListSettings, ShowSettings
 from registry.store import VersionExists
 from streams.errors import ModelNotFound
+from tests.safetensors import write_adapter
 
 STOP = asyncio.Event()
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
@@ -72,6 +73,47 @@ async def test_a_pickle_registers_nothing(
         await run_add(nats_url, files, name="m")
     await run_list(nats_url, as_json=True)
     assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_an_added_adapter_is_listed_and_shown(
+    nats_url: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its model, of which it is a part; as JSON too."""
+    await run_add(nats_url, files, name="m", alias="chat")
+    await run_add(nats_url, write_adapter(tmp_path / "lora"), name="mine", adapter_of="chat")
+    assert "m:mine: LoRA, rank 2 on q_proj" in capsys.readouterr().out
+    await run_list(nats_url)
+    await run_show(nats_url, "chat:mine")
+    out = capsys.readouterr().out
+    assert out.count("m:mine") == 1
+    assert "adapter_model.safetensors" in out
+    await run_list(nats_url, as_json=True)
+    (listed,) = json.loads(capsys.readouterr().out)
+    await run_show(nats_url, "m:mine", as_json=True)
+    assert [json.loads(capsys.readouterr().out)] == listed["adapters"]
+
+
+async def test_an_adapter_that_cannot_be_served_registers_nothing(
+    nats_url: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The operator reads why; no client gets a name that only fails."""
+    await run_add(nats_url, files, name="m")
+    with pytest.raises(ArtifactRefused, match="use_dora"):
+        await run_add(
+            nats_url, write_adapter(tmp_path / "a", use_dora=True), name="a", adapter_of="m"
+        )
+    with pytest.raises(ModelNotFound, match="'nope'"):
+        await run_add(nats_url, write_adapter(tmp_path / "b"), name="b", adapter_of="nope")
+    capsys.readouterr()
+    await run_list(nats_url, as_json=True)
+    assert json.loads(capsys.readouterr().out)[0]["adapters"] == []
+
+
+@pytest.mark.parametrize("wrong", [{"name": "A.b"}, {"version": "1"}, {"alias": "x"}])
+def test_what_an_adapter_cannot_have_is_refused(files: Path, wrong: dict[str, str]) -> None:
+    """Before anything is read or written."""
+    with pytest.raises(ValueError):
+        AddSettings.model_validate({"path": files, "name": "a", "adapter_of": "m", **wrong})
 
 
 async def test_showing_an_unknown_model_is_an_error(nats_url: str) -> None:

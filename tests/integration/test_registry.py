@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from registry import view
-from registry.models import Model, Version, mock_model
+from registry.models import Adapter, Model, Version, mock_model
 from registry.store import NameTaken, Registry, VersionExists
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
@@ -116,6 +116,76 @@ async def test_an_unknown_name_is_told_as_it_came(nats_url: str, name: str) -> N
         with pytest.raises(ModelNotFound) as refused:
             registry.resolve(name)
         assert refused.value.name == name
+
+
+def adapter(name: str, of: str = "m", digest: str = "d") -> Adapter:
+    files = {"adapter_config.json": digest}
+    made = {"name": name, "model": of, "directory": "/a", "files": files, "digest": digest}
+    return Adapter.model_validate({**made, "rank": 8, "parameters": 64, "targets": ["q_proj"]})
+
+
+async def test_an_adapter_is_named_behind_its_model(nats_url: str) -> None:
+    """Whatever leads to the model leads to its adapters; a model with a colon is itself."""
+    async with registry_at(nats_url) as registry:
+        await registry.put(model("m", "1"))
+        await registry.put(model("m", "2"))
+        await registry.put(model("m:8b", "1"))
+        await registry.alias("stable", "m", "1")
+        await registry.put_adapter(adapter("x"))
+        await registry.put_adapter(adapter("x", "m:8b"))
+        found = [registry.target(name) for name in ("m:x", "m@1:x", "stable:x", "m:8b:x")]
+        assert [(t.version.id, t.adapter and t.adapter.id) for t in found] == [
+            ("2", "m:x"),
+            ("1", "m:x"),
+            ("1", "m:x"),
+            ("1", "m:8b:x"),
+        ]
+        assert [registry.target(name).adapter for name in ("m", "m@1", "m:8b")] == [None] * 3
+
+
+@pytest.mark.parametrize("name", ["m:y", "m:", ":x", "m:x@1", "m@3:x", "n:x", "m:x:x", "x"])
+async def test_an_unknown_adapter_is_told_as_it_came(nats_url: str, name: str) -> None:
+    """It must never become the model without it."""
+    async with registry_at(nats_url) as registry:
+        await registry.put(model("m", "1"))
+        await registry.put(model("n", "1"))
+        await registry.put_adapter(adapter("x"))
+        with pytest.raises(ModelNotFound) as refused:
+            registry.target(name)
+        assert refused.value.name == name
+
+
+async def test_an_adapter_is_no_model_to_serve(nats_url: str) -> None:
+    """A worker that was told to serve one would serve its base instead."""
+    async with registry_at(nats_url) as registry:
+        await registry.put(model("m", "1"))
+        await registry.put_adapter(adapter("x"))
+        with pytest.raises(ModelNotFound, match="'m:x'"):
+            registry.resolve("m:x")
+
+
+async def test_an_adapter_needs_a_model_and_a_name_of_its_own(nats_url: str) -> None:
+    """Otherwise nobody could ask for it."""
+    async with registry_at(nats_url) as registry:
+        with pytest.raises(ModelNotFound, match="'m'"):
+            await registry.put_adapter(adapter("x"))
+        await registry.put(model("m", "1"))
+        await registry.put(model("m:x", "1"))
+        with pytest.raises(NameTaken, match="'m:x'"):
+            await registry.put_adapter(adapter("x"))
+
+
+async def test_an_adapter_is_replaced_and_removed(nats_url: str) -> None:
+    """A training run's next result takes the name; a model that goes takes its adapters along."""
+    async with registry_at(nats_url) as registry:
+        await registry.put(model("m", "1"))
+        for made in (adapter("x"), adapter("x", digest="e"), adapter("y"), adapter("z")):
+            await registry.put_adapter(made)
+        assert [a.digest for a in registry.adapters.values()] == ["e", "d", "d"]
+        await registry.remove("m:y")
+        assert list(registry.adapters) == ["m:x", "m:z"]
+        await registry.remove("m")
+        assert not registry.adapters
 
 
 async def test_an_alias_needs_a_target_and_a_name_of_its_own(nats_url: str) -> None:

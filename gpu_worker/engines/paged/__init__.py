@@ -4,6 +4,8 @@ scheduler  who runs in the next step, and how far      (pure)
 blocks     KV blocks, shared by equal prefixes         (pure)
 plan       a step as tensors
 attention  the attention function over the blocks
+adapters   which LoRA adapters are in memory, and who waits for one
+lora       their weights, added in the forward pass
 sampler    logits to tokens
 model      loading; what is refused, and why
 engine     one step: schedule, forward, sample, report

@@ -9,6 +9,7 @@ from torch import Tensor
 from gpu_worker.detokenizer import TextStream
 from gpu_worker.engine import EngineError, Finish, Output, Room, Sequence
 from gpu_worker.engines.paged import model as models
+from gpu_worker.engines.paged.adapters import Adapters
 from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for
 from gpu_worker.engines.paged.grammars import Grammars, Matcher
@@ -23,6 +24,7 @@ from streams.errors import BadGrammar
 from streams.messages import Logprob, Sampling
 
 WARM_UP_SEQUENCES = 8
+ADAPTER_BYTES = 1 << 30
 
 
 @dataclass(eq=False)
@@ -81,6 +83,7 @@ class TransformersEngine:
         max_batch_tokens: int = 512,
         kv_tokens: int | None = None,
         prefix_cache: bool = True,
+        adapter_bytes: int = ADAPTER_BYTES,
     ) -> None:
         self._model, self._tokenizer, self._ends = loaded.model, loaded.tokenizer, loaded.ends
         count = blocks_for(kv_tokens or models.kv_tokens_for(loaded, max_sequences))
@@ -89,7 +92,9 @@ class TransformersEngine:
         device, dtype = self._model.device, self._model.dtype
         self._attention = PagedAttention(loaded.layers, count, dtype, device)
         self._model.set_attn_implementation(self._attention.name)
-        self._limits = Limits(loaded.vocabulary, min(loaded.context, count * BLOCK_TOKENS))
+        self._adapters = Adapters(self._model, adapter_bytes)
+        longest = min(loaded.context, count * BLOCK_TOKENS)
+        self._limits = Limits(loaded.vocabulary, longest, adapters=True)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
         self._generations: dict[str, _Generation] = {}
@@ -107,6 +112,7 @@ class TransformersEngine:
         kv_tokens: int | None = None,
         threads: int | None = None,
         prefix_cache: bool = True,
+        adapter_bytes: int = ADAPTER_BYTES,
         device: str | None = None,
     ) -> "TransformersEngine":
         """Load a Hugging Face directory and warm up.
@@ -116,7 +122,9 @@ class TransformersEngine:
         if threads:
             torch.set_num_threads(threads)
         loaded = models.load(directory, device)
-        engine = cls(loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache)
+        engine = cls(
+            loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes
+        )
         engine.warm_up()
         return engine
 
@@ -139,7 +147,8 @@ class TransformersEngine:
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.request_id not in self._generations, f"{sequence.request_id} is here"
-        if refusal := self._limits.refusal(sequence):
+        adapter = sequence.adapter
+        if refusal := self._limits.refusal(sequence) or self._adapters.refusal(adapter):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
         generation = self._generation(sequence)
@@ -151,19 +160,21 @@ class TransformersEngine:
         if grammar := sequence.sampling.grammar:
             self._grammars.begin(sequence.request_id, grammar)
         else:
-            self._scheduler.add(generation.run)
+            self._schedule(generation)
 
     def cancel(self, request_id: str) -> None:
         if generation := self._generations.get(request_id):
             held = generation.text.finish()
             self._ready.append(Output(request_id, text=held, finish="cancelled"))
-            self._leave(generation)
-            if not self._grammars.forget(request_id):
+            waits = self._grammars.forget(request_id) or self._adapters.waits(request_id)
+            if not waits:
                 self._scheduler.remove(generation.run)
+            self._leave(generation)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
         self._join()
+        self._enter()
         outputs, self._ready = self._ready, []
         with self._stats.timed("schedule"):
             slices = self._scheduler.schedule()
@@ -171,6 +182,8 @@ class TransformersEngine:
             self._stats.steps += 1
             self._stats.sequences = len(slices)
             outputs += self._run(slices)
+        elif not outputs:
+            self._adapters.rest()
         return outputs
 
     def room(self) -> Room:
@@ -187,6 +200,7 @@ class TransformersEngine:
         stats, blocks, scheduler = self._stats, self._blocks, self._scheduler
         stats.preemptions, stats.hit_tokens = scheduler.preemptions, scheduler.hit_tokens
         stats.query_tokens = scheduler.query_tokens
+        stats.adapter_loads = self._adapters.loads
         stats.kv_free = blocks.available * BLOCK_TOKENS
         stats.kv_cached = blocks.cached * BLOCK_TOKENS
         stats.kv_used = blocks.count * BLOCK_TOKENS - stats.kv_free
@@ -196,18 +210,24 @@ class TransformersEngine:
         """Forget every sequence and give back the memory of the KV."""
         self._generations.clear()
         self._ready.clear()
+        self._adapters.close()
         self._attention.close()
         self._grammars.close()
 
+    def _schedule(self, generation: _Generation) -> None:
+        """Let a sequence run as soon as its adapter is there."""
+        if adapter := generation.sequence.adapter:
+            self._adapters.want(generation.sequence.request_id, adapter)
+        else:
+            self._scheduler.add(generation.run)
+
     def _join(self) -> None:
-        """Let those run whose grammar has been compiled, behind their `generated` tokens."""
+        """Schedule those whose grammar has been compiled, behind their `generated` tokens."""
         nothing_else = not self._ready and self._scheduler.idle
         for request_id, found in self._grammars.ready(patient=nothing_else).items():
             generation = self._generations[request_id]
             if isinstance(found, BadGrammar):
-                self._leave(generation)
-                refusal = EngineError(found.code, found.message)
-                self._ready.append(Output(request_id, error=refusal))
+                self._refuse(generation, EngineError(found.code, found.message))
                 continue
             generation.matcher = found
             found.advance(generation.sequence.generated)
@@ -215,7 +235,21 @@ class TransformersEngine:
                 self._leave(generation)
                 self._ready.append(Output(request_id, finish=finish))
             else:
+                self._schedule(generation)
+
+    def _enter(self) -> None:
+        """Schedule those whose adapter has come."""
+        for request_id, error in self._adapters.ready():
+            generation = self._generations[request_id]
+            if error:
+                self._refuse(generation, error)
+            else:
                 self._scheduler.add(generation.run)
+
+    def _refuse(self, generation: _Generation, error: EngineError) -> None:
+        """End a sequence that cannot have what it waited for."""
+        self._leave(generation)
+        self._ready.append(Output(generation.sequence.request_id, error=error))
 
     def _run(self, slices: list[Slice]) -> list[Output]:
         """Compute slices together; if that fails, each alone, so that only the culprit fails."""
@@ -244,6 +278,7 @@ class TransformersEngine:
 
     def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         self._attention.plan = plan
+        self._adapters.apply(plan)
         result = self._model(
             input_ids=ids[None],
             position_ids=positions[None],
@@ -280,12 +315,14 @@ class TransformersEngine:
 
     def _leave(self, generation: _Generation) -> None:
         del self._generations[generation.sequence.request_id]
+        self._adapters.leave(generation.sequence.request_id)
         self._reserved -= generation.blocks
 
     def _generation(self, sequence: Sequence) -> _Generation:
         """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
         sampling = sequence.sampling
-        run = Run(sequence.request_id, sequence.prompt + sequence.generated)
+        salt = bytes.fromhex(sequence.adapter.digest) if sequence.adapter else b""
+        run = Run(sequence.request_id, sequence.prompt + sequence.generated, salt)
         seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
         skip = sampling.skip_special_tokens
         text = TextStream(self._tokenizer, sequence.prompt, sampling.stop, skip)

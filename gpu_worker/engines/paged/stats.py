@@ -20,6 +20,7 @@ class Stats:
     preemptions: int = 0
     hit_tokens: int = 0  # prompt tokens that the prefix cache spared
     query_tokens: int = 0
+    adapter_loads: int = 0
     kv_free: int = 0  # tokens
     kv_cached: int = 0
     kv_used: int = 0
