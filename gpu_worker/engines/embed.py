@@ -3,6 +3,7 @@
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from gpu_worker.batcher import Batcher
 from gpu_worker.engine import EngineError, Output, Room, Sequence
+from gpu_worker.engines import memory
 from gpu_worker.engines.pooling import Pooling
 from gpu_worker.limits import Limits, reserved
 
@@ -84,11 +86,16 @@ class EmbedEngine:
         margin_ms: float = 50.0,
         threads: int | None = None,
         device: str | None = None,
+        stage: Callable[[str], None] = lambda name: None,
     ) -> "EmbedEngine":
-        """Load a sentence-transformers (or plain encoder) directory and warm up."""
+        """Load a sentence-transformers (or plain encoder) directory and warm up.
+
+        `stage` hears what is being done.
+        """
         if threads:
             torch.set_num_threads(threads)
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        stage("load")
+        place = torch.device(device) if device else memory.default_device()
         model: PreTrainedModel = AutoModel.from_pretrained(
             directory, local_files_only=True, use_safetensors=True
         )
@@ -102,6 +109,7 @@ class EmbedEngine:
             wait_ms=wait_ms,
             margin_ms=margin_ms,
         )
+        stage("warm_up")
         engine.warm_up()
         return engine
 
@@ -145,10 +153,13 @@ class EmbedEngine:
         return not self._jobs and not self._ready
 
     def close(self) -> None:
-        """Forget every request."""
+        """Forget every request, and give back the memory of the weights."""
         self._jobs.clear()
         self._planned.clear()
         self._batcher.drop(lambda _: True)
+        device = self._model.device
+        del self._model
+        memory.give_back(device)
 
     def _plan(self) -> None:
         """Cut the batch that is due into micro-batches; nap for a millisecond while none is."""
