@@ -1,6 +1,6 @@
 """Settings of `millstream worker`."""
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from streams.settings import Port, ServiceSettings
 
@@ -14,6 +14,17 @@ class WorkerSettings(ServiceSettings):
     max_sequences: int = Field(64, ge=1, description="sequences in one running batch")
     max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
     kv_tokens: int = Field(0, ge=0, description="KV cache in tokens; 0: from the free memory")
+    memory: ByteSize | None = Field(
+        None,
+        description="memory for all models with their KV, as 8GiB; models that do not fit together "
+        "take turns; what is free if not given",
+    )
+    min_residency_seconds: float = Field(
+        10, ge=0, description="a loaded model stays this long before another may take its place"
+    )
+    engine_timeout_seconds: float = Field(
+        60, gt=0, description="a step that takes this long hangs: the worker gives up and exits"
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: all cores")
     beat_seconds: float = Field(1, gt=0, description="time between heartbeats and in-progress acks")
     ack_wait_seconds: float = Field(
