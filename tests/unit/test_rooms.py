@@ -38,6 +38,7 @@ PURE = (
     "gpu_worker/limits.py",
     "gpu_worker/pending.py",
     "gpu_worker/seeds.py",
+    "gpu_worker/residency.py",
     "gpu_worker/engines/paged/blocks.py",
     "gpu_worker/engines/paged/plan.py",
     "gpu_worker/engines/paged/scheduler.py",

@@ -204,6 +204,10 @@ class TransformersEngine:
         tokens = (self._blocks.count - self._reserved) * BLOCK_TOKENS
         return Room(max(0, sequences), max(0, tokens))
 
+    def capacity(self) -> int:
+        """Sequences that may run at once: less than at first while steps do not fit the memory."""
+        return self._scheduler.max_running
+
     @property
     def idle(self) -> bool:
         return not self._generations and not self._ready

@@ -2,7 +2,7 @@
 
 Runs keep the order of their arrival, running before waiting. When blocks run out the newest gives
 way: it loses its KV, returns to the head of the queue, and is computed again later. When memory
-for a step runs out the budget of a step is lowered, and recovers one token a step (AIMD, RFC 5681).
+for a step runs out the budget of a step is halved, and recovers slowly.
 """
 
 from collections import deque
@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for, chain
+
+RECOVERY_STEPS = 64  # that fit, before a lowered budget grows again
+RECOVERY_PARTS = 16  # by a sixteenth of itself
 
 
 @dataclass(eq=False)
@@ -80,6 +83,7 @@ class Scheduler:
         self._blocks, self._prefix_cache = blocks, prefix_cache
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
         self.budget = max_batch_tokens  # of the next step
+        self._good_steps = 0
         self.running: list[Run] = []
         self.waiting: deque[Run] = deque()
         self.preemptions = self.hit_tokens = self.query_tokens = 0
@@ -117,7 +121,7 @@ class Scheduler:
 
     def commit(self, slices: list[Slice]) -> None:
         """The step was computed: its KV is in place, its full blocks may be shared."""
-        self.budget = min(self._max_batch_tokens, self.budget + 1)
+        self._recover()
         for piece in slices:
             piece.run.done = piece.end
             if self._prefix_cache:
@@ -126,8 +130,15 @@ class Scheduler:
     def lower(self, slices: list[Slice]) -> bool:
         """A step did not fit the memory: halve the next one. False when it was a single token."""
         tokens = sum(piece.count for piece in slices)
-        self.budget = max(1, tokens // 2)
+        self.budget, self._good_steps = max(1, tokens // 2), 0
         return tokens > 1
+
+    def _recover(self) -> None:
+        """Try a little more once in a while: each try that fails costs a step."""
+        self._good_steps += 1
+        if self._good_steps % RECOVERY_STEPS == 0:
+            more = max(1, self.budget // RECOVERY_PARTS)
+            self.budget = min(self._max_batch_tokens, self.budget + more)
 
     def _continue(self, budget: int) -> list[Slice]:
         slices: list[Slice] = []
