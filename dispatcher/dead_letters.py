@@ -12,14 +12,13 @@ from nats.js.errors import NotFoundError
 from dispatcher.ending import end
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage
-from streams.headers import MESSAGE_ID, Envelope
-from streams.token_log import PATIENCE_SECONDS
+from streams.dead_letters import keep
+from streams.headers import Envelope
 
 log = structlog.get_logger()
 
 ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{topology.WORK}.*"
 GRACE_SECONDS = 3.0  # a worker enforces the deadline itself; only a silent one is overtaken
-UNKNOWN = "unknown"  # the tenant of work whose headers say nothing
 EXHAUSTED, LATE, MALFORMED = "attempts_exhausted", "deadline_exceeded", "malformed"
 _MESSAGES = {
     EXHAUSTED: f"no worker finished it in {topology.MAX_DELIVERIES} deliveries",
@@ -49,7 +48,7 @@ async def bury(broker: Broker, message: StoredMessage, shards: int) -> None:
     model = subjects.parse_work(message.subject).model
     reason = _reason(envelope)
     if reason != LATE:
-        await _keep(broker, message, envelope, model, reason)
+        await keep(broker, message, envelope, model, reason)
     if envelope:
         await end(broker, envelope, model, reason, _MESSAGES[reason], shards)
     try:
@@ -65,13 +64,3 @@ def _reason(envelope: Envelope | None) -> str:
     if envelope is None:
         return MALFORMED
     return LATE if envelope.deadline / 1000 < time.time() else EXHAUSTED
-
-
-async def _keep(
-    broker: Broker, message: StoredMessage, envelope: Envelope | None, model: str, reason: str
-) -> None:
-    kept = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
-    name = envelope.request_id if envelope else f"{UNKNOWN}-{message.seq}"
-    subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, model)
-    headers = kept | {"Reason": reason, MESSAGE_ID: name}
-    await broker.store_retrying(subject, message.data, headers, PATIENCE_SECONDS)

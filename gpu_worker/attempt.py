@@ -10,11 +10,11 @@ from typing import Any
 import structlog
 
 from gpu_worker.clock import Clock, Timer
-from gpu_worker.driver import Driver
 from gpu_worker.engine import EngineError, Output, Sequence
+from gpu_worker.mount import Mount
 from gpu_worker.pending import Pending
 from registry.models import Goals
-from streams import messages, subjects
+from streams import dead_letters, messages, subjects
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
@@ -23,6 +23,7 @@ from streams.pull import Delivery
 from streams.subjects import Log, Priority
 from streams.token_log import Contents, Fenced, TokenLog, write_ledger
 
+LAST_TRY = 3  # deliveries after which a request whose engine crashes is not tried again
 FAILED_SECONDS = 0.5  # before a request whose attempt failed is tried again
 
 
@@ -31,6 +32,7 @@ class Stopped(Enum):
 
     CANCELLED = "cancelled"
     EXPIRED = "deadline_exceeded"
+    EXHAUSTED = "attempts_exhausted"  # with every try an engine crashed
     RELEASED = "released"  # given back to the pool: no terminal
 
 
@@ -61,11 +63,12 @@ class Attempt:
     """
 
     def __init__(
-        self, broker: Broker, driver: Driver, delivery: Delivery, envelope: Envelope, who: Identity
+        self, broker: Broker, mount: Mount, delivery: Delivery, envelope: Envelope, who: Identity
     ) -> None:
         self.envelope = envelope
         self.delivery = delivery
-        self._driver, self._who, self._broker = driver, who, broker
+        self.lapsed = False  # the broker may have given the work to somebody else
+        self._mount, self._who, self._broker = mount, who, broker
         self._log = TokenLog(
             broker, Log(envelope.tenant, envelope.route, envelope.request_id), who.shards
         )
@@ -93,14 +96,29 @@ class Attempt:
         """End early: the engine drops the sequence by its next step. The first reason stays."""
         if self._stopped is None:
             self._stopped = why
-            self._driver.cancel(self.envelope.request_id)
+            self._mount.cancel(self.envelope.request_id)
             self._ready.set()
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether it may be blamed when the engine fails now: not the first time, and in there."""
+        return self._in_engine and self.delivery.delivered >= LAST_TRY
+
+    def redelivered(self, delivery: Delivery) -> None:
+        """The same work again, after its ack wait: it is this attempt's once more."""
+        self.delivery, self.lapsed = delivery, False
+
+    async def hold(self) -> None:
+        """Tell the broker that the work is alive, unless it may be somebody else's by now."""
+        if not self.lapsed:
+            await self.delivery.in_progress()
 
     async def run(self) -> Finished | None:
         """Serve the request to its terminal, then acknowledge the work."""
         try:
             finished = await self._serve()
         except Fenced as error:
+            self.lapsed = True
             self._observed.warning("attempt_fenced", reason=str(error))
             await self._leave_engine()
             return None
@@ -123,7 +141,7 @@ class Attempt:
     async def _leave_engine(self) -> None:
         """Only then may a new attempt at this request begin here: outputs know no attempts."""
         if self._in_engine:
-            await self._driver.drop(self.envelope.request_id)
+            await self._mount.drop(self.envelope.request_id)
             self._in_engine = False
 
     async def _serve(self) -> Finished | None:
@@ -155,7 +173,7 @@ class Attempt:
             self.accept(Output(self.envelope.request_id, finish="stop"))
             return
         self._in_engine = True
-        self._driver.add(
+        self._mount.add(
             Sequence(
                 request_id=self.envelope.request_id,
                 prompt=messages.unpack_tokens(request.prompt),
@@ -202,6 +220,10 @@ class Attempt:
     async def _end(self, end: Output | None) -> Finished:
         timing = self._clock.stages(self.envelope)
         terminal = self._terminal(end, timing)
+        if self._stopped is Stopped.EXHAUSTED:
+            await dead_letters.keep(
+                self._broker, self.delivery, self.envelope, self._who.model, terminal["code"]
+            )
         outcome = terminal.get("finish_reason") or terminal["code"]
         record = self._record(outcome, terminal["usage"])
         await self._log.end(terminal, record)
@@ -221,6 +243,9 @@ class Attempt:
             return messages.failed(end.error.code, str(end.error), used)
         if end and end.finish and end.finish != "cancelled":
             return messages.done(end.finish, used, timing)
+        if self._stopped is Stopped.EXHAUSTED:
+            message = f"its engine failed at each of {self.delivery.delivered} deliveries"
+            return messages.failed("attempts_exhausted", message, used)
         if self._stopped is Stopped.EXPIRED:
             return messages.failed("deadline_exceeded", "the deadline has passed", used)
         return messages.done("cancelled", used, timing)

@@ -1,18 +1,26 @@
 """What a worker may still take, and how fast it is. Pure: time comes in as an argument."""
 
+from gpu_worker.engine import Room
+
 _RATE_SECONDS = 5.0  # the tokens/s of a beat are an average over about this long
 
 
 class Credit:
-    """Room for requests, reserved by the cost of what is held."""
+    """Room for requests, reserved by the cost of what is held.
 
-    def __init__(self, max_sequences: int, kv_tokens: int) -> None:
-        self.max_sequences, self.kv_tokens = max_sequences, kv_tokens
-        self.capacity = (
-            max_sequences  # of the moment: below the maximum while an engine is throttled
-        )
+    It starts from the room of an idle engine; `capacity` is how many sequences it would run at once
+    now, which is less while it is throttled.
+    """
+
+    def __init__(self, whole: Room) -> None:
+        self.resize(whole)
         self._costs: dict[str, int] = {}
         self._reserved = 0
+
+    def resize(self, whole: Room) -> None:
+        """Another engine: what it has room for while it is idle."""
+        self.max_sequences, self.kv_tokens = whole.sequences, whole.tokens
+        self.capacity = whole.sequences
 
     def take(self, request_id: str, cost: int) -> None:
         self.free(request_id)

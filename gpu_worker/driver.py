@@ -2,33 +2,50 @@
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
-from gpu_worker.engine import Engine, Output, Sequence
+import structlog
+
+from gpu_worker.engine import DeviceLost, Engine, Output, Sequence
+
+log = structlog.get_logger()
 
 Note = Callable[[Engine], None]
+Deliver = Callable[[list[Output]], None]
 
 
 class EngineCrashed(Exception):
-    """A step raised: the engine's state can no longer be trusted."""
+    """A step raised: the engine's state can no longer be trusted.
+
+    It holds no traceback, whose frames would keep the engine's memory; that is in the log.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.device_lost = isinstance(error, DeviceLost)
 
 
 class Driver:
     """Runs an engine in its own thread; every method is for the event loop that made it.
 
     `deliver` gets the outputs of each step that had any, on the loop. `crashed` completes with
-    `EngineCrashed` if a step raises; nothing is delivered after that.
+    `EngineCrashed` if a step raises, nothing is delivered after that; `ended` when it is closed.
     """
 
-    def __init__(self, engine: Engine, deliver: Callable[[list[Output]], None], name: str) -> None:
+    def __init__(self, engine: Engine, deliver: Deliver, name: str) -> None:
         self._engine, self._deliver = engine, deliver
         self._loop = asyncio.get_running_loop()
         self.crashed: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._abandoned = False
+        self._drops: set[asyncio.Future[None]] = set()
         self._notes: deque[Note] = deque()
         self._dropped: list[asyncio.Future[None]] = []  # of the engine's thread
         self._noted = threading.Event()
         self._stopping = False
+        self._turn_began: float | None = None  # None while it waits for notes
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
@@ -42,15 +59,27 @@ class Driver:
     async def drop(self, request_id: str) -> None:
         """`cancel`, and wait until nothing of it can be delivered any more."""
         dropped: asyncio.Future[None] = self._loop.create_future()
+        self._drops.add(dropped)
+        dropped.add_done_callback(self._drops.discard)
         self.cancel(request_id)
         self._note(lambda _: self._dropped.append(dropped))
         await dropped
 
-    def stop(self) -> None:
+    def turn_seconds(self) -> float:
+        """How long the engine has been at its current turn; 0 while it is idle."""
+        began = self._turn_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def abandon(self) -> None:
+        """From now on it delivers nothing, and nobody waits for it to drop something."""
+        self._abandoned = True
+        _resolve(list(self._drops))
+
+    async def stop(self) -> None:
         """End the thread after the current step and free the engine; returns when it has."""
         self._stopping = True
         self._noted.set()
-        self._thread.join()
+        await asyncio.shield(self.ended)
 
     def _note(self, note: Note) -> None:
         self._notes.append(note)
@@ -61,31 +90,54 @@ class Driver:
             while not self._stopping:
                 self._turn()
         except Exception as error:  # whatever a step raised ends this engine
-            crash = EngineCrashed(f"{type(error).__name__}: {error}")
-            crash.__cause__ = error
-            self._loop.call_soon_threadsafe(self._crash, crash)
+            log.exception("engine_crashed", engine=self._thread.name)
+            self._tell(_fail, self.crashed, EngineCrashed(error))
         finally:
-            self._engine.close()
+            self._close()
+            self._tell(_resolve, [self.ended])
+
+    def _close(self) -> None:
+        """Free the engine; what a broken one raises then says no more than its crash."""
+        engine = self._engine
+        del self._engine
+        try:
+            engine.close()
+        except Exception:
+            log.exception("engine_not_closed")
 
     def _turn(self) -> None:
         self._noted.clear()
+        self._turn_began = time.monotonic()
         while self._notes:
             self._notes.popleft()(self._engine)
         if not self._engine.idle:
             if outputs := self._engine.step():
-                self._loop.call_soon_threadsafe(self._deliver, outputs)
+                self._tell(self._hand_over, outputs)
         elif not self._dropped and not self._stopping:  # `stop` may have been noted before clear()
+            self._turn_began = None
             self._noted.wait()
         if self._dropped:
-            self._loop.call_soon_threadsafe(_resolve, self._dropped)
+            self._tell(_resolve, self._dropped)
             self._dropped = []
 
-    def _crash(self, crash: EngineCrashed) -> None:
-        if not self.crashed.done():
-            self.crashed.set_exception(crash)
+    def _hand_over(self, outputs: list[Output]) -> None:
+        if not self._abandoned:
+            self._deliver(outputs)
+
+    def _tell(self, call: Callable[..., None], *args: object) -> None:
+        """Call something on the loop, if there still is one: a hung engine may outlive it."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            self._stopping = True
 
 
 def _resolve(futures: list[asyncio.Future[None]]) -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
+
+
+def _fail(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -7,6 +7,7 @@ so it needs no lock.
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from streams.errors import MillstreamError
 from streams.messages import Adapter, Logprob, Sampling
 
 Finish = Literal["stop", "length", "cancelled"]
@@ -18,6 +19,14 @@ class EngineError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class DeviceLost(Exception):
+    """The device answers this process no more; no engine in it can be trusted."""
+
+
+class DoesNotFit(MillstreamError):
+    """A model does not fit the memory that it may take."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from nats.aio.msg import Msg
 from gpu_worker.attempt import FAILED_SECONDS, Attempt, Finished, Identity, Stopped
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
-from gpu_worker.engine import Engine, Output, Throttled
+from gpu_worker.engine import Engine, Output, Room, Throttled
+from gpu_worker.mount import Mount
 from streams import subjects, topology
 from streams.connection import Broker
-from streams.errors import BrokerUnavailable
+from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import Envelope
 from streams.messages import Beat
 from streams.pull import Delivery, Pull
@@ -27,16 +28,37 @@ _CLOSING_SECONDS = 2.0  # for what was stopped at the end of draining to be give
 Observer = Callable[[Finished], None]
 
 
-class Pool:
-    """Serves one model version until told to drain."""
+class EngineHung(MillstreamError):
+    """A step does not end. Its thread cannot be ended either, so the process has to."""
 
-    def __init__(self, broker: Broker, who: Identity, engine: Engine, observe: Observer) -> None:
-        room = engine.room()
+    def __init__(self, model: str, seconds: float) -> None:
+        super().__init__(f"the engine of {model} has been in one step for {seconds:.0f} s")
+        self.model, self.seconds = model, seconds
+
+
+class Pool:
+    """Serves one model version until told to drain.
+
+    Its engine comes (`put`) and goes (`take`). While there is none it announces room for one
+    request of up to `context` tokens, which will wait for an engine. `stirred` is called when it
+    begins or ends a request, and when its engine has failed.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        who: Identity,
+        context: int,
+        observe: Observer,
+        engine_timeout_seconds: float,
+    ) -> None:
         self.who = who
-        self.credit = Credit(room.sequences, room.tokens)
+        self._absent = Room(1, context)
+        self.credit = Credit(self._absent)
         self._broker, self._observe = broker, observe
-        self._throttled = engine if isinstance(engine, Throttled) else None
-        self._driver = Driver(engine, self._deliver, who.model)
+        self._throttled: Throttled | None = None
+        self._engine_timeout = engine_timeout_seconds
+        self._mount = Mount(self._deliver, who.model)
         self._attempts: dict[str, Attempt] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -45,14 +67,55 @@ class Pool:
         self._pulled: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._rate = Rate(time.monotonic())
+        self._is_open = True
         self.draining = False
+        self.failure: EngineCrashed | EngineHung | None = None  # of the engine it had last
+        self.stirred: Callable[[], None] = lambda: None
 
     @property
     def idle(self) -> bool:
         return not self._attempts
 
+    @property
+    def taking(self) -> bool:
+        return self._is_open and not self.draining
+
+    def open(self, is_open: bool) -> None:
+        """Whether to take new work. Idempotent."""
+        if is_open != self._is_open:
+            self._is_open = is_open
+            for pull in () if is_open else self._pulls.values():
+                pull.withdraw()
+            self._wake()
+
+    def put(self, engine: Engine) -> None:
+        """Run a loaded engine, first over what has waited for it."""
+        self.failure = None
+        self.credit.resize(engine.room())
+        self._throttled = engine if isinstance(engine, Throttled) else None
+        driver = self._mount.put(engine)
+        if self._tasks:
+            self._tasks.create_task(self._watch(driver), name="engine")
+        self._wake()
+
+    async def take(self) -> None:
+        """Stop the engine and give back its memory."""
+        self._lose_room()
+        await self._mount.take()
+
+    def _lose_room(self) -> None:
+        self._throttled = None
+        self.credit.resize(self._absent)
+        self._changed.set()
+
+    async def release(self) -> None:
+        """Give back everything that is held, so that another worker need not wait."""
+        for attempt in list(self._attempts.values()):
+            attempt.stop(Stopped.RELEASED)
+        await _ended(self._serving, _CLOSING_SECONDS)
+
     async def run(self, beat_seconds: float, ack_wait_seconds: float) -> None:
-        """Pull, run and beat until cancelled; raises `EngineCrashed` when the engine does."""
+        """Pull, run and beat until cancelled."""
         await self._broker.subscribe(subjects.muster(self.who.model), self._on_muster)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -60,8 +123,9 @@ class Pool:
                 pull = self._pulls[priority] = await self._pull(priority, ack_wait_seconds)
                 self._pulling.append(tasks.create_task(pull.run(), name=f"pull-{priority}"))
             tasks.create_task(self._beat(beat_seconds), name="beat")
-            tasks.create_task(self._hold(beat_seconds), name="hold")
-            tasks.create_task(self._watch_engine(), name="engine")
+            tasks.create_task(self._hold(beat_seconds, ack_wait_seconds), name="hold")
+            if driver := self._mount.driver:
+                tasks.create_task(self._watch(driver), name="engine")
 
     async def _pull(self, priority: Priority, ack_wait_seconds: float) -> Pull:
         address = Address(self.who.model, self.who.version, priority)
@@ -85,24 +149,24 @@ class Pool:
             pulling.cancel()
         await _ended(self._pulling, _CLOSING_SECONDS)
         await _ended(self._serving, seconds)
-        for attempt in list(self._attempts.values()):
-            attempt.stop(Stopped.RELEASED)
-        await _ended(self._serving, _CLOSING_SECONDS)
-
-    def close(self) -> None:
-        """Stop the engine's thread."""
-        self._driver.stop()
+        await self.release()
 
     def _room(self) -> int:
         self._follow_capacity()
-        return self.credit.pull_batch
+        return self.credit.pull_batch if self.taking else 0
+
+    def _wake(self) -> None:
+        """Credit has grown, or may have."""
+        self._changed.set()
+        for pull in self._pulls.values():
+            pull.wake()
 
     def _follow_capacity(self) -> None:
         """Credit is what a throttled engine has of the moment; asked at each pull and beat."""
         if self._throttled:
             before, self.credit.capacity = self.credit.capacity, self._throttled.capacity()
             if self.credit.capacity > before:
-                self._wake_pulls()
+                self._wake()
 
     def _taking(self, priority: Priority) -> Callable[[Delivery], None]:
         def take(delivery: Delivery) -> None:
@@ -122,9 +186,9 @@ class Pool:
             self._return(delivery, FAILED_SECONDS)
             return
         if running := self._attempts.get(envelope.request_id):
-            running.delivery = delivery  # our own work again, after its ack wait: keep going
+            running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
-        self._begin(Attempt(self._broker, self._driver, delivery, envelope, self.who))
+        self._begin(Attempt(self._broker, self._mount, delivery, envelope, self.who))
 
     def _return(self, delivery: Delivery, delay_seconds: float) -> None:
         assert self._tasks
@@ -136,6 +200,7 @@ class Pool:
         self._attempts[request_id] = attempt
         self.credit.take(request_id, attempt.envelope.cost)
         self._changed.set()
+        self.stirred()
         serving = self._tasks.create_task(self._serve(attempt), name=f"attempt-{request_id}")
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
@@ -150,12 +215,8 @@ class Pool:
         finally:
             del self._attempts[request_id]
             self.credit.free(request_id)
-            self._changed.set()
-            self._wake_pulls()
-
-    def _wake_pulls(self) -> None:
-        for pull in self._pulls.values():
-            pull.wake()
+            self._wake()
+            self.stirred()
 
     def _deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -189,8 +250,8 @@ class Pool:
             worker=self.who.worker,
             model=self.who.model,
             version=self.who.version,
-            free_sequences=0 if self.draining else credit.free_sequences,
-            free_tokens=0 if self.draining else credit.free_tokens,
+            free_sequences=credit.free_sequences if self.taking else 0,
+            free_tokens=credit.free_tokens if self.taking else 0,
             running=min(credit.held, credit.max_sequences),
             waiting=max(0, credit.held - credit.max_sequences),
             max_sequences=credit.max_sequences,
@@ -199,26 +260,51 @@ class Pool:
             tokens_per_second=round(self._rate.sample(time.monotonic()), 3),
             pulled=dict(self._pulled),
             draining=self.draining,
+            resident=self._mount.driver is not None,
         )
 
-    async def _hold(self, seconds: float) -> None:
-        """Tell the broker that the held work is alive; a frozen process falls silent here."""
+    async def _hold(self, seconds: float, ack_wait_seconds: float) -> None:
+        """Tell the broker that the held work is alive; a frozen process falls silent here.
+
+        One that wakes up after the ack wait says nothing of what it held before: by now it may be
+        somebody else's, whose death it would hide.
+        """
+        held_at = time.monotonic()
         while True:
             await asyncio.sleep(seconds)
+            before, held_at = held_at, time.monotonic()
             try:
                 for attempt in list(self._attempts.values()):
-                    await attempt.delivery.in_progress()
+                    attempt.lapsed |= held_at - before > ack_wait_seconds
+                    await attempt.hold()
             except BrokerUnavailable as error:
                 log.warning("work_not_held", reason=str(error))
 
-    async def _watch_engine(self) -> None:
-        """Give everything back at once, so that another worker need not wait for the ack wait."""
-        try:
-            await self._driver.crashed
-        except EngineCrashed:
-            for attempt in list(self._attempts.values()):
-                await _nak(attempt.delivery)
-            raise
+    async def _watch(self, driver: Driver) -> None:
+        """Until the engine goes; when it has failed, its work is given back at once."""
+        ends = {driver.crashed, driver.ended}
+        while True:
+            pause = self._engine_timeout / 4
+            done, _ = await asyncio.wait(ends, timeout=pause, return_when="FIRST_COMPLETED")
+            if driver.crashed in done:
+                error = driver.crashed.exception()
+                assert isinstance(error, EngineCrashed)
+                return await self._fail(driver, error)
+            if done:
+                return None
+            if (seconds := driver.turn_seconds()) > self._engine_timeout:
+                return await self._fail(driver, EngineHung(self.who.model, seconds))
+
+    async def _fail(self, driver: Driver, failure: EngineCrashed | EngineHung) -> None:
+        self._mount.lose()
+        self._lose_room()
+        self.open(False)
+        for attempt in list(self._attempts.values()):
+            attempt.stop(Stopped.EXHAUSTED if attempt.is_poison else Stopped.RELEASED)
+        if isinstance(failure, EngineCrashed):
+            await driver.ended  # its memory is free
+        self.failure = failure
+        self.stirred()
 
 
 async def _nak(delivery: Delivery, delay_seconds: float = 0.0) -> None:

@@ -1,20 +1,23 @@
 """`millstream worker`: load models, announce credit, serve, drain."""
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 from nats.aio.msg import Msg
 from prometheus_client import start_http_server
 
+from gpu_worker import residency
 from gpu_worker.attempt import Identity
-from gpu_worker.engine import Engine
 from gpu_worker.engines import factory
+from gpu_worker.keeper import Keeper, Place
+from gpu_worker.loading import Loader, in_thread, weight_bytes
 from gpu_worker.metrics import observe_beat, observe_finished
 from gpu_worker.pool import Pool
+from gpu_worker.residency import Residency
 from gpu_worker.settings import WorkerSettings
-from registry import artifacts
 from registry.models import Model, Version
 from registry.store import Registry
 from streams import subjects, topology
@@ -23,27 +26,75 @@ from streams.errors import ModelNotFound
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 
 async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Serve the configured models until `stop`, then drain."""
+    """Serve the configured models until `stop`, then drain; loading ends at once."""
     if settings.metrics_port:
         start_http_server(settings.metrics_port)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(connect(settings.nats, f"worker-{settings.id}"))
         registry = await Registry.open(broker, replicas=settings.replicas)
         stack.push_async_callback(registry.close)
-        pools = [await _load(broker, registry, settings, name) for name in settings.model]
-        for pool in pools:
-            stack.callback(pool.close)
-        await _serve(broker, pools, settings, stop)
+        keeper = await _unless(stop, _keeper(broker, registry, settings))
+        if keeper is None:
+            return
+        stack.push_async_callback(keeper.close)
+        await _unless(stop, keeper.preload())
+        if not stop.is_set():
+            await _serve(broker, keeper, settings, stop)
 
 
-async def _load(broker: Broker, registry: Registry, settings: WorkerSettings, name: str) -> Pool:
-    await registry.until(lambda: _known(registry, name), seconds=60)
-    model, version = registry.resolve(name)
-    engine = await asyncio.to_thread(_build, model, version, settings)
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns, or None as soon as `stop` is set; it is cancelled then."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.wait({working, stopping})
+
+
+async def _keeper(broker: Broker, registry: Registry, settings: WorkerSettings) -> Keeper:
+    """The models' places, none loaded yet. Raises `DoesNotFit` for one that is too large alone."""
+    found = {}
+    for name in settings.model:
+        model, version = await _resolved(registry, name)
+        found[f"{model.name}@{version.id}"] = model, version
+    budget, shares = await _memory({n: weight_bytes(v) for n, (_, v) in found.items()}, settings)
+    places = {
+        name: Place(_pool(broker, model, version, settings), model, version, shares[name] or None)
+        for name, (model, version) in found.items()
+    }
+    books = Residency(budget, shares, settings.min_residency_seconds)
+    return Keeper(places, books, Loader(settings))
+
+
+async def _memory(weights: dict[str, int], settings: WorkerSettings) -> tuple[int, dict[str, int]]:
+    """The budget and each model's share of it; a share of 0 is not bounded."""
+    least = {name: residency.needs(size) for name, size in weights.items()}
+    if settings.memory is not None:
+        return settings.memory, residency.shares(settings.memory, least)
+    if len(least) == 1 or not any(least.values()):
+        return 0, dict.fromkeys(least, 0)
+    free, share = await in_thread(factory.free_memory, "memory")
+    budget = residency.budget_from(free, least.values(), share)
+    return budget, residency.shares(budget, least)
+
+
+def _pool(broker: Broker, model: Model, version: Version, settings: WorkerSettings) -> Pool:
     who = Identity(model.name, version.id, settings.id, settings.shards, model.goals)
-    return Pool(broker, who, engine, observe_finished)
+    timeout = settings.engine_timeout_seconds
+    return Pool(broker, who, model.context_length, observe_finished, timeout)
+
+
+async def _resolved(registry: Registry, name: str) -> tuple[Model, Version]:
+    """Waits for a model that is still to be registered."""
+    await registry.until(lambda: _known(registry, name), seconds=60)
+    return registry.resolve(name)
 
 
 def _known(registry: Registry, name: str) -> bool:
@@ -54,36 +105,11 @@ def _known(registry: Registry, name: str) -> bool:
     return True
 
 
-def _build(model: Model, version: Version, settings: WorkerSettings) -> Engine:
-    """Verify, load and warm up; credit is announced only after this."""
-    directory = Path(version.directory) if version.directory else None
-    if directory:
-        artifacts.verify(directory, version.files)
-    options = dict(version.options)
-    if model.engine == "transformers":
-        options |= {
-            "max_sequences": settings.max_sequences,
-            "max_batch_tokens": settings.max_batch_tokens,
-            "kv_tokens": settings.kv_tokens,
-            "adapter_bytes": settings.adapter_bytes,
-            "threads": settings.threads,
-        }
-    engine = factory.build(model.engine, directory, options)
-    room = engine.room()
-    log.info(
-        "model_ready",
-        model=model.name,
-        version=version.id,
-        engine=model.engine,
-        max_sequences=room.sequences,
-        kv_tokens=room.tokens,
-    )
-    return engine
-
-
 async def _serve(
-    broker: Broker, pools: list[Pool], settings: WorkerSettings, stop: asyncio.Event
+    broker: Broker, keeper: Keeper, settings: WorkerSettings, stop: asyncio.Event
 ) -> None:
+    pools = keeper.pools
+
     async def on_cancel(msg: Msg) -> None:
         tenant, request_id = subjects.parse_request_id(msg.subject)
         for pool in pools:
@@ -98,11 +124,12 @@ async def _serve(
             )
             for pool in pools
         ]
+        keeping = tasks.create_task(keeper.run(), name="keeper")
         showing = tasks.create_task(_show(pools, settings.beat_seconds), name="metrics")
         await stop.wait()
         log.info("draining", attempts=sum(pool.credit.held for pool in pools))
         await asyncio.gather(*(pool.drain(settings.drain_seconds) for pool in pools))
-        for task in (*running, showing):
+        for task in (*running, keeping, showing):
             task.cancel()
 
 

@@ -1,6 +1,6 @@
 """Settings of `millstream worker`."""
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from streams.settings import Port, ServiceSettings
 
@@ -16,6 +16,17 @@ class WorkerSettings(ServiceSettings):
     kv_tokens: int = Field(0, ge=0, description="KV cache in tokens; 0: from the free memory")
     adapter_bytes: int = Field(
         1 << 30, ge=0, description="memory for LoRA adapters; the least recently used make room"
+    )
+    memory: ByteSize | None = Field(
+        None,
+        description="memory for all models with their KV, as 8GiB; models that do not fit together "
+        "take turns; what is free if not given",
+    )
+    min_residency_seconds: float = Field(
+        10, ge=0, description="a loaded model stays this long before another may take its place"
+    )
+    engine_timeout_seconds: float = Field(
+        60, gt=0, description="a step that takes this long hangs: the worker gives up and exits"
     )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: all cores")
     beat_seconds: float = Field(1, gt=0, description="time between heartbeats and in-progress acks")

@@ -113,9 +113,15 @@ def _workers(workers: list[Report]) -> Table:
             f"{worker['free_sequences']:,}",
             f"{worker['free_tokens']:,} of {worker['kv_tokens']:,}",
             f"{worker['tokens_per_second']:,.0f}",
-            "draining" if worker["draining"] else "serving",
+            _state(worker),
         )
     return table
+
+
+def _state(worker: Report) -> str:
+    if worker["draining"]:
+        return "draining"
+    return "serving" if worker.get("resident", True) else "not loaded"
 
 
 def _table(title: str, names: list[str]) -> Table:

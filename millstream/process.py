@@ -5,8 +5,10 @@ The first SIGTERM or SIGINT sets the stop event and starts the clock; a second o
 
 import asyncio
 import gc
+import os
 import signal
 import sys
+import threading
 from functools import partial
 
 import structlog
@@ -21,6 +23,7 @@ log = structlog.get_logger()
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE, FAILED = 0, 1
+ENGINE_THREADS = ("engine-", "load-")  # of a worker; they are daemons
 
 
 class DrainOverdue(MillstreamError):
@@ -37,16 +40,26 @@ def live(run: Run, settings: Settings) -> int:
     0 unless `run` returned another; 1 after an error, which is told to the operator, with a
     traceback where it is our own fault rather than theirs or the machine's.
     """
+    status = FAILED
     logs.configure(settings.log_level)
     _calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            return runner.run(_watched(run, settings)) or DONE
+            status = runner.run(_watched(run, settings)) or DONE
         except* (MillstreamError, OSError) as errors:
             _tell(_first(errors), settings)
         except* Exception as errors:
             log.exception("stopped", exc_info=_first(errors))
-    return FAILED
+    _leave_engines(status)
+    return status
+
+
+def _leave_engines(status: int) -> None:
+    """End now if an engine still loads, or hangs: its native code would abort Python's own end."""
+    if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _first(errors: BaseException) -> BaseException:

@@ -216,6 +216,7 @@ class Beat:
     tokens_per_second: float
     pulled: dict[str, int] = field(default_factory=dict)
     draining: bool = False
+    resident: bool = True  # its model is loaded; else it would be for the first request
 
     def pack(self) -> bytes:
         return pack(asdict(self))

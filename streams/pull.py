@@ -80,6 +80,10 @@ class Pull:
     def wake(self) -> None:
         self._wake.set()
 
+    def withdraw(self) -> None:
+        """Give up the outstanding pull: there is no room for what it asked for."""
+        self._lose()
+
     async def run(self) -> None:
         """Pull until cancelled; what is on its way then is still taken."""
         self._broker.on_reconnect.append(self._lose)

@@ -144,7 +144,7 @@ def test_the_survey_sees_the_kv_of_each_layer(architecture: str) -> None:
 
 def test_kv_is_never_more_than_could_be_used() -> None:
     """A tiny model takes little of a large machine."""
-    assert kv_tokens_for(loaded("llama"), max_sequences=2) == 2 * CONTEXT
+    assert kv_tokens_for(loaded("llama"), 2, 1 << 40) == 2 * CONTEXT
 
 
 @pytest.mark.parametrize(

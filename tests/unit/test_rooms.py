@@ -43,6 +43,7 @@ PURE = (
     "gpu_worker/micro_batches.py",
     "gpu_worker/pending.py",
     "gpu_worker/seeds.py",
+    "gpu_worker/residency.py",
     "gpu_worker/engines/paged/blocks.py",
     "gpu_worker/engines/paged/penalties.py",
     "gpu_worker/engines/paged/plan.py",

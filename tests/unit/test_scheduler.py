@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpu_worker.engines.paged.scheduler as scheduler_module
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks
 from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
 
@@ -199,3 +200,50 @@ def test_a_budget_without_room_for_prefill_is_refused() -> None:
     """Every running sequence takes a token of each step: prefill would starve."""
     with pytest.raises(ValueError, match="max_batch_tokens 8 must be above max_sequences 8"):
         Scheduler(Blocks(4), 8, 8)
+
+
+@given(SCHEDULERS, JOBS, st.lists(st.booleans(), max_size=60))
+def test_every_run_ends_though_steps_do_not_fit_the_memory(
+    made: tuple[Blocks, int, int, bool], jobs: list[Job], failures: list[bool]
+) -> None:
+    """A step that failed is not committed; the next is at most half of it, and nothing is lost."""
+    simulation = Simulation(*made)
+    for number, job in enumerate(jobs):
+        simulation.add(number, job)
+    scheduler = simulation.scheduler
+    for fails in failures:
+        slices = scheduler.schedule()
+        tokens = sum(s.count for s in slices)
+        if fails and scheduler.lower(slices):
+            assert sum(s.count for s in scheduler.schedule()) <= tokens // 2
+        simulation.step()
+    for _ in range(20_000):
+        if len(simulation.finished) == len(jobs):
+            break
+        simulation.step()
+    assert len(simulation.finished) == len(jobs)
+    assert simulation.blocks.available == BLOCKS
+
+
+def test_a_lowered_budget_lets_the_newest_give_way_and_recovers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half the runs of a step that did not fit; then a little more after many that did."""
+    monkeypatch.setattr(scheduler_module, "RECOVERY_STEPS", 2)
+    scheduler = _scheduler(sequences=8)
+    for name in "abcdefgh":
+        scheduler.add(Run(name, [1]))
+    assert scheduler.lower(scheduler.schedule())
+    assert scheduler.max_running == 4
+    assert [s.run.request_id for s in _complete(scheduler)] == list("abcd")
+    assert [r.request_id for r in scheduler.waiting] == list("efgh")
+    for _ in range(60):
+        _complete(scheduler)
+    assert (scheduler.budget, len(scheduler.running)) == (32, 8)
+
+
+def test_a_single_token_cannot_be_halved() -> None:
+    """What does not fit alone never will."""
+    scheduler = _scheduler()
+    scheduler.add(Run("a", [1]))
+    assert not scheduler.lower(scheduler.schedule())

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 from itertools import count
+from mmap import mmap
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -46,6 +46,10 @@ class PagedAttention:
     def close(self) -> None:
         """Free the memory; the name stays taken and answers no more."""
         self._keys, self._values = [], []
+        self._gathered.clear()
+
+    def shrink(self) -> None:
+        """Free what is kept for speed alone."""
         self._gathered.clear()
 
     def zero(self, blocks: list[int]) -> None:
@@ -97,11 +101,14 @@ class PagedAttention:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros which, on a CPU, take no memory before they are written: numpy callocs, torch fills."""
+    """Zeros which, on a CPU, take no memory before they are written, and none after they are freed.
+
+    That is what the system's own pages do; from the heap they would be filled and kept.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    data = numpy.zeros(math.prod(shape) * dtype.itemsize, dtype=numpy.uint8)
-    return torch.from_numpy(data).view(dtype).view(shape)
+    pages = mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def _decode(

@@ -1,13 +1,24 @@
 """The transformers engine. One step: schedule, one packed forward pass, sample, report."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
 from torch import Tensor
 
 from gpu_worker.detokenizer import TextStream
-from gpu_worker.engine import EngineError, Finish, Output, Room, Sequence
+from gpu_worker.engine import (
+    DeviceLost,
+    DoesNotFit,
+    EngineError,
+    Finish,
+    Output,
+    Room,
+    Sequence,
+)
+from gpu_worker.engines import memory
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged.adapters import Adapters
 from gpu_worker.engines.paged.attention import PagedAttention
@@ -22,6 +33,8 @@ from gpu_worker.limits import Limits, reserved
 from gpu_worker.seeds import seed_of
 from streams.errors import BadGrammar
 from streams.messages import Logprob, Sampling
+
+log = structlog.get_logger()
 
 WARM_UP_SEQUENCES = 8
 ADAPTER_BYTES = 1 << 30
@@ -86,7 +99,10 @@ class TransformersEngine:
         adapter_bytes: int = ADAPTER_BYTES,
     ) -> None:
         self._model, self._tokenizer, self._ends = loaded.model, loaded.tokenizer, loaded.ends
-        count = blocks_for(kv_tokens or models.kv_tokens_for(loaded, max_sequences))
+        if kv_tokens is None:
+            spare = memory.spare_bytes(loaded.model.device)
+            kv_tokens = models.kv_tokens_for(loaded, max_sequences, spare)
+        count = blocks_for(kv_tokens)
         self._blocks = Blocks(count)
         self._scheduler = Scheduler(self._blocks, max_sequences, max_batch_tokens, prefix_cache)
         device, dtype = self._model.device, self._model.dtype
@@ -110,23 +126,51 @@ class TransformersEngine:
         max_sequences: int = 64,
         max_batch_tokens: int = 512,
         kv_tokens: int | None = None,
+        memory_bytes: int | None = None,
         threads: int | None = None,
         prefix_cache: bool = True,
         adapter_bytes: int = ADAPTER_BYTES,
         device: str | None = None,
+        stage: Callable[[str], None] = lambda name: None,
     ) -> "TransformersEngine":
-        """Load a Hugging Face directory and warm up.
+        """Load a Hugging Face directory and warm up; `stage` hears what is being done.
 
-        Raises `Unsupported`, with the architecture's name, for what this engine cannot run.
+        Without `kv_tokens` the KV gets what weights and the largest step leave of `memory_bytes`,
+        or of the memory that is free. Raises `Unsupported`, with the architecture's name, for what
+        this engine cannot run, and `DoesNotFit`.
         """
         if threads:
             torch.set_num_threads(threads)
+        stage("load")
         loaded = models.load(directory, device)
+        stage("warm_up")
+        if not kv_tokens:
+            spare = _kv_bytes(loaded, memory_bytes) - cls._step_bytes(
+                loaded, max_sequences, max_batch_tokens
+            )
+            kv_tokens = models.kv_tokens_for(loaded, max_sequences, spare)
+            _check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
         engine = cls(
             loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes
         )
         engine.warm_up()
         return engine
+
+    @classmethod
+    def _step_bytes(cls, loaded: models.Loaded, max_sequences: int, max_batch_tokens: int) -> int:
+        """What the largest step takes beside weights and KV, measured: all tokens, all samples."""
+        room = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
+        engine = cls(loaded, max_sequences, max_batch_tokens, room, prefix_cache=False)
+        left = max_batch_tokens
+        for more in reversed(range(max_sequences)):
+            length = min(left - more, loaded.context - 2)
+            left -= length
+            sampling = Sampling(max_tokens=2, temperature=1.0, ignore_eos=True)
+            engine.add(Sequence(f"largest-{more}", [1] * length, sampling))
+        try:
+            return memory.peak_bytes(loaded.model.device, engine._step_or_raise)
+        finally:
+            engine.close()
 
     def warm_up(self) -> None:
         """Run prefill and decode over full and small batches, then forget them.
@@ -139,11 +183,19 @@ class TransformersEngine:
             sampling = Sampling(max_tokens=2, temperature=float(number % 2), ignore_eos=True)
             self.add(Sequence(f"warm-up-{number}", [number] * length, sampling))
         while not self.idle:
-            for output in self.step():
-                if output.error:
-                    raise output.error
+            self._step_or_raise()
         self._blocks.forget()
         self._stats = Stats()
+
+    def _step_or_raise(self) -> None:
+        for output in self.step():
+            if output.error:
+                raise output.error
+        if self._scheduler.budget < self._max_batch_tokens:
+            raise DoesNotFit(
+                f"a step of {self._max_batch_tokens} tokens does not fit the memory beside the "
+                "weights; lower --max-batch-tokens"
+            )
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.request_id not in self._generations, f"{sequence.request_id} is here"
@@ -187,8 +239,13 @@ class TransformersEngine:
         return outputs
 
     def room(self) -> Room:
+        sequences = self._scheduler.max_running - len(self._generations)
         tokens = (self._blocks.count - self._reserved) * BLOCK_TOKENS
-        return Room(max(0, self._max_sequences - len(self._generations)), max(0, tokens))
+        return Room(max(0, sequences), max(0, tokens))
+
+    def capacity(self) -> int:
+        """Sequences that may run at once: less than at first while steps do not fit the memory."""
+        return self._scheduler.max_running
 
     @property
     def idle(self) -> bool:
@@ -207,12 +264,15 @@ class TransformersEngine:
         return stats
 
     def close(self) -> None:
-        """Forget every sequence and give back the memory of the KV."""
+        """Forget every sequence, and give back the memory of weights and KV."""
         self._generations.clear()
         self._ready.clear()
         self._adapters.close()
         self._attention.close()
         self._grammars.close()
+        device = self._model.device
+        del self._model
+        memory.give_back(device)
 
     def _schedule(self, generation: _Generation) -> None:
         """Let a sequence run as soon as its adapter is there."""
@@ -252,11 +312,18 @@ class TransformersEngine:
         self._ready.append(Output(generation.sequence.request_id, error=error))
 
     def _run(self, slices: list[Slice]) -> list[Output]:
-        """Compute slices together; if that fails, each alone, so that only the culprit fails."""
+        """Compute slices together; if that fails, each alone, so that only the culprit fails.
+
+        What does not fit the memory is left to smaller steps.
+        """
         plan = Plan(slices, self._model.dtype, self._model.device)
         try:
             sampled = self._compute(plan)
         except Exception as error:  # whatever the model's code raises
+            if memory.is_out_of_memory(error):
+                return self._shrink(slices, str(error))
+            if isinstance(error, torch.AcceleratorError):
+                raise DeviceLost(str(error)) from error
             if len(slices) == 1:
                 return [self._fail(slices[0].run, f"{type(error).__name__}: {error}")]
             return [output for piece in slices for output in self._run([piece])]
@@ -265,6 +332,14 @@ class TransformersEngine:
             self._stats.prefilled += sum(s.count for s in slices if not s.is_decode)
             pairs = zip(plan.sampled, sampled, strict=True)
             return [self._advance(piece.run, result) for piece, result in pairs]
+
+    def _shrink(self, slices: list[Slice], reason: str) -> list[Output]:
+        """Have the next steps compute less; a single token that does not fit fails."""
+        self._attention.shrink()
+        if self._scheduler.lower(slices):
+            log.warning("step_out_of_memory", budget=self._scheduler.budget, reason=reason)
+            return []
+        return [self._fail(slices[0].run, f"out of memory with one token: {reason}")]
 
     def _compute(self, plan: Plan) -> list[Sampled]:
         """One forward pass; the next token of each slice that reached its run's end."""
@@ -354,3 +429,19 @@ class TransformersEngine:
     def _text(self, token: int) -> str:
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
+
+
+def _kv_bytes(loaded: models.Loaded, memory_bytes: int | None) -> int:
+    """What the weights leave for KV and steps."""
+    if memory_bytes is None:
+        return memory.spare_bytes(loaded.model.device)
+    return memory_bytes - memory.held_bytes(loaded.model)
+
+
+def _check_kv(tokens: int, least: int, memory_bytes: int | None) -> None:
+    if tokens < least:
+        whole = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
+        raise DoesNotFit(
+            f"weights and one step leave room for {max(0, tokens)} tokens of KV in {whole}, and "
+            f"{least} are the least; raise --memory or lower --max-batch-tokens"
+        )

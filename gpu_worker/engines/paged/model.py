@@ -1,6 +1,5 @@
 """Loading a causal language model, and refusing at once what paged attention cannot do."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +15,11 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gpu_worker.engines.memory import default_device
 from gpu_worker.engines.paged.attention import Layer
 from gpu_worker.engines.paged.packing import pack
 
 SURVEY = "millstream_survey"
-CPU_KV_BYTES = 1 << 30
-CPU_KV_SHARE = 0.25  # of available memory: a machine runs more than one worker
-GPU_KV_SHARE = 0.85  # of what is free once the weights are in; the rest is for activations
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -46,7 +43,7 @@ def load(directory: Path, device: str | None = None) -> Loaded:
     """Load from a Hugging Face directory of safetensors. Raises `Unsupported` by name."""
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     refuse(config)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = torch.device(device) if device else default_device()
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype_for(config, place), local_files_only=True, use_safetensors=True
     )
@@ -154,16 +151,8 @@ def _ends(model: PreTrainedModel) -> frozenset[int]:
     return frozenset()
 
 
-def kv_tokens_for(loaded: Loaded, max_sequences: int) -> int:
-    """How many tokens of KV fit the memory that is free now, no more than could ever be used."""
+def kv_tokens_for(loaded: Loaded, max_sequences: int, spare_bytes: int) -> int:
+    """How many tokens of KV fit into `spare_bytes`, no more than could ever be used."""
     item = loaded.model.dtype.itemsize
     each = sum(2 * layer.kv_heads * layer.head_dim * item for layer in loaded.layers)
-    most = max_sequences * loaded.context
-    return max(1, min(most, _free_bytes(loaded.model.device) // each))
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(CPU_KV_BYTES, int(pages * CPU_KV_SHARE))
+    return max(0, min(max_sequences * loaded.context, spare_bytes // each))

@@ -1,7 +1,8 @@
 """Who runs in the next step, and how far: first come first served, in chunks, under a budget.
 
 Runs keep the order of their arrival, running before waiting. When blocks run out the newest gives
-way: it loses its KV, returns to the head of the queue, and is computed again later.
+way: it loses its KV, returns to the head of the queue, and is computed again later. When memory
+for a step runs out the budget of a step is halved, and recovers slowly.
 """
 
 from collections import deque
@@ -9,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for, chain
+
+RECOVERY_STEPS = 64  # that fit, before a lowered budget grows again
+RECOVERY_PARTS = 16  # by a sixteenth of itself
 
 
 @dataclass(eq=False)
@@ -78,9 +82,16 @@ class Scheduler:
             )
         self._blocks, self._prefix_cache = blocks, prefix_cache
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
+        self.budget = max_batch_tokens  # of the next step
+        self._good_steps = 0
         self.running: list[Run] = []
         self.waiting: deque[Run] = deque()
         self.preemptions = self.hit_tokens = self.query_tokens = 0
+
+    @property
+    def max_running(self) -> int:
+        """Runs at once: each takes a token of every step."""
+        return min(self._max_sequences, self.budget)
 
     @property
     def idle(self) -> bool:
@@ -101,8 +112,10 @@ class Scheduler:
 
     def schedule(self) -> list[Slice]:
         """The slices of the next step: one token for each decoding run, then chunks of prefill."""
+        while len(self.running) > self.budget:
+            self._preempt(self.running[-1])
         decoding = sum(run.pending == 1 for run in self.running)
-        budget = self._max_batch_tokens - decoding
+        budget = self.budget - decoding
         before = self.preemptions
         slices = self._continue(budget)
         budget -= sum(s.count for s in slices if not s.is_decode)
@@ -112,10 +125,24 @@ class Scheduler:
 
     def commit(self, slices: list[Slice]) -> None:
         """The step was computed: its KV is in place, its full blocks may be shared."""
+        self._recover()
         for piece in slices:
             piece.run.done = piece.end
             if self._prefix_cache:
                 self._publish(piece.run)
+
+    def lower(self, slices: list[Slice]) -> bool:
+        """A step did not fit the memory: halve the next one. False when it was a single token."""
+        tokens = sum(piece.count for piece in slices)
+        self.budget, self._good_steps = max(1, tokens // 2), 0
+        return tokens > 1
+
+    def _recover(self) -> None:
+        """Try a little more once in a while: each try that fails costs a step."""
+        self._good_steps += 1
+        if self._good_steps % RECOVERY_STEPS == 0:
+            more = max(1, self.budget // RECOVERY_PARTS)
+            self.budget = min(self._max_batch_tokens, self.budget + more)
 
     def _continue(self, budget: int) -> list[Slice]:
         slices: list[Slice] = []
@@ -131,7 +158,7 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Slice]:
         slices: list[Slice] = []
-        while self.waiting and budget > 0 and len(self.running) < self._max_sequences:
+        while self.waiting and budget > 0 and len(self.running) < self.max_running:
             run = self.waiting[0]
             if not self._restore(run):
                 break

@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from gpu_worker.batcher import Batcher
 from gpu_worker.compute import ComputeTime
 from gpu_worker.engine import EngineError, Output, Room, Sequence
+from gpu_worker.engines import memory
 from gpu_worker.engines.unary.padding import Input, Padded, pad
 from gpu_worker.limits import Limits, reserved
 from gpu_worker.micro_batches import micro_batches
@@ -106,13 +108,19 @@ class UnaryEngine(ABC):
         margin_ms: float = 50.0,
         threads: int | None = None,
         device: str | None = None,
+        stage: Callable[[str], None] = lambda name: None,
     ) -> Self:
-        """Load a directory and warm up. Raises the error of a model that cannot run at all."""
+        """Load a directory and warm up; `stage` hears what is being done.
+
+        Raises the error of a model that cannot run at all.
+        """
         if threads:
             torch.set_num_threads(threads)
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        stage("load")
+        head = cls.open(directory, torch.device(device) if device else memory.default_device())
+        stage("warm_up")
         return cls(
-            cls.open(directory, place),
+            head,
             describe(directory).context_length,
             max_sequences=max_sequences,
             batch_inputs=batch_inputs,
@@ -153,10 +161,13 @@ class UnaryEngine(ABC):
         return not self._jobs and not self._ready
 
     def close(self) -> None:
-        """Forget every request."""
+        """Forget every request, and give back the memory of the weights."""
         self._jobs.clear()
         self._planned.clear()
         self.batcher.drop(lambda _: True)
+        device = self.head.model.device
+        del self.head
+        memory.give_back(device)
 
     def _warm_up(self) -> list[tuple[int, float]]:
         """Run a few shapes; their tokens and seconds. The first run of each is slower: left out."""

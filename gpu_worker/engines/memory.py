@@ -1,0 +1,92 @@
+"""The memory that models live in: what is free, what a computation takes, giving it back."""
+
+import ctypes
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+# Of what is free, the rest is other programs': a CPU's memory is everybody's, and a machine runs
+# more than one worker; a GPU's is ours but for fragments and the libraries' own.
+SHARES = {"cpu": 0.25, "cuda": 0.92}
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "DefaultCPUAllocator")
+_RESET_PEAK = "5"  # proc(5), clear_refs
+_CGROUP = Path("/sys/fs/cgroup")
+_LIBC = ctypes.CDLL(None)
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def free_bytes(device: torch.device) -> int:
+    """What could be allocated now: without what others hold, and within a container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = _fields(Path("/proc/meminfo"))["MemAvailable"] * 1024
+    return max(0, min([available, *_cgroup_free()]))
+
+
+def spare_bytes(device: torch.device) -> int:
+    """The part of the free memory that one worker may fill with KV."""
+    return int(free_bytes(device) * SHARES[device.type])
+
+
+def peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
+    """The most that `work` held at once, beyond what was held before.
+
+    On a CPU this is what the process touched, so other threads' allocations count as well.
+    """
+    give_back(device)
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    before = _fields(Path("/proc/self/status"))["VmRSS"]
+    work()
+    return max(0, _fields(Path("/proc/self/status"))["VmHWM"] - before) * 1024
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of a model's tensors; those that layers share count once."""
+    places = [d for m in model.modules() for d in (m._parameters, m._buffers, vars(m))]
+    tensors = {id(t): t for place in places for t in place.values() if isinstance(t, torch.Tensor)}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def give_back(device: torch.device) -> None:
+    """Return freed memory to the device or the system: allocators keep it for themselves."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; a CPU's is a plain RuntimeError, told by its text."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The numbers of a `Name: 123 kB` file; lines of another form are left out."""
+    lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _cgroup_free() -> list[int]:
+    """What a container's limit (cgroup v2) leaves, if there is one; file caches can be dropped."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except FileNotFoundError:
+        return []
+    if limit == "max":
+        return []
+    return [int(limit) - used + _fields(_CGROUP / "memory.stat")["inactive_file"]]
