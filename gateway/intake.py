@@ -184,7 +184,8 @@ class Intake:
     async def _check_sampling(self, model: Model, submission: Submission) -> None:
         """Raises `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
         sampling = submission.sampling
-        check_tokens(model, [token for token, _ in sampling.logit_bias], "logit_bias")
+        if sampling.logit_bias:
+            check_tokens(model, [token for token, _ in sampling.logit_bias], "logit_bias")
         if sampling.grammar:
             await self._grammars.check(sampling.grammar, submission.grammar_field)
 

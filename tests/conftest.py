@@ -1,6 +1,7 @@
 """Fixtures shared by all tiers: a real nats-server per test."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
+# these kernels do not, so that tests may compare bits on every x86 (docs/engine.md, "Exactness").
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 class NatsServer:
