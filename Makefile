@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 
-.PHONY: serve test check format bench browser
+.PHONY: serve test check format bench bench-engine browser
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
@@ -24,6 +24,10 @@ format: $(READY)
 
 bench: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m bench $(ARGS)
+
+# MILLSTREAM_BENCH_VLLM names a Python that has vLLM, MILLSTREAM_BENCH_TRACE a trace.
+bench-engine: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m bench engine $(if $(MILLSTREAM_BENCH_TRACE),mixed) $(ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -6,4 +6,8 @@ load          `millstream bench` against what is measured
 direct        the engine alone, in a process of its own
 machine       what was measured on
 results       runs to medians, a table and a file
+engine        our engine beside vLLM, `generate` and transformers' continuous batching
+mixed         inter-token times while others' prompts come in, with and without chunked prefill
+contenders    what `engine` runs, each in a process of its own
+models        models made for measuring
 """

@@ -1,13 +1,15 @@
-"""`python -m bench [pipeline] [engine_share] [embeddings] [--runs N]`: all by default."""
+"""`python -m bench [WHAT…] [--runs N] [--seconds S]`: all but `mixed` by default."""
 
 import argparse
 
-from bench import embeddings, engine_share, pipeline
+from bench import embeddings, engine, engine_share, mixed, pipeline
 
 MEASUREMENTS = {
     "pipeline": pipeline.measure,
     "engine_share": engine_share.measure,
     "embeddings": embeddings.measure,
+    "engine": engine.measure,
+    "mixed": mixed.measure,
 }
 
 
@@ -20,7 +22,7 @@ def main() -> None:
     unknown = set(words.what) - MEASUREMENTS.keys()
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}, only {', '.join(MEASUREMENTS)}")
-    for name in words.what or MEASUREMENTS:
+    for name in words.what or [name for name in MEASUREMENTS if name != "mixed"]:
         MEASUREMENTS[name](words.runs, words.seconds)
 
 

@@ -25,6 +25,7 @@ from transformers import (
 from gpu_worker.engine import Engine, Output, Sequence
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model import Loaded, describe
+from gpu_worker.engines.paged.packing import pack
 from streams.messages import Sampling
 
 VOCABULARY = 256
@@ -86,7 +87,9 @@ def reference(architecture: str) -> PreTrainedModel:
 
 
 def loaded(architecture: str) -> Loaded:
-    return describe(model(architecture), tokenizer())
+    made = model(architecture)
+    pack(made)
+    return describe(made, tokenizer())
 
 
 def engine(

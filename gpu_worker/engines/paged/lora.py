@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 
-from gpu_worker.engines.paged.packing import PackedLinear
+from gpu_worker.engines.paged.packing import PackedLinear, Part
 from registry.adapters import CONFIG, WEIGHTS, Pair, pairs, scale
 from registry.artifacts import ArtifactRefused, read_verified
 from streams.messages import Adapter
@@ -36,11 +36,13 @@ Places = Mapping[str, Place]
 
 def places(model: nn.Module) -> Places:
     """The linear layers of a model by their paths, as adapters name them."""
-    return {
-        path: Place(module, module.in_features, module.out_features)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear | PackedLinear)
-    }
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Part):
+            found[path] = Place(module.whole, module.in_features, module.out_features, module.first)
+        elif isinstance(module, nn.Linear | PackedLinear):
+            found[path] = Place(module, module.in_features, module.out_features)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,28 @@
+"""transformers' own `generate` over one static batch: no queue, no paging, equal lengths."""
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.contenders.load import Load, read, report
+
+
+def main(load: Load) -> None:
+    model = AutoModelForCausalLM.from_pretrained(load.directory, dtype="auto")
+    model.train(False)
+
+    def run(prompts: list[list[int]]) -> int:
+        with torch.inference_mode():
+            out = model.generate(  # type: ignore[misc]
+                torch.tensor(prompts),
+                attention_mask=torch.ones(len(prompts), load.prompt_tokens, dtype=torch.long),
+                do_sample=False,
+                max_new_tokens=load.output_tokens,
+                min_new_tokens=load.output_tokens,
+            )
+        return int(out[:, load.prompt_tokens :].numel())
+
+    report(load, run)
+
+
+if __name__ == "__main__":
+    main(read())

@@ -1,0 +1,30 @@
+"""vLLM in process (`LLM.generate`), without the cost of its server."""
+
+from vllm import LLM, SamplingParams
+
+from bench.contenders.load import Load, read, report
+
+
+def main(load: Load) -> None:
+    engine = LLM(
+        str(load.directory),
+        skip_tokenizer_init=True,
+        max_model_len=max(load.context + 16, 1024),
+        max_num_seqs=load.concurrency,
+        enforce_eager=True,
+        enable_prefix_caching=True,
+    )
+    sampling = SamplingParams(
+        temperature=0, max_tokens=load.output_tokens, ignore_eos=True, detokenize=False
+    )
+
+    def run(prompts: list[list[int]]) -> int:
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = engine.generate(asked, sampling, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    report(load, run)
+
+
+if __name__ == "__main__":
+    main(read())

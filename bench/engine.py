@@ -1,0 +1,104 @@
+"""Our engine beside others: generated tokens per second, prefill included, all prompts at once.
+
+Contenders take turns, each turn in a fresh process that warms up first. vLLM is measured where
+MILLSTREAM_BENCH_VLLM names the Python of an environment that has it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bench import results
+from bench.models import small_llama
+from bench.results import Figure, Run
+from gpu_worker.engines import demo
+from millstream.up.plan import ALLOCATOR
+from millstream.up.preparation import cache_directory
+
+ROUNDS = 2  # of one turn
+VLLM = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table, and what is to be reached of whom."""
+
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+    goals: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-p{self.prompt_tokens}-n{self.output_tokens}-c{self.concurrency}"
+
+
+CASES = (
+    Case("llama-28m-fp32", 64, 64, 32, {"vllm": 0.9, "generate": 1.2, "continuous": 2.0}),
+    Case("llama-28m-fp32", 512, 32, 32, {"vllm": 0.9}),
+    Case("gemma-3-270m-bf16", 64, 32, 32, {"vllm": 0.9}),
+)
+OTHERS = ("vllm", "generate", "continuous")
+
+
+def measure(runs: int, seconds: float) -> None:
+    """Measure every case and publish one table each."""
+    with tempfile.TemporaryDirectory() as home:
+        directories = {
+            "llama-28m-fp32": small_llama(Path(home) / "llama"),
+            "gemma-3-270m-bf16": demo.find("gemma-3-270m", cache_directory()),
+        }
+        for case in CASES:
+            _publish(case, [_turn(case, directories[case.model]) for _ in range(runs)])
+
+
+def _publish(case: Case, runs: list[Run]) -> None:
+    names = ["millstream", *(name for name in OTHERS if name in runs[0])]
+    figures = [Figure(name, f"tokens/s, {name}") for name in names]
+    for name in names[1:]:
+        goal = f"≥ {case.goals[name]}" if name in case.goals else ""
+        figures.append(Figure(f"over_{name}", f"share of {name}", goal))
+    shares = {
+        f"over_{name}": median(r["millstream"] for r in runs) / median(r[name] for r in runs)
+        for name in names[1:]
+    }
+    results.publish(
+        f"engine-{case.name}", {**vars(case), "shares_of_medians": shares}, figures, runs
+    )
+
+
+def _turn(case: Case, directory: Path) -> Run:
+    """One turn of each contender: the better of its rounds, which the neighbours disturbed less."""
+    pythons = {
+        "millstream": sys.executable,
+        "generate": sys.executable,
+        "continuous": sys.executable,
+    }
+    if vllm := os.environ.get("MILLSTREAM_BENCH_VLLM"):
+        pythons["vllm"] = vllm
+    rates = {name: max(_rounds(case, directory, name, python)) for name, python in pythons.items()}
+    return rates | {
+        f"over_{n}": rates["millstream"] / r for n, r in rates.items() if n != "millstream"
+    }
+
+
+def _rounds(case: Case, directory: Path, name: str, python: str) -> list[float]:
+    sizes = (case.prompt_tokens, case.output_tokens, case.concurrency, ROUNDS)
+    command = [python, "-m", f"bench.contenders.{name}", str(directory), *map(str, sizes)]
+    environment = {**os.environ, **ALLOCATOR, **(VLLM if name == "vllm" else {})}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr[-4000:]}")
+    rates: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return rates

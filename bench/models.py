@@ -1,0 +1,30 @@
+"""Models made for measuring: real shapes, random weights."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCABULARY = 10_240
+
+
+def small_llama(directory: Path) -> Path:
+    """A Llama of 28 million parameters in float32."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        intermediate_size=1376,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    Tokenizer(WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
+    return directory
