@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from gateway.schemas.classification import Classification, RerankRequest
@@ -86,4 +86,6 @@ class Submission:
     @property
     def digest(self) -> str:
         """What two submissions under one idempotency key must share."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        # `vars`, since `asdict` copies every token: 50 ms of the event loop for a long prompt
+        whole = json.dumps(vars(self), default=vars, sort_keys=True)
+        return hashlib.sha256(whole.encode()).hexdigest()

@@ -123,6 +123,7 @@ class ToolParser:
         self._form, self._request_id, self._parallel = form, request_id, parallel
         self._held = ""  # not given out yet
         self._opening: str | None = None  # how the call began in which we are
+        self._sought = 0  # so much of what is held has been searched for the call's end
         self._begun = False  # some text has been seen
         self.called = 0
 
@@ -177,10 +178,11 @@ class ToolParser:
 
     def _inside(self) -> Said | None:
         end = self._form.end
-        at = self._held.find(end) if end else -1
+        at = self._held.find(end, self._sought) if end else -1
         if at < 0:
+            self._sought = max(0, len(self._held) - len(end) + 1)
             return None
-        body, self._held = self._held[:at], self._held[at + len(end) :]
+        body, self._held, self._sought = self._held[:at], self._held[at + len(end) :], 0
         return self._read(body, end)
 
     def _read(self, body: str, end: str) -> Said:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -22,10 +22,11 @@ from registry.models import Model, Version
 from registry.store import Registry
 from streams import subjects, topology
 from streams.connection import Broker, connect
-from streams.errors import ModelNotFound
+from streams.errors import BrokerUnavailable, ModelNotFound
 
 log = structlog.get_logger()
 
+REGISTERED_SECONDS = 60.0  # for a model to be registered that the worker shall serve
 T = TypeVar("T")
 
 
@@ -92,8 +93,11 @@ def _pool(broker: Broker, model: Model, version: Version, settings: WorkerSettin
 
 
 async def _resolved(registry: Registry, name: str) -> tuple[Model, Version]:
-    """Waits for a model that is still to be registered."""
-    await registry.until(lambda: _known(registry, name), seconds=60)
+    """Waits a while for a model that is still to be registered; raises `ModelNotFound`."""
+    if not _known(registry, name):
+        log.warning("waiting_for_model", model=name, at_most_seconds=REGISTERED_SECONDS)
+    with suppress(BrokerUnavailable):  # it did not come: `resolve` says so by its name
+        await registry.until(lambda: _known(registry, name), seconds=REGISTERED_SECONDS)
     return registry.resolve(name)
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedModel
 
-from gpu_worker.engine import Sequence
+from gpu_worker.engine import DeviceLost, Sequence
 from gpu_worker.engines.unary.embed import EmbedEngine
 from tests.engine.tiny import Results, drive
 from tests.engine.unary import CONTEXT, SIZE, encoder, prompt
@@ -177,6 +177,21 @@ def test_a_failing_input_is_found_by_computing_each_alone(directory: Path) -> No
     assert error is not None
     assert error.code == "engine_failed"
     assert len(_vectors(results, "good")) == 2
+
+
+def test_a_lost_device_is_not_blamed_on_a_request(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a fault in a kernel every call fails: other workers shall have these requests."""
+    made = EmbedEngine.load(directory)
+
+    def fail(inputs: object) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(made, "_forward", fail)
+    made.add(Sequence("a", inputs=[[5]]))
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        drive(made, [Sequence("b", inputs=[[6]])])
 
 
 def test_cancel_frees_the_room_of_all_inputs(directory: Path) -> None:

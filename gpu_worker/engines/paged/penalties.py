@@ -29,8 +29,13 @@ class Penalties:
 
     def count(self, token: int) -> None:
         """`token` was generated."""
-        self._place_all([token])
-        self._counts[self._places[token]] += 1
+        self.count_all([token])
+
+    def count_all(self, tokens: list[int]) -> None:
+        """`tokens` were generated; many cost little more than one."""
+        self._place_all(tokens)
+        places = torch.tensor([self._places[token] for token in tokens], device=self._ids.device)
+        self._counts.index_add_(0, places, torch.ones_like(places, dtype=self._counts.dtype))
 
     def apply(self, row: Tensor) -> None:
         """Change float logits `[vocabulary]` in place."""
@@ -72,6 +77,6 @@ def penalties(
     if neutral:
         return None
     made = Penalties(sampling, prompt, device)
-    for token in generated:
-        made.count(token)
+    if generated:
+        made.count_all(generated)
     return made

@@ -17,11 +17,13 @@ class Outbox(Generic[T]):
         self._items: deque[T] = deque()
         self._filled = threading.Event()
         self._emptied = asyncio.Event()
+        self._is_full = False  # a writer waits, or is about to
 
     async def put(self, item: T) -> None:
         """Returns once there is room for the item: a reader that stands still stops the writers."""
         while len(self._items) >= SIZE:
             self._emptied.clear()
+            self._is_full = True
             await self._emptied.wait()
         self._items.append(item)
         self._filled.set()
@@ -31,6 +33,7 @@ class Outbox(Generic[T]):
         self._filled.wait(seconds)
         self._filled.clear()
         items = [self._items.popleft() for _ in range(len(self._items))]
-        if len(items) >= SIZE:
+        if self._is_full:
+            self._is_full = False
             self._loop.call_soon_threadsafe(self._emptied.set)
         return items

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from gpu_worker.batcher import Batcher
 from gpu_worker.compute import ComputeTime
-from gpu_worker.engine import EngineError, Output, Room, Sequence
+from gpu_worker.engine import DeviceLost, EngineError, Output, Room, Sequence
 from gpu_worker.engines import memory
 from gpu_worker.engines.unary.padding import Input, Padded, pad
 from gpu_worker.limits import Limits, reserved
@@ -198,6 +198,8 @@ class UnaryEngine(ABC):
         try:
             rows = self._measured([part.input for part in parts])
         except Exception as error:  # whatever the model's code raises
+            if isinstance(error, torch.AcceleratorError) and not memory.is_out_of_memory(error):
+                raise DeviceLost(str(error)) from error
             if len(parts) == 1:
                 return [self._fail(parts[0].job, f"{type(error).__name__}: {error}")]
             return [output for part in parts for output in self._run([part])]
