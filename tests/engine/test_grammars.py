@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.engine import Output, Sequence
@@ -109,6 +109,7 @@ def _fits(wanted: dict[str, Any], value: Any) -> bool:
 
 
 @given(wanted=st.recursive(leaves, _above, max_leaves=4), seed=st.integers(0, 2**32))
+@example(wanted={"type": "array", "items": TEXT, "maxItems": 2}, seed=131)  # "!" is also the end
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

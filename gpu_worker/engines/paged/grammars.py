@@ -26,8 +26,8 @@ _WORD_BITS = 32
 class Matcher:
     """One sequence's place in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
-        self._matcher, self._vocabulary = matcher, vocabulary
+    def __init__(self, matcher: LLMatcher, vocabulary: int, ends: list[int]) -> None:
+        self._matcher, self._vocabulary, self._ends = matcher, vocabulary, ends
 
     @property
     def complete(self) -> bool:
@@ -55,6 +55,8 @@ class Matcher:
         places = torch.arange(8, dtype=torch.uint8, device=row.device)
         allowed = bits.to(row.device)[:, None].bitwise_right_shift(places).bitwise_and(1)
         row.masked_fill_(allowed.flatten()[: len(row)] == 0, -torch.inf)
+        if not self._matcher.is_accepting():  # some tokenisers' ends are also text
+            row[self._ends] = -torch.inf
 
     def advance(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -69,7 +71,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Iterable[int]) -> None:
         self._vocabulary = vocabulary
-        self._tokens = _tokens(tokenizer, vocabulary, sorted(ends))
+        self._ends = sorted(ends)
+        self._tokens = _tokens(tokenizer, vocabulary, self._ends)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._waiting: dict[str, Future[LLMatcher]] = {}
@@ -104,7 +107,7 @@ class Grammars:
     def _matcher(self, future: Future[LLMatcher]) -> Matcher | BadGrammar:
         error = future.exception()
         if error is None:
-            return Matcher(future.result().deep_copy(), self._vocabulary)
+            return Matcher(future.result().deep_copy(), self._vocabulary, self._ends)
         if isinstance(error, BadGrammar):
             return error
         return BadGrammar(f"the grammar's compiler failed: {error!r}")  # harms no other sequence
