@@ -5,13 +5,16 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 
-.PHONY: serve test check format bench bench-engine browser
+.PHONY: serve test test-transformers check format bench bench-engine browser
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
 
 test: $(READY) browser
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+test-transformers: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.versions $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

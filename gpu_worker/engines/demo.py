@@ -70,13 +70,14 @@ def _convert(directory: Path, progress: Progress) -> None:
 
 def _convert_gguf(gguf: Path, result: Path, progress: Progress) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
     from transformers.utils.logging import disable_progress_bar
+
+    from gpu_worker.engines.gemma import tokeniser
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is on that line
     progress("tokeniser", STAGES["tokeniser"])
-    tokeniser = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    tokeniser.save_pretrained(result)
+    tokeniser(gguf).save_pretrained(result)
     progress("weights", STAGES["weights"])
     plain = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(

@@ -16,8 +16,12 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -57,6 +61,8 @@ ARCHITECTURES: dict[str, tuple[Callable[[], PreTrainedConfig], type[PreTrainedMo
     "qwen3": (lambda: Qwen3Config(**GROUPED), Qwen3ForCausalLM),
     "gemma3": (_gemma3, Gemma3ForCausalLM),
     "mistral": (lambda: MistralConfig(**GROUPED, sliding_window=24), MistralForCausalLM),
+    "qwen2": (lambda: Qwen2Config(**GROUPED), Qwen2ForCausalLM),
+    "phi3": (lambda: Phi3Config(**GROUPED), Phi3ForCausalLM),
     "gpt_neox": (lambda: GPTNeoXConfig(**SHAPE), GPTNeoXForCausalLM),
 }
 
