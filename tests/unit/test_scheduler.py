@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 import gpu_worker.engines.paged.scheduler as scheduler_module
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks
 from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
+from streams.subjects import Priority
 
 BLOCKS = 8
+INTERACTIVE, STANDARD, BATCH = Priority
 
 
 @dataclass
@@ -20,6 +22,7 @@ class Job:
     prompt: list[int]
     count: int
     arrival: int
+    priority: Priority
     cancel_after: int | None = None
 
 
@@ -30,6 +33,7 @@ JOBS = st.lists(
         PROMPTS,
         st.integers(1, BLOCKS * BLOCK_TOKENS // 2),
         st.integers(0, 30),
+        st.sampled_from(Priority),
         st.none() | st.integers(0, 20),
     ),
     min_size=1,
@@ -50,18 +54,24 @@ class Simulation:
         self.blocks, self.sequences, self.tokens = blocks, sequences, tokens
         self.scheduler = Scheduler(blocks, sequences, tokens, cache)
         self.wanted: dict[str, int] = {}
-        self.started: list[str] = []
+        self.started: list[Run] = []
         self.finished: set[str] = set()
 
     def add(self, number: int, job: Job) -> Run:
-        run = Run(f"{number:03}", list(job.prompt))
+        run = Run(f"{number:03}", list(job.prompt), priority=job.priority)
         self.wanted[run.request_id] = len(job.prompt) + job.count
         self.scheduler.add(run)
         return run
 
     def step(self) -> list[Slice]:
+        before = self.scheduler.running
+        first = [*before, *self.scheduler.waiting]
         slices = self.scheduler.schedule()
         self._check(slices)
+        self._check_order(before)
+        if first:
+            top = min(first, key=lambda run: (_urgency(run), run.request_id))
+            assert top in [s.run for s in slices], "the first of all makes no progress"
         self.scheduler.commit(slices)
         for piece in slices:
             self._advance(piece)
@@ -72,7 +82,7 @@ class Simulation:
         self.finished.add(run.request_id)
 
     def _check(self, slices: list[Slice]) -> None:
-        assert sum(s.count for s in slices) <= self.tokens
+        assert sum(s.count for s in slices) <= self.scheduler.budget <= self.tokens
         assert len(self.scheduler.running) <= self.sequences
         assert len({id(s.run) for s in slices}) == len(slices)
         for piece in slices:
@@ -83,17 +93,31 @@ class Simulation:
         held = {block for run in self.scheduler.running for block in run.blocks}
         assert len(held) + self.blocks.available == BLOCKS
         assert not any(run.blocks for run in self.scheduler.waiting)
-        order = [r.request_id for r in [*self.scheduler.running, *self.scheduler.waiting]]
-        assert order == sorted(order)
+
+    def _check_order(self, before: list[Run]) -> None:
+        """Within a priority by arrival; nobody begins, or stays, before who is more urgent."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        for priority in Priority:
+            order = [r.request_id for r in [*running, *waiting] if r.priority is priority]
+            assert order == sorted(order)
+        begun = [_urgency(run) for run in running if run not in before]
+        gave_way = [_urgency(run) for run in waiting if run in before]
+        assert max(begun, default=0) <= min(map(_urgency, waiting), default=len(Priority))
+        assert max(map(_urgency, running), default=0) <= min(gave_way, default=len(Priority))
 
     def _advance(self, piece: Slice) -> None:
         run = piece.run
-        if run.request_id not in self.started:
-            self.started.append(run.request_id)
+        if run not in self.started:
+            self.started.append(run)
         if piece.samples:
             run.tokens.append(0)
             if len(run.tokens) >= self.wanted[run.request_id]:
                 self.end(run)
+
+
+def _urgency(run: Run) -> int:
+    """0 is the most urgent."""
+    return list(Priority).index(run.priority)
 
 
 @given(SCHEDULERS, JOBS)
@@ -118,7 +142,9 @@ def test_every_run_ends_within_the_budgets_in_the_order_of_arrival(
             assert len(simulation.finished) == len(simulation.wanted), "nothing runs"
         step += 1
         assert step < 20_000, "somebody starves"
-    assert simulation.started == sorted(simulation.started)
+    for priority in Priority:
+        started = [run.request_id for run in simulation.started if run.priority is priority]
+        assert started == sorted(started)
     assert simulation.blocks.available == BLOCKS
 
 
@@ -134,6 +160,10 @@ def _complete(scheduler: Scheduler) -> list[Slice]:
         if piece.samples:
             piece.run.tokens.append(1)
     return slices
+
+
+def _names(runs: list[Run]) -> str:
+    return "".join(run.request_id for run in runs)
 
 
 def test_decoding_goes_on_beside_a_long_prefill() -> None:
@@ -162,6 +192,44 @@ def test_the_newest_gives_way_and_returns_first() -> None:
     assert [r.request_id for r in scheduler.running] == ["a"]
     assert [r.request_id for r in scheduler.waiting] == ["b", "c"]
     assert scheduler.preemptions == 1
+
+
+def test_a_more_urgent_run_takes_the_place_of_a_less_urgent_one() -> None:
+    """Within one step; the newest of the least urgent gives way, and comes back in its place."""
+    scheduler = _scheduler(sequences=3)
+    for name, priority in (("a", STANDARD), ("b", BATCH), ("c", BATCH), ("d", BATCH)):
+        scheduler.add(Run(name, [1], priority=priority))
+    _complete(scheduler)
+    assert _names(scheduler.running) == "abc"
+    scheduler.add(Run("e", [1], priority=INTERACTIVE))
+    scheduler.add(Run("f", [1], priority=STANDARD))
+    assert _names([s.run for s in _complete(scheduler)]) == "eaf"
+    assert _names(scheduler.waiting) == "bcd"
+    assert scheduler.preemptions == 2
+
+
+def test_blocks_are_taken_from_less_urgent_runs_only() -> None:
+    """Its own priority it waits for, and a lower one gives way only where that helps."""
+    scheduler = _scheduler(blocks=6, tokens=512)
+    scheduler.add(Run("a", [1] * 40, priority=STANDARD))
+    scheduler.add(Run("b", [2] * 30, priority=BATCH))
+    _complete(scheduler)
+    scheduler.add(Run("c", [3] * 50, priority=STANDARD))
+    _complete(scheduler)
+    assert (_names(scheduler.running), scheduler.preemptions) == ("ab", 0)
+    scheduler.add(Run("d", [4] * 40, priority=INTERACTIVE))
+    _complete(scheduler)
+    assert (_names(scheduler.running), scheduler.preemptions) == ("da", 1)
+
+
+def test_an_urgent_prompt_is_prefilled_before_an_older_one() -> None:
+    """A long prompt of less urgent work would hold up its first token by many steps."""
+    scheduler = _scheduler()
+    scheduler.add(Run("a", [1] * 100, priority=BATCH))
+    _complete(scheduler)
+    scheduler.add(Run("b", [2] * 40, priority=INTERACTIVE))
+    counts = [{s.run.request_id: s.count for s in _complete(scheduler)} for _ in range(2)]
+    assert counts == [{"b": 32}, {"b": 8, "a": 24}]
 
 
 def test_a_preempted_run_finds_its_blocks_again() -> None:

@@ -1,7 +1,7 @@
 """KV blocks: reference counts, and full blocks cached by the hash of all tokens to their end."""
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from streams.messages import pack_tokens
@@ -42,6 +42,11 @@ class Blocks:
     @property
     def cached(self) -> int:
         return len(self._cached)
+
+    def freed_by(self, holders: Iterable[Sequence[int]]) -> int:
+        """How many more blocks would be available if all these holders released theirs."""
+        held = Counter(block for blocks in holders for block in blocks)
+        return sum(self._references[block] == count for block, count in held.items())
 
     def take(self, count: int) -> list[int]:
         """Hand out blocks whose content is undefined. The caller has checked `available`."""

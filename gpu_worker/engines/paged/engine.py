@@ -397,7 +397,8 @@ class TransformersEngine:
         """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
         sampling = sequence.sampling
         salt = bytes.fromhex(sequence.adapter.digest) if sequence.adapter else b""
-        run = Run(sequence.request_id, sequence.prompt + sequence.generated, salt)
+        tokens = sequence.prompt + sequence.generated
+        run = Run(sequence.request_id, tokens, salt, sequence.priority)
         seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
         skip = sampling.skip_special_tokens
         text = TextStream(self._tokenizer, sequence.prompt, sampling.stop, skip)

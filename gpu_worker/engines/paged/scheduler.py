@@ -1,15 +1,18 @@
-"""Who runs in the next step, and how far: first come first served, in chunks, under a budget.
+"""Who runs in the next step, and how far: by priority, in chunks, under a budget.
 
-Runs keep the order of their arrival, running before waiting. When blocks run out the newest gives
-way: it loses its KV, returns to the head of the queue, and is computed again later. When memory
-for a step runs out the budget of a step is halved, and recovers slowly.
+Runs of one priority keep the order of their arrival, running before waiting. When blocks run out
+the newest of the lowest priority gives way: it loses its KV, returns to the head of its priority,
+and is computed again later. Who waits may take the place of lower priorities, never of its own.
+When memory for a step runs out the budget of a step is halved, and recovers slowly.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for, chain
+from streams.subjects import Priority
 
 RECOVERY_STEPS = 64  # that fit, before a lowered budget grows again
 RECOVERY_PARTS = 16  # by a sixteenth of itself
@@ -22,6 +25,7 @@ class Run:
     request_id: str
     tokens: list[int]
     salt: bytes = b""
+    priority: Priority = Priority.STANDARD
     done: int = 0
     blocks: list[int] = field(default_factory=list)
     published: int = 0
@@ -66,10 +70,19 @@ class Slice:
         return cls(run, run.done, count, count == run.pending)
 
 
+@dataclass(frozen=True)
+class _Line:
+    """The runs of one priority, each part in order of arrival; all that run came before."""
+
+    running: list[Run] = field(default_factory=list)
+    waiting: deque[Run] = field(default_factory=deque)
+
+
 class Scheduler:
     """Plan steps of at most `max_batch_tokens` over at most `max_sequences` runs at once.
 
-    Every run must fit the blocks alone; then the oldest always makes progress, and so all do.
+    Every run must fit the blocks alone; then the oldest of the highest priority always makes
+    progress, and so all do once nobody of a higher one arrives.
     """
 
     def __init__(
@@ -84,8 +97,8 @@ class Scheduler:
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
         self.budget = max_batch_tokens  # of the next step
         self._good_steps = 0
-        self.running: list[Run] = []
-        self.waiting: deque[Run] = deque()
+        self._spare = 0  # tokens of the step being planned that no decoding run needs
+        self._lines = {priority: _Line() for priority in Priority}  # most urgent first
         self.preemptions = self.hit_tokens = self.query_tokens = 0
 
     @property
@@ -94,11 +107,20 @@ class Scheduler:
         return min(self._max_sequences, self.budget)
 
     @property
+    def running(self) -> list[Run]:
+        """Most urgent first, then oldest first; so is `waiting`."""
+        return [run for line in self._lines.values() for run in line.running]
+
+    @property
+    def waiting(self) -> list[Run]:
+        return [run for line in self._lines.values() for run in line.waiting]
+
+    @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        return not any(line.running or line.waiting for line in self._lines.values())
 
     def add(self, run: Run) -> None:
-        self.waiting.append(run)
+        self._lines[run.priority].waiting.append(run)
 
     def remove(self, run: Run) -> None:
         """Drop a run, whatever it is doing; its blocks are free again."""
@@ -112,15 +134,16 @@ class Scheduler:
 
     def schedule(self) -> list[Slice]:
         """The slices of the next step: one token for each decoding run, then chunks of prefill."""
-        while len(self.running) > self.budget:
-            self._preempt(self.running[-1])
-        decoding = sum(run.pending == 1 for run in self.running)
-        budget = self.budget - decoding
-        before = self.preemptions
-        slices = self._continue(budget)
-        budget -= sum(s.count for s in slices if not s.is_decode)
-        if self.preemptions == before:
-            slices += self._admit(budget)
+        while self._count > self.budget:
+            self._preempt(self._newest())
+        self._spare = self.budget - sum(run.pending == 1 for run in self.running)
+        slices: list[Slice] = []
+        held_up = False
+        for line in self._lines.values():
+            slices += self._continue(line)
+            if not held_up:
+                slices += self._admit(line)
+            held_up = held_up or bool(line.waiting)
         return slices
 
     def commit(self, slices: list[Slice]) -> None:
@@ -144,43 +167,75 @@ class Scheduler:
             more = max(1, self.budget // RECOVERY_PARTS)
             self.budget = min(self._max_batch_tokens, self.budget + more)
 
-    def _continue(self, budget: int) -> list[Slice]:
+    @property
+    def _count(self) -> int:
+        return sum(len(line.running) for line in self._lines.values())
+
+    def _newest(self) -> Run:
+        """Who gives way first: of the running runs of the lowest priority the newest."""
+        return next(line.running[-1] for line in reversed(self._lines.values()) if line.running)
+
+    def _below(self, priority: Priority) -> Iterator[Run]:
+        """The running runs of lower priorities."""
+        order = list(Priority)
+        for lower in order[order.index(priority) + 1 :]:
+            yield from self._lines[lower].running
+
+    def _continue(self, line: _Line) -> list[Slice]:
         slices: list[Slice] = []
         index = 0
-        while index < len(self.running):  # the oldest first: who gives way is not in `slices` yet
-            run = self.running[index]
-            count = 1 if run.pending == 1 else min(run.pending, budget)
+        while index < len(line.running):  # the oldest first: who gives way is not in `slices` yet
+            run = line.running[index]
+            count = 1 if run.pending == 1 else min(run.pending, self._spare)
             if count and self._grow(run, run.done + count):
                 slices.append(Slice.of(run, count))
-                budget -= count if run.pending > 1 else 0
+                self._spare -= count if run.pending > 1 else 0
             index += 1
         return slices
 
-    def _admit(self, budget: int) -> list[Slice]:
+    def _admit(self, line: _Line) -> list[Slice]:
         slices: list[Slice] = []
-        while self.waiting and budget > 0 and len(self.running) < self.max_running:
-            run = self.waiting[0]
-            if not self._restore(run):
-                break
-            self.running.append(self.waiting.popleft())
-            count = min(run.pending, budget)
+        while line.waiting and self._can_admit(line.waiting[0]) and self._restore(line.waiting[0]):
+            run = line.waiting.popleft()
+            line.running.append(run)
+            count = min(run.pending, self._spare)
             run.blocks += self._blocks.take(blocks_for(run.done + count) - len(run.blocks))
             slices.append(Slice.of(run, count))
-            budget -= count
+            self._spare -= count
         return slices
 
+    def _can_admit(self, run: Run) -> bool:
+        """Whether the step has a token for one more run, or for this one in another's place."""
+        if self._count < self.max_running:
+            return self._spare > 0
+        below = list(self._below(run.priority))
+        return bool(below) and (self._spare > 0 or below[-1].pending == 1)
+
     def _restore(self, run: Run) -> bool:
-        """Share what is cached of a run; False, and nothing shared, when the rest does not fit."""
+        """Share what is cached of a run, and let lower priorities give way to the rest of it.
+
+        False, and nothing has changed, when that would not be enough.
+        """
         run.blocks = self._hits(run) if self._prefix_cache else []
-        if blocks_for(len(run.tokens) + 1) - len(run.blocks) > self._blocks.available:
+        need = blocks_for(len(run.tokens) + 1) - len(run.blocks)
+        if not self._could_have(need, run.priority):
             self._blocks.release(run.blocks)
             run.blocks = []
             return False
+        while self._count >= self.max_running or need > self._blocks.available:
+            self._preempt(self._newest())
         run.published = len(run.blocks)
         run.done = run.published * BLOCK_TOKENS
         self.hit_tokens += run.done
         self.query_tokens += len(run.tokens)
         return True
+
+    def _could_have(self, blocks: int, priority: Priority) -> bool:
+        """Whether there would be so many blocks if all lower priorities gave way."""
+        lacking = blocks - self._blocks.available
+        return lacking <= 0 or lacking <= self._blocks.freed_by(
+            run.blocks for run in self._below(priority)
+        )
 
     def _hits(self, run: Run) -> list[int]:
         """Cached blocks from the start, never all: the last token is computed for its logits."""
@@ -196,7 +251,7 @@ class Scheduler:
         """Give `run` blocks for `tokens`; False when it had to give way itself."""
         need = blocks_for(tokens) - len(run.blocks)
         while need > self._blocks.available:
-            newest = self.running[-1]
+            newest = self._newest()
             self._preempt(newest)
             if newest is run:
                 return False
@@ -204,8 +259,10 @@ class Scheduler:
         return True
 
     def _preempt(self, run: Run) -> None:
-        self.running.remove(run)
-        self.waiting.appendleft(run)
+        line = self._lines[run.priority]
+        line.running.remove(run)
+        line.waiting.appendleft(run)
+        self._spare += run.pending == 1
         self._blocks.release(run.blocks)
         run.blocks, run.done, run.published = [], 0, 0
         self.preemptions += 1
@@ -216,7 +273,8 @@ class Scheduler:
         run.published = run.done // BLOCK_TOKENS
 
     def _forget(self, run: Run) -> None:
-        if run in self.running:
-            self.running.remove(run)
+        line = self._lines[run.priority]
+        if run in line.running:
+            line.running.remove(run)
         else:
-            self.waiting.remove(run)
+            line.waiting.remove(run)
