@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpu_worker.engines.paged.scheduler as scheduler_module
-from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks
-from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, TRASH, blocks_for
+from gpu_worker.engines.paged.cache import Cache, pool_sizes
+from gpu_worker.engines.paged.run import Run, Slice, Window, first_seen
+from gpu_worker.engines.paged.scheduler import Scheduler
 from streams.subjects import Priority
 
 BLOCKS = 8
@@ -39,20 +41,18 @@ JOBS = st.lists(
     min_size=1,
     max_size=8,
 )
-SCHEDULERS = st.builds(
-    lambda sequences, spare, cache: (Blocks(BLOCKS), sequences, sequences + spare, cache),
-    st.integers(1, 6),
-    st.integers(1, 40),
-    st.booleans(),
-)
 
 
 class Simulation:
     """An engine without a model: a step's tokens are computed by pretending."""
 
-    def __init__(self, blocks: Blocks, sequences: int, tokens: int, cache: bool) -> None:
-        self.blocks, self.sequences, self.tokens = blocks, sequences, tokens
-        self.scheduler = Scheduler(blocks, sequences, tokens, cache)
+    def __init__(
+        self, sequences: int, spare: int, prefix_cache: bool, windows: set[Window]
+    ) -> None:
+        self.sequences, self.tokens = sequences, sequences + spare
+        self.sizes = pool_sizes(windows, BLOCKS * BLOCK_TOKENS, sequences, self.tokens)
+        self.cache = Cache(self.sizes, self.tokens, prefix_cache)
+        self.scheduler = Scheduler(self.cache, sequences, self.tokens)
         self.wanted: dict[str, int] = {}
         self.started: list[Run] = []
         self.finished: set[str] = set()
@@ -89,10 +89,21 @@ class Simulation:
             assert piece.count > 0
             assert piece.start == piece.run.done
             assert piece.end <= len(piece.run.tokens)
-            assert len(piece.run.blocks) * BLOCK_TOKENS >= piece.end
-        held = {block for run in self.scheduler.running for block in run.blocks}
-        assert len(held) + self.blocks.available == BLOCKS
-        assert not any(run.blocks for run in self.scheduler.waiting)
+            self._check_tables(piece)
+        for window, pool in self.cache.pools.items():
+            held = {b for run in self.scheduler.running for b in run.tables[window].held}
+            assert len(held) + pool.available == pool.count == self.sizes[window]
+        assert not any(run.tables for run in self.scheduler.waiting)
+
+    def _check_tables(self, piece: Slice) -> None:
+        """What the tokens of a step see has its blocks, and little more."""
+        for window, table in piece.run.tables.items():
+            first = first_seen(piece.start, window) // BLOCK_TOKENS
+            seen = table.blocks[first : blocks_for(piece.end)]
+            assert len(seen) == blocks_for(piece.end) - first
+            assert table.first == first
+            assert TRASH not in table.held
+            assert set(table.blocks[:first]) <= {TRASH}
 
     def _check_order(self, before: list[Run]) -> None:
         """Within a priority by arrival; nobody begins, or stays, before who is more urgent."""
@@ -115,17 +126,26 @@ class Simulation:
                 self.end(run)
 
 
+SIMULATIONS = st.builds(
+    Simulation,
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.booleans(),
+    st.sets(st.sampled_from([None, 1, 16, 20, 40]), min_size=1),
+)
+
+
 def _urgency(run: Run) -> int:
     """0 is the most urgent."""
     return list(Priority).index(run.priority)
 
 
-@given(SCHEDULERS, JOBS)
+@given(SIMULATIONS, JOBS)
 def test_every_run_ends_within_the_budgets_in_the_order_of_arrival(
-    made: tuple[Blocks, int, int, bool], jobs: list[Job]
+    simulation: Simulation, jobs: list[Job]
 ) -> None:
     """No starvation, no step beyond its tokens, no block used twice, none lost."""
-    simulation, step = Simulation(*made), 0
+    step = 0
     queue = sorted(enumerate(jobs), key=lambda pair: pair[1].arrival)
     due = [(job.arrival, f"{n:03}", n, job) for n, (_, job) in enumerate(queue)]
     cancels: list[tuple[int, Run]] = []
@@ -145,11 +165,11 @@ def test_every_run_ends_within_the_budgets_in_the_order_of_arrival(
     for priority in Priority:
         started = [run.request_id for run in simulation.started if run.priority is priority]
         assert started == sorted(started)
-    assert simulation.blocks.available == BLOCKS
+    assert simulation.cache.available == sum(simulation.sizes.values())
 
 
 def _scheduler(blocks: int = 32, sequences: int = 4, tokens: int = 32) -> Scheduler:
-    return Scheduler(Blocks(blocks), sequences, tokens)
+    return Scheduler(Cache({None: blocks}, tokens), sequences, tokens)
 
 
 def _complete(scheduler: Scheduler) -> list[Slice]:
@@ -267,15 +287,14 @@ def test_another_salt_shares_nothing() -> None:
 def test_a_budget_without_room_for_prefill_is_refused() -> None:
     """Every running sequence takes a token of each step: prefill would starve."""
     with pytest.raises(ValueError, match="max_batch_tokens 8 must be above max_sequences 8"):
-        Scheduler(Blocks(4), 8, 8)
+        Scheduler(Cache({None: 4}, 8), 8, 8)
 
 
-@given(SCHEDULERS, JOBS, st.lists(st.booleans(), max_size=60))
+@given(SIMULATIONS, JOBS, st.lists(st.booleans(), max_size=60))
 def test_every_run_ends_though_steps_do_not_fit_the_memory(
-    made: tuple[Blocks, int, int, bool], jobs: list[Job], failures: list[bool]
+    simulation: Simulation, jobs: list[Job], failures: list[bool]
 ) -> None:
     """A step that failed is not committed; the next is at most half of it, and nothing is lost."""
-    simulation = Simulation(*made)
     for number, job in enumerate(jobs):
         simulation.add(number, job)
     scheduler = simulation.scheduler
@@ -290,7 +309,7 @@ def test_every_run_ends_though_steps_do_not_fit_the_memory(
             break
         simulation.step()
     assert len(simulation.finished) == len(jobs)
-    assert simulation.blocks.available == BLOCKS
+    assert simulation.cache.available == sum(simulation.sizes.values())
 
 
 def test_a_lowered_budget_lets_the_newest_give_way_and_recovers(

@@ -52,12 +52,15 @@ class Blocks:
         """Hand out blocks whose content is undefined. The caller has checked `available`."""
         return [self._take() for _ in range(count)]
 
-    def hit(self, digest: bytes) -> int | None:
-        """Share the block published under `digest`, if there is one."""
-        block = self._published.get(digest)
-        if block is not None:
-            self._cached.pop(block, None)
-            self._references[block] += 1
+    def has(self, digest: bytes) -> bool:
+        """Whether a block is published under `digest`."""
+        return digest in self._published
+
+    def hit(self, digest: bytes) -> int:
+        """Share the block published under `digest`. The caller has checked `has`."""
+        block = self._published[digest]
+        self._cached.pop(block, None)
+        self._references[block] += 1
         return block
 
     def publish(self, block: int, digest: bytes) -> None:

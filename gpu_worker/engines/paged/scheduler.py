@@ -9,65 +9,13 @@ When memory for a step runs out the budget of a step is halved, and recovers slo
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Self
 
-from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for, chain
+from gpu_worker.engines.paged.cache import Cache
+from gpu_worker.engines.paged.run import Run, Slice
 from streams.subjects import Priority
 
 RECOVERY_STEPS = 64  # that fit, before a lowered budget grows again
 RECOVERY_PARTS = 16  # by a sixteenth of itself
-
-
-@dataclass(eq=False)
-class Run:
-    """A sequence on its way: `tokens` so far; the KV of the first `done` is in `blocks`."""
-
-    request_id: str
-    tokens: list[int]
-    salt: bytes = b""
-    priority: Priority = Priority.STANDARD
-    done: int = 0
-    blocks: list[int] = field(default_factory=list)
-    published: int = 0
-    digests: list[bytes] = field(default_factory=list)
-
-    @property
-    def pending(self) -> int:
-        """Tokens to compute before the next can be sampled: 1 while decoding."""
-        return len(self.tokens) - self.done
-
-    def digest(self, block: int) -> bytes:
-        """The chained hash of the run's full block number `block`; computed once each."""
-        while len(self.digests) <= block:
-            start = len(self.digests) * BLOCK_TOKENS
-            previous = self.digests[-1] if self.digests else self.salt
-            self.digests.append(chain(previous, self.tokens[start : start + BLOCK_TOKENS]))
-        return self.digests[block]
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Tokens `start` to `start + count` of a run, for one step.
-
-    `samples`: they reach the run's last token, so the next one can be sampled.
-    """
-
-    run: Run
-    start: int
-    count: int
-    samples: bool
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-    @property
-    def is_decode(self) -> bool:
-        return self.count == 1 and self.samples
-
-    @classmethod
-    def of(cls, run: Run, count: int) -> Self:
-        return cls(run, run.done, count, count == run.pending)
 
 
 @dataclass(frozen=True)
@@ -85,15 +33,13 @@ class Scheduler:
     progress, and so all do once nobody of a higher one arrives.
     """
 
-    def __init__(
-        self, blocks: Blocks, max_sequences: int, max_batch_tokens: int, prefix_cache: bool = True
-    ) -> None:
+    def __init__(self, cache: Cache, max_sequences: int, max_batch_tokens: int) -> None:
         if max_batch_tokens <= max_sequences:
             raise ValueError(
                 f"max_batch_tokens {max_batch_tokens} must be above max_sequences {max_sequences}: "
                 "every running sequence takes one, and prefill needs some"
             )
-        self._blocks, self._prefix_cache = blocks, prefix_cache
+        self._cache = cache
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
         self.budget = max_batch_tokens  # of the next step
         self._good_steps = 0
@@ -125,12 +71,12 @@ class Scheduler:
     def remove(self, run: Run) -> None:
         """Drop a run, whatever it is doing; its blocks are free again."""
         self._forget(run)
-        self._blocks.release(run.blocks)
+        self._cache.release(run)
 
-    def discard(self, run: Run) -> list[int]:
-        """Drop a run whose KV may be bad. Returns the blocks to be zeroed before the next step."""
+    def discard(self, run: Run) -> None:
+        """Drop a run whose KV may be bad."""
         self._forget(run)
-        return self._blocks.discard(run.blocks)
+        self._cache.discard(run)
 
     def schedule(self) -> list[Slice]:
         """The slices of the next step: one token for each decoding run, then chunks of prefill."""
@@ -151,8 +97,7 @@ class Scheduler:
         self._recover()
         for piece in slices:
             piece.run.done = piece.end
-            if self._prefix_cache:
-                self._publish(piece.run)
+            self._cache.commit(piece.run)
 
     def lower(self, slices: list[Slice]) -> bool:
         """A step did not fit the memory: halve the next one. False when it was a single token."""
@@ -199,7 +144,7 @@ class Scheduler:
             run = line.waiting.popleft()
             line.running.append(run)
             count = min(run.pending, self._spare)
-            run.blocks += self._blocks.take(blocks_for(run.done + count) - len(run.blocks))
+            self._cache.grow(run, run.done + count)
             slices.append(Slice.of(run, count))
             self._spare -= count
         return slices
@@ -216,46 +161,25 @@ class Scheduler:
 
         False, and nothing has changed, when that would not be enough.
         """
-        run.blocks = self._hits(run) if self._prefix_cache else []
-        need = blocks_for(len(run.tokens) + 1) - len(run.blocks)
-        if not self._could_have(need, run.priority):
-            self._blocks.release(run.blocks)
-            run.blocks = []
+        self._cache.restore(run)
+        whole = len(run.tokens) + 1
+        if not self._cache.fits(run, whole, list(self._below(run.priority))):
+            self._cache.release(run)
             return False
-        while self._count >= self.max_running or need > self._blocks.available:
+        while self._count >= self.max_running or not self._cache.fits(run, whole):
             self._preempt(self._newest())
-        run.published = len(run.blocks)
-        run.done = run.published * BLOCK_TOKENS
         self.hit_tokens += run.done
         self.query_tokens += len(run.tokens)
         return True
 
-    def _could_have(self, blocks: int, priority: Priority) -> bool:
-        """Whether there would be so many blocks if all lower priorities gave way."""
-        lacking = blocks - self._blocks.available
-        return lacking <= 0 or lacking <= self._blocks.freed_by(
-            run.blocks for run in self._below(priority)
-        )
-
-    def _hits(self, run: Run) -> list[int]:
-        """Cached blocks from the start, never all: the last token is computed for its logits."""
-        blocks: list[int] = []
-        for index in range((len(run.tokens) - 1) // BLOCK_TOKENS):
-            block = self._blocks.hit(run.digest(index))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
-
     def _grow(self, run: Run, tokens: int) -> bool:
         """Give `run` blocks for `tokens`; False when it had to give way itself."""
-        need = blocks_for(tokens) - len(run.blocks)
-        while need > self._blocks.available:
+        while not self._cache.fits(run, tokens):
             newest = self._newest()
             self._preempt(newest)
             if newest is run:
                 return False
-        run.blocks += self._blocks.take(need)
+        self._cache.grow(run, tokens)
         return True
 
     def _preempt(self, run: Run) -> None:
@@ -263,14 +187,8 @@ class Scheduler:
         line.running.remove(run)
         line.waiting.appendleft(run)
         self._spare += run.pending == 1
-        self._blocks.release(run.blocks)
-        run.blocks, run.done, run.published = [], 0, 0
+        self._cache.release(run)
         self.preemptions += 1
-
-    def _publish(self, run: Run) -> None:
-        for index in range(run.published, run.done // BLOCK_TOKENS):
-            self._blocks.publish(run.blocks[index], run.digest(index))
-        run.published = run.done // BLOCK_TOKENS
 
     def _forget(self, run: Run) -> None:
         line = self._lines[run.priority]
