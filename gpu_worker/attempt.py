@@ -186,13 +186,19 @@ class Attempt:
                 deadline=self.envelope.deadline / 1000,
                 goal=self.goal,
                 adapter=request.adapter,
+                priority=self.priority,
             )
         )
 
     @property
+    def priority(self) -> Priority:
+        """That of the lane which the work came through."""
+        return subjects.parse_work(self.delivery.subject).priority
+
+    @property
     def goal(self) -> float | None:
         """When the model's latency goal for this priority wants its first output: epoch seconds."""
-        goals = self._who.goals.get(subjects.parse_work(self.delivery.subject).priority)
+        goals = self._who.goals.get(self.priority)
         ms = goals.time_to_first_token_ms if goals else None
         return None if ms is None else (self.envelope.accepted + ms) / 1000
 

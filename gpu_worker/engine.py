@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from streams.errors import MillstreamError
 from streams.messages import Adapter, Logprob, Sampling
+from streams.subjects import Priority
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -37,7 +38,8 @@ class Sequence:
     them and neither returns them nor their text again. `text` is what was stored with them.
     `inputs` is set for unary work (embed, classify): one list of token ids per input. `splits`
     tells where in each of them the second text of a pair begins; it is empty where there are no
-    pairs. `goal` is when the first output is wanted by; late is not wrong.
+    pairs. `goal` is when the first output is wanted by; late is not wrong. Who has to wait, or to
+    give way, is of the lowest `priority` first, in engines that know it.
     """
 
     request_id: str
@@ -51,6 +53,7 @@ class Sequence:
     deadline: float | None = None  # epoch seconds
     goal: float | None = None  # epoch seconds
     adapter: Adapter | None = None
+    priority: Priority = Priority.STANDARD
 
 
 @dataclass(frozen=True)

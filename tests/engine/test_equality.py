@@ -1,8 +1,11 @@
 """Whatever shares a batch, and however it is cut, a sequence's greedy tokens are `generate`'s."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_worker.engine import Sequence
+from streams.subjects import Priority
 from tests.engine.tiny import ARCHITECTURES, drive, engine, expected, greedy, prompt
 
 LENGTHS = (1, 5, 16, 33, 64, 90)
@@ -34,6 +37,19 @@ def test_a_tight_pool_preempts(architecture: str) -> None:
     """Otherwise the equality above would say nothing about preemption."""
     made = engine(architecture, kv_tokens=160)
     drive(made, [greedy(f"r{n}", prompt(n, 60), COUNT) for n in range(4)])
+    assert made.stats.preemptions > 0
+
+
+def test_batch_work_gives_way_and_loses_nothing() -> None:
+    """What clients wait for ends first, though it came last; every token is as if alone."""
+    made, lanes = engine(kv_tokens=160), (Priority.BATCH, Priority.STANDARD, Priority.INTERACTIVE)
+    asked = [
+        replace(greedy(lane, prompt(n, 60), COUNT), priority=lane) for n, lane in enumerate(lanes)
+    ]
+    results = drive(made, asked, every=1)
+    assert list(results.last) == ["interactive", "standard", "batch"]
+    for each in asked:
+        assert results.tokens[each.request_id] == expected("llama", each.prompt, COUNT)
     assert made.stats.preemptions > 0
 
 

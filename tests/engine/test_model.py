@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from gpu_worker.engines.factory import build
+from gpu_worker.engines.paged.attention import Layer
 from gpu_worker.engines.paged.model import (
     Unsupported,
     describe,
@@ -138,13 +139,15 @@ def test_the_survey_sees_the_kv_of_each_layer(architecture: str) -> None:
     heads = 4 if architecture == "gpt_neox" else 2
     dim = 12 if architecture == "gpt_neox" else 16
     found = loaded(architecture)
-    assert [(layer.kv_heads, layer.head_dim) for layer in found.layers] == [(heads, dim)] * 3
+    sliding: dict[str, list[int | None]] = {"gemma3": [20, None, 20], "mistral": [24] * 3}
+    windows = sliding.get(architecture, [None] * 3)
+    assert found.layers == [Layer(heads, dim, window) for window in windows]
     assert found.context == CONTEXT
 
 
 def test_kv_is_never_more_than_could_be_used() -> None:
     """A tiny model takes little of a large machine."""
-    assert kv_tokens_for(loaded("llama"), 2, 1 << 40) == 2 * CONTEXT
+    assert kv_tokens_for(loaded("llama"), 2, 512, 1 << 40) == 2 * CONTEXT
 
 
 @pytest.mark.parametrize(

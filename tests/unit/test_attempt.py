@@ -26,3 +26,12 @@ def test_a_goal_counts_from_acceptance(priority: Priority, goal: float | None) -
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
     who = Identity("m", "1", "worker", 1, GOALS)
     assert Attempt(NOBODY, NOBODY, delivery, ENVELOPE, who).goal == goal
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_the_priority_is_that_of_the_lane(priority: Priority) -> None:
+    """The engine lets batch work give way to what clients wait for."""
+    subject = subjects.work(Pool("m", "1", priority))
+    delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
+    who = Identity("m", "1", "worker", 1)
+    assert Attempt(NOBODY, NOBODY, delivery, ENVELOPE, who).priority is priority

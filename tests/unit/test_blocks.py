@@ -29,9 +29,8 @@ class BlocksMachine(RuleBasedStateMachine):
 
     @rule(digest=st.sampled_from([b"a", b"b", b"c"]))
     def hit(self, digest: bytes) -> None:
-        block = self.blocks.hit(digest)
-        if block is not None:
-            self.owners.append([block])
+        if self.blocks.has(digest):
+            self.owners.append([self.blocks.hit(digest)])
 
     @precondition(lambda self: self.owners)
     @rule(digest=st.sampled_from([b"a", b"b", b"c"]), data=st.data())
@@ -84,7 +83,7 @@ def test_the_least_recently_used_end_is_evicted_first() -> None:
         blocks.publish(block, digest)
     blocks.release(taken)
     blocks.take(1)
-    assert blocks.hit(b"3") is None
+    assert not blocks.has(b"3")
     assert blocks.hit(b"1") == taken[0]
 
 
@@ -94,7 +93,7 @@ def test_a_discarded_block_is_hit_no_more() -> None:
     taken = blocks.take(1)
     blocks.publish(taken[0], b"a")
     assert blocks.discard(taken) == taken
-    assert blocks.hit(b"a") is None
+    assert not blocks.has(b"a")
 
 
 def test_a_block_cannot_be_released_twice() -> None:

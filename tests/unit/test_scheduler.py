@@ -7,10 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpu_worker.engines.paged.scheduler as scheduler_module
-from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks
-from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, TRASH, blocks_for
+from gpu_worker.engines.paged.cache import Cache, pool_sizes
+from gpu_worker.engines.paged.run import Run, Slice, Window, first_seen
+from gpu_worker.engines.paged.scheduler import Scheduler
+from streams.subjects import Priority
 
 BLOCKS = 8
+INTERACTIVE, STANDARD, BATCH = Priority
 
 
 @dataclass
@@ -20,6 +24,7 @@ class Job:
     prompt: list[int]
     count: int
     arrival: int
+    priority: Priority
     cancel_after: int | None = None
 
 
@@ -30,38 +35,43 @@ JOBS = st.lists(
         PROMPTS,
         st.integers(1, BLOCKS * BLOCK_TOKENS // 2),
         st.integers(0, 30),
+        st.sampled_from(Priority),
         st.none() | st.integers(0, 20),
     ),
     min_size=1,
     max_size=8,
-)
-SCHEDULERS = st.builds(
-    lambda sequences, spare, cache: (Blocks(BLOCKS), sequences, sequences + spare, cache),
-    st.integers(1, 6),
-    st.integers(1, 40),
-    st.booleans(),
 )
 
 
 class Simulation:
     """An engine without a model: a step's tokens are computed by pretending."""
 
-    def __init__(self, blocks: Blocks, sequences: int, tokens: int, cache: bool) -> None:
-        self.blocks, self.sequences, self.tokens = blocks, sequences, tokens
-        self.scheduler = Scheduler(blocks, sequences, tokens, cache)
+    def __init__(
+        self, sequences: int, spare: int, prefix_cache: bool, windows: set[Window]
+    ) -> None:
+        self.sequences, self.tokens = sequences, sequences + spare
+        self.sizes = pool_sizes(windows, BLOCKS * BLOCK_TOKENS, sequences, self.tokens)
+        self.cache = Cache(self.sizes, self.tokens, prefix_cache)
+        self.scheduler = Scheduler(self.cache, sequences, self.tokens)
         self.wanted: dict[str, int] = {}
-        self.started: list[str] = []
+        self.started: list[Run] = []
         self.finished: set[str] = set()
 
     def add(self, number: int, job: Job) -> Run:
-        run = Run(f"{number:03}", list(job.prompt))
+        run = Run(f"{number:03}", list(job.prompt), priority=job.priority)
         self.wanted[run.request_id] = len(job.prompt) + job.count
         self.scheduler.add(run)
         return run
 
     def step(self) -> list[Slice]:
+        before = self.scheduler.running
+        first = [*before, *self.scheduler.waiting]
         slices = self.scheduler.schedule()
         self._check(slices)
+        self._check_order(before)
+        if first:
+            top = min(first, key=lambda run: (_urgency(run), run.request_id))
+            assert top in [s.run for s in slices], "the first of all makes no progress"
         self.scheduler.commit(slices)
         for piece in slices:
             self._advance(piece)
@@ -72,36 +82,70 @@ class Simulation:
         self.finished.add(run.request_id)
 
     def _check(self, slices: list[Slice]) -> None:
-        assert sum(s.count for s in slices) <= self.tokens
+        assert sum(s.count for s in slices) <= self.scheduler.budget <= self.tokens
         assert len(self.scheduler.running) <= self.sequences
         assert len({id(s.run) for s in slices}) == len(slices)
         for piece in slices:
             assert piece.count > 0
             assert piece.start == piece.run.done
             assert piece.end <= len(piece.run.tokens)
-            assert len(piece.run.blocks) * BLOCK_TOKENS >= piece.end
-        held = {block for run in self.scheduler.running for block in run.blocks}
-        assert len(held) + self.blocks.available == BLOCKS
-        assert not any(run.blocks for run in self.scheduler.waiting)
-        order = [r.request_id for r in [*self.scheduler.running, *self.scheduler.waiting]]
-        assert order == sorted(order)
+            self._check_tables(piece)
+        for window, pool in self.cache.pools.items():
+            held = {b for run in self.scheduler.running for b in run.tables[window].held}
+            assert len(held) + pool.available == pool.count == self.sizes[window]
+        assert not any(run.tables for run in self.scheduler.waiting)
+
+    def _check_tables(self, piece: Slice) -> None:
+        """What the tokens of a step see has its blocks, and little more."""
+        for window, table in piece.run.tables.items():
+            first = first_seen(piece.start, window) // BLOCK_TOKENS
+            seen = table.blocks[first : blocks_for(piece.end)]
+            assert len(seen) == blocks_for(piece.end) - first
+            assert table.first == first
+            assert TRASH not in table.held
+            assert set(table.blocks[:first]) <= {TRASH}
+
+    def _check_order(self, before: list[Run]) -> None:
+        """Within a priority by arrival; nobody begins, or stays, before who is more urgent."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        for priority in Priority:
+            order = [r.request_id for r in [*running, *waiting] if r.priority is priority]
+            assert order == sorted(order)
+        begun = [_urgency(run) for run in running if run not in before]
+        gave_way = [_urgency(run) for run in waiting if run in before]
+        assert max(begun, default=0) <= min(map(_urgency, waiting), default=len(Priority))
+        assert max(map(_urgency, running), default=0) <= min(gave_way, default=len(Priority))
 
     def _advance(self, piece: Slice) -> None:
         run = piece.run
-        if run.request_id not in self.started:
-            self.started.append(run.request_id)
+        if run not in self.started:
+            self.started.append(run)
         if piece.samples:
             run.tokens.append(0)
             if len(run.tokens) >= self.wanted[run.request_id]:
                 self.end(run)
 
 
-@given(SCHEDULERS, JOBS)
+SIMULATIONS = st.builds(
+    Simulation,
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.booleans(),
+    st.sets(st.sampled_from([None, 1, 16, 20, 40]), min_size=1),
+)
+
+
+def _urgency(run: Run) -> int:
+    """0 is the most urgent."""
+    return list(Priority).index(run.priority)
+
+
+@given(SIMULATIONS, JOBS)
 def test_every_run_ends_within_the_budgets_in_the_order_of_arrival(
-    made: tuple[Blocks, int, int, bool], jobs: list[Job]
+    simulation: Simulation, jobs: list[Job]
 ) -> None:
     """No starvation, no step beyond its tokens, no block used twice, none lost."""
-    simulation, step = Simulation(*made), 0
+    step = 0
     queue = sorted(enumerate(jobs), key=lambda pair: pair[1].arrival)
     due = [(job.arrival, f"{n:03}", n, job) for n, (_, job) in enumerate(queue)]
     cancels: list[tuple[int, Run]] = []
@@ -118,12 +162,14 @@ def test_every_run_ends_within_the_budgets_in_the_order_of_arrival(
             assert len(simulation.finished) == len(simulation.wanted), "nothing runs"
         step += 1
         assert step < 20_000, "somebody starves"
-    assert simulation.started == sorted(simulation.started)
-    assert simulation.blocks.available == BLOCKS
+    for priority in Priority:
+        started = [run.request_id for run in simulation.started if run.priority is priority]
+        assert started == sorted(started)
+    assert simulation.cache.available == sum(simulation.sizes.values())
 
 
 def _scheduler(blocks: int = 32, sequences: int = 4, tokens: int = 32) -> Scheduler:
-    return Scheduler(Blocks(blocks), sequences, tokens)
+    return Scheduler(Cache({None: blocks}, tokens), sequences, tokens)
 
 
 def _complete(scheduler: Scheduler) -> list[Slice]:
@@ -134,6 +180,10 @@ def _complete(scheduler: Scheduler) -> list[Slice]:
         if piece.samples:
             piece.run.tokens.append(1)
     return slices
+
+
+def _names(runs: list[Run]) -> str:
+    return "".join(run.request_id for run in runs)
 
 
 def test_decoding_goes_on_beside_a_long_prefill() -> None:
@@ -162,6 +212,44 @@ def test_the_newest_gives_way_and_returns_first() -> None:
     assert [r.request_id for r in scheduler.running] == ["a"]
     assert [r.request_id for r in scheduler.waiting] == ["b", "c"]
     assert scheduler.preemptions == 1
+
+
+def test_a_more_urgent_run_takes_the_place_of_a_less_urgent_one() -> None:
+    """Within one step; the newest of the least urgent gives way, and comes back in its place."""
+    scheduler = _scheduler(sequences=3)
+    for name, priority in (("a", STANDARD), ("b", BATCH), ("c", BATCH), ("d", BATCH)):
+        scheduler.add(Run(name, [1], priority=priority))
+    _complete(scheduler)
+    assert _names(scheduler.running) == "abc"
+    scheduler.add(Run("e", [1], priority=INTERACTIVE))
+    scheduler.add(Run("f", [1], priority=STANDARD))
+    assert _names([s.run for s in _complete(scheduler)]) == "eaf"
+    assert _names(scheduler.waiting) == "bcd"
+    assert scheduler.preemptions == 2
+
+
+def test_blocks_are_taken_from_less_urgent_runs_only() -> None:
+    """Its own priority it waits for, and a lower one gives way only where that helps."""
+    scheduler = _scheduler(blocks=6, tokens=512)
+    scheduler.add(Run("a", [1] * 40, priority=STANDARD))
+    scheduler.add(Run("b", [2] * 30, priority=BATCH))
+    _complete(scheduler)
+    scheduler.add(Run("c", [3] * 50, priority=STANDARD))
+    _complete(scheduler)
+    assert (_names(scheduler.running), scheduler.preemptions) == ("ab", 0)
+    scheduler.add(Run("d", [4] * 40, priority=INTERACTIVE))
+    _complete(scheduler)
+    assert (_names(scheduler.running), scheduler.preemptions) == ("da", 1)
+
+
+def test_an_urgent_prompt_is_prefilled_before_an_older_one() -> None:
+    """A long prompt of less urgent work would hold up its first token by many steps."""
+    scheduler = _scheduler()
+    scheduler.add(Run("a", [1] * 100, priority=BATCH))
+    _complete(scheduler)
+    scheduler.add(Run("b", [2] * 40, priority=INTERACTIVE))
+    counts = [{s.run.request_id: s.count for s in _complete(scheduler)} for _ in range(2)]
+    assert counts == [{"b": 32}, {"b": 8, "a": 24}]
 
 
 def test_a_preempted_run_finds_its_blocks_again() -> None:
@@ -199,15 +287,14 @@ def test_another_salt_shares_nothing() -> None:
 def test_a_budget_without_room_for_prefill_is_refused() -> None:
     """Every running sequence takes a token of each step: prefill would starve."""
     with pytest.raises(ValueError, match="max_batch_tokens 8 must be above max_sequences 8"):
-        Scheduler(Blocks(4), 8, 8)
+        Scheduler(Cache({None: 4}, 8), 8, 8)
 
 
-@given(SCHEDULERS, JOBS, st.lists(st.booleans(), max_size=60))
+@given(SIMULATIONS, JOBS, st.lists(st.booleans(), max_size=60))
 def test_every_run_ends_though_steps_do_not_fit_the_memory(
-    made: tuple[Blocks, int, int, bool], jobs: list[Job], failures: list[bool]
+    simulation: Simulation, jobs: list[Job], failures: list[bool]
 ) -> None:
     """A step that failed is not committed; the next is at most half of it, and nothing is lost."""
-    simulation = Simulation(*made)
     for number, job in enumerate(jobs):
         simulation.add(number, job)
     scheduler = simulation.scheduler
@@ -222,7 +309,7 @@ def test_every_run_ends_though_steps_do_not_fit_the_memory(
             break
         simulation.step()
     assert len(simulation.finished) == len(jobs)
-    assert simulation.blocks.available == BLOCKS
+    assert simulation.cache.available == sum(simulation.sizes.values())
 
 
 def test_a_lowered_budget_lets_the_newest_give_way_and_recovers(

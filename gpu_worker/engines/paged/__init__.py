@@ -1,6 +1,8 @@
 """Continuous batching with a paged KV cache over any Hugging Face causal language model.
 
 scheduler  who runs in the next step, and how far      (pure)
+run        a sequence on its way                       (pure)
+cache      the KV of runs, by the windows of layers    (pure)
 blocks     KV blocks, shared by equal prefixes         (pure)
 plan       a step as tensors
 attention  the attention function over the blocks

@@ -1,6 +1,7 @@
 """The attention function that transformers calls in each layer, over paged KV."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from mmap import mmap
@@ -12,6 +13,7 @@ from transformers import AttentionInterface
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
 from gpu_worker.engines.paged.plan import TILE_ROWS, Decodes, Plan
+from gpu_worker.engines.paged.run import Window
 
 SPARE = 1.25  # gather buffers grow by steps, as contexts do
 
@@ -24,18 +26,25 @@ class Layer:
 
     kv_heads: int
     head_dim: int
+    window: Window
 
 
 class PagedAttention:
     """KV blocks of every layer, and attention over them for the current `plan`.
 
-    transformers finds it by `name`. Set `plan` before each forward pass.
+    `blocks`: how many there are for the layers of each window. transformers finds it by `name`.
+    Set `plan` before each forward pass.
     """
 
     def __init__(
-        self, layers: list[Layer], blocks: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: list[Layer],
+        blocks: Mapping[Window, int],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        shapes = [(blocks + 1, BLOCK_TOKENS, kv.kv_heads, kv.head_dim) for kv in layers]
+        self._layers, self._device = layers, device
+        shapes = [(blocks[kv.window] + 1, BLOCK_TOKENS, kv.kv_heads, kv.head_dim) for kv in layers]
         self._keys = [_zeros(shape, dtype, device) for shape in shapes]
         self._values = [_zeros(shape, dtype, device) for shape in shapes]
         self._gathered: dict[torch.Size, tuple[Tensor, Tensor]] = {}
@@ -52,11 +61,14 @@ class PagedAttention:
         """Free what is kept for speed alone."""
         self._gathered.clear()
 
-    def zero(self, blocks: list[int]) -> None:
+    def zero(self, blocks: Mapping[Window, list[int]]) -> None:
         """Clear blocks: even masked, a NaN left in one would reach who reads it next."""
-        index = torch.tensor(blocks, device=self._keys[0].device)
-        for cache in (*self._keys, *self._values):
-            cache.index_fill_(0, index, 0)
+        for window, numbers in blocks.items():
+            index = torch.tensor(numbers, device=self._device)
+            for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+                if layer.window == window:
+                    keys.index_fill_(0, index, 0)
+                    values.index_fill_(0, index, 0)
 
     def _attend(
         self,
@@ -66,14 +78,15 @@ class PagedAttention:
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        sliding_window: int | None = None,
+        sliding_window: Window = None,
         **_: object,
     ) -> tuple[Tensor, None]:
         """Query `[1, heads, tokens, dim]` to output `[1, tokens, heads, dim]`; keeps the KV."""
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self._keys[layer], self._values[layer]
-        keys.flatten(0, 1).index_copy_(0, self.plan.slots, key[0].transpose(0, 1))
-        values.flatten(0, 1).index_copy_(0, self.plan.slots, value[0].transpose(0, 1))
+        slots = self.plan.slots(sliding_window)
+        keys.flatten(0, 1).index_copy_(0, slots, key[0].transpose(0, 1))
+        values.flatten(0, 1).index_copy_(0, slots, value[0].transpose(0, 1))
         out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
         for decodes in self.plan.decodes(sliding_window):
             rows = query[0, :, decodes.first : decodes.last]

@@ -1,7 +1,7 @@
 """KV blocks: reference counts, and full blocks cached by the hash of all tokens to their end."""
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from streams.messages import pack_tokens
@@ -43,16 +43,24 @@ class Blocks:
     def cached(self) -> int:
         return len(self._cached)
 
+    def freed_by(self, holders: Iterable[Sequence[int]]) -> int:
+        """How many more blocks would be available if all these holders released theirs."""
+        held = Counter(block for blocks in holders for block in blocks)
+        return sum(self._references[block] == count for block, count in held.items())
+
     def take(self, count: int) -> list[int]:
         """Hand out blocks whose content is undefined. The caller has checked `available`."""
         return [self._take() for _ in range(count)]
 
-    def hit(self, digest: bytes) -> int | None:
-        """Share the block published under `digest`, if there is one."""
-        block = self._published.get(digest)
-        if block is not None:
-            self._cached.pop(block, None)
-            self._references[block] += 1
+    def has(self, digest: bytes) -> bool:
+        """Whether a block is published under `digest`."""
+        return digest in self._published
+
+    def hit(self, digest: bytes) -> int:
+        """Share the block published under `digest`. The caller has checked `has`."""
+        block = self._published[digest]
+        self._cached.pop(block, None)
+        self._references[block] += 1
         return block
 
     def publish(self, block: int, digest: bytes) -> None:

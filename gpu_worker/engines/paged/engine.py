@@ -22,12 +22,14 @@ from gpu_worker.engines import memory
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged.adapters import Adapters
 from gpu_worker.engines.paged.attention import PagedAttention
-from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, blocks_for
+from gpu_worker.engines.paged.cache import Cache, pool_sizes
 from gpu_worker.engines.paged.grammars import Grammars, Matcher
 from gpu_worker.engines.paged.penalties import Penalties, penalties
 from gpu_worker.engines.paged.plan import Plan
+from gpu_worker.engines.paged.run import Run, Slice
 from gpu_worker.engines.paged.sampler import Choice, Sampled, sample, uniform
-from gpu_worker.engines.paged.scheduler import Run, Scheduler, Slice
+from gpu_worker.engines.paged.scheduler import Scheduler
 from gpu_worker.engines.paged.stats import Stats
 from gpu_worker.limits import Limits, reserved
 from gpu_worker.seeds import seed_of
@@ -101,15 +103,17 @@ class TransformersEngine:
         self._model, self._tokenizer, self._ends = loaded.model, loaded.tokenizer, loaded.ends
         if kv_tokens is None:
             spare = memory.spare_bytes(loaded.model.device)
-            kv_tokens = models.kv_tokens_for(loaded, max_sequences, spare)
-        count = blocks_for(kv_tokens)
-        self._blocks = Blocks(count)
-        self._scheduler = Scheduler(self._blocks, max_sequences, max_batch_tokens, prefix_cache)
+            kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
+        self._blocks = blocks_for(kv_tokens)
+        windows = {layer.window for layer in loaded.layers}
+        sizes = pool_sizes(windows, kv_tokens, max_sequences, max_batch_tokens)
+        self._cache = Cache(sizes, max_batch_tokens, prefix_cache)
+        self._scheduler = Scheduler(self._cache, max_sequences, max_batch_tokens)
         device, dtype = self._model.device, self._model.dtype
-        self._attention = PagedAttention(loaded.layers, count, dtype, device)
+        self._attention = PagedAttention(loaded.layers, sizes, dtype, device)
         self._model.set_attn_implementation(self._attention.name)
         self._adapters = Adapters(self._model, adapter_bytes)
-        longest = min(loaded.context, count * BLOCK_TOKENS)
+        longest = min(loaded.context, self._blocks * BLOCK_TOKENS)
         self._limits = Limits(loaded.vocabulary, longest, adapters=True)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
@@ -148,7 +152,7 @@ class TransformersEngine:
             spare = _kv_bytes(loaded, memory_bytes) - cls._step_bytes(
                 loaded, max_sequences, max_batch_tokens
             )
-            kv_tokens = models.kv_tokens_for(loaded, max_sequences, spare)
+            kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
             _check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
         engine = cls(
             loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes
@@ -184,7 +188,7 @@ class TransformersEngine:
             self.add(Sequence(f"warm-up-{number}", [number] * length, sampling))
         while not self.idle:
             self._step_or_raise()
-        self._blocks.forget()
+        self._cache.forget()
         self._stats = Stats()
 
     def _step_or_raise(self) -> None:
@@ -230,6 +234,7 @@ class TransformersEngine:
         outputs, self._ready = self._ready, []
         with self._stats.timed("schedule"):
             slices = self._scheduler.schedule()
+            self._attention.zero(self._cache.unclean())
         if slices:
             self._stats.steps += 1
             self._stats.sequences = len(slices)
@@ -240,7 +245,7 @@ class TransformersEngine:
 
     def room(self) -> Room:
         sequences = self._scheduler.max_running - len(self._generations)
-        tokens = (self._blocks.count - self._reserved) * BLOCK_TOKENS
+        tokens = (self._blocks - self._reserved) * BLOCK_TOKENS
         return Room(max(0, sequences), max(0, tokens))
 
     def capacity(self) -> int:
@@ -254,13 +259,13 @@ class TransformersEngine:
     @property
     def stats(self) -> Stats:
         """Counters and gauges as of now; the same object each time."""
-        stats, blocks, scheduler = self._stats, self._blocks, self._scheduler
+        stats, cache, scheduler = self._stats, self._cache, self._scheduler
         stats.preemptions, stats.hit_tokens = scheduler.preemptions, scheduler.hit_tokens
         stats.query_tokens = scheduler.query_tokens
         stats.adapter_loads = self._adapters.loads
-        stats.kv_free = blocks.available * BLOCK_TOKENS
-        stats.kv_cached = blocks.cached * BLOCK_TOKENS
-        stats.kv_used = blocks.count * BLOCK_TOKENS - stats.kv_free
+        stats.kv_free = cache.available * BLOCK_TOKENS
+        stats.kv_cached = cache.cached * BLOCK_TOKENS
+        stats.kv_used = cache.count * BLOCK_TOKENS - stats.kv_free
         return stats
 
     def close(self) -> None:
@@ -382,10 +387,9 @@ class TransformersEngine:
         return Output(run.request_id, [token], text, logprobs, finish=finish)
 
     def _fail(self, run: Run, reason: str, code: str = "engine_failed") -> Output:
-        """Drop a sequence alone. What it left in KV blocks could poison the next, so clear them."""
+        """Drop a sequence alone; its KV is cleared before anybody else has its blocks."""
         self._leave(self._generations[run.request_id])
-        if freed := self._scheduler.discard(run):
-            self._attention.zero(freed)
+        self._scheduler.discard(run)
         return Output(run.request_id, error=EngineError(code, reason))
 
     def _leave(self, generation: _Generation) -> None:
@@ -397,7 +401,8 @@ class TransformersEngine:
         """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
         sampling = sequence.sampling
         salt = bytes.fromhex(sequence.adapter.digest) if sequence.adapter else b""
-        run = Run(sequence.request_id, sequence.prompt + sequence.generated, salt)
+        tokens = sequence.prompt + sequence.generated
+        run = Run(sequence.request_id, tokens, salt, sequence.priority)
         seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
         skip = sampling.skip_special_tokens
         text = TextStream(self._tokenizer, sequence.prompt, sampling.stop, skip)

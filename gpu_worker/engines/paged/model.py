@@ -1,5 +1,6 @@
 """Loading a causal language model, and refusing at once what paged attention cannot do."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.memory import default_device
 from gpu_worker.engines.paged.attention import Layer
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
+from gpu_worker.engines.paged.cache import pool_sizes
 from gpu_worker.engines.paged.packing import pack
 
 SURVEY = "millstream_survey"
@@ -100,7 +103,8 @@ def survey(model: PreTrainedModel) -> list[Layer]:
         attention_mask: torch.Tensor | None, **asked: object,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         _refuse_call(name, module, key, value, asked)
-        seen[int(module.layer_idx)] = Layer(key.shape[1], key.shape[3])  # type: ignore[arg-type]
+        window = asked.get("sliding_window")
+        seen[int(module.layer_idx)] = Layer(key.shape[1], key.shape[3], window)  # type: ignore[arg-type]
         return sdpa_attention_forward(module, query, key, value, None, **asked)  # type: ignore[arg-type]
 
     AttentionInterface.register(SURVEY, look)
@@ -151,8 +155,21 @@ def _ends(model: PreTrainedModel) -> frozenset[int]:
     return frozenset()
 
 
-def kv_tokens_for(loaded: Loaded, max_sequences: int, spare_bytes: int) -> int:
+def kv_tokens_for(
+    loaded: Loaded, max_sequences: int, max_batch_tokens: int, spare_bytes: int
+) -> int:
     """How many tokens of KV fit into `spare_bytes`, no more than could ever be used."""
-    item = loaded.model.dtype.itemsize
-    each = sum(2 * layer.kv_heads * layer.head_dim * item for layer in loaded.layers)
-    return max(0, min(max_sequences * loaded.context, spare_bytes // each))
+
+    def needs(tokens: int) -> int:
+        return kv_bytes(loaded, tokens, max_sequences, max_batch_tokens)
+
+    most = range(1, max_sequences * loaded.context + 1)
+    return bisect_right(most, spare_bytes, key=needs)
+
+
+def kv_bytes(loaded: Loaded, tokens: int, max_sequences: int, max_batch_tokens: int) -> int:
+    """What the KV of so many tokens takes; layers with a window need no more than that."""
+    windows = {layer.window for layer in loaded.layers}
+    blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
+    item = loaded.model.dtype.itemsize * BLOCK_TOKENS
+    return sum(2 * kv.kv_heads * kv.head_dim * item * blocks[kv.window] for kv in loaded.layers)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, TRASH, blocks_for
-from gpu_worker.engines.paged.scheduler import Slice
+from gpu_worker.engines.paged.run import Slice, Window, first_seen
 
 # Shapes that torch's CPU kernels round alike, found by comparing bits. Others take other paths,
 # and in bfloat16 one different bit grows to 1 % of the hidden states in a few layers: alone, or
@@ -50,8 +50,9 @@ class Plan:
     slices: list[Slice]
     dtype: torch.dtype
     device: torch.device
-    _decodes: dict[int | None, list[Decodes]] = field(default_factory=dict)
-    _prefills: dict[int | None, list[Prefill]] = field(default_factory=dict)
+    _slots: dict[Window, Tensor] = field(default_factory=dict)
+    _decodes: dict[Window, list[Decodes]] = field(default_factory=dict)
+    _prefills: dict[Window, list[Prefill]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slices = sorted(self.slices, key=lambda s: (not s.is_decode, s.is_decode and s.end))
@@ -67,11 +68,12 @@ class Plan:
         positions = [p for s in self.slices for p in range(s.start, s.end)]
         return self._tensor(_padded(positions, 0))
 
-    @cached_property
-    def slots(self) -> Tensor:
+    def slots(self, window: Window) -> Tensor:
         """Where each token's KV goes, as an index into the blocks laid end to end."""
-        slots = [_slot(s, p) for s in self.slices for p in range(s.start, s.end)]
-        return self._tensor(_padded(slots, TRASH * BLOCK_TOKENS))
+        if window not in self._slots:
+            slots = [_slot(s, p, window) for s in self.slices for p in range(s.start, s.end)]
+            self._slots[window] = self._tensor(_padded(slots, TRASH * BLOCK_TOKENS))
+        return self._slots[window]
 
     @cached_property
     def sampled(self) -> list[Slice]:
@@ -88,13 +90,13 @@ class Plan:
                 rows.append(row - 1)
         return self._tensor(_padded(rows, 0) if rows else rows)
 
-    def decodes(self, window: int | None) -> list[Decodes]:
+    def decodes(self, window: Window) -> list[Decodes]:
         if window not in self._decodes:
             groups = _groups(self.slices[: self._decoding], window)
             self._decodes[window] = [self._decode(group, window) for group in groups]
         return self._decodes[window]
 
-    def prefills(self, window: int | None) -> list[Prefill]:
+    def prefills(self, window: Window) -> list[Prefill]:
         if window not in self._prefills:
             made, row = [], self._decoding
             for piece in self.slices[self._decoding :]:
@@ -103,10 +105,12 @@ class Plan:
             self._prefills[window] = made
         return self._prefills[window]
 
-    def _decode(self, rows: range, window: int | None) -> Decodes:
+    def _decode(self, rows: range, window: Window) -> Decodes:
         slices = [self.slices[row] for row in rows]
         starts = [_split(s, window) for s in slices]
-        tables = [s.run.blocks[start:] for s, start in zip(slices, starts, strict=True)]
+        tables = [
+            s.run.tables[window].blocks[start:] for s, start in zip(slices, starts, strict=True)
+        ]
         width = _even(max(map(len, tables)))
         blocks = self._tensor([_padded(table, TRASH, width) for table in tables])
         seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
@@ -115,9 +119,9 @@ class Plan:
         mask = self._additive((seen >= firsts) & (seen < self._tensor([[s.end] for s in slices])))
         return Decodes(rows.start, rows.stop, blocks, mask[:, None, None])
 
-    def _prefill(self, piece: Slice, row: int, window: int | None) -> Prefill:
+    def _prefill(self, piece: Slice, row: int, window: Window) -> Prefill:
         start = _split(piece, window)
-        table = piece.run.blocks[start : blocks_for(piece.end)]
+        table = piece.run.tables[window].blocks[start : blocks_for(piece.end)]
         table = _padded(table, TRASH, _even(len(table)))
         seen = torch.arange(len(table) * BLOCK_TOKENS, device=self.device) + start * BLOCK_TOKENS
         rows = piece.count + -piece.count % TILE_ROWS
@@ -141,17 +145,17 @@ def _padded(values: list[int], filler: int, length: int = MIN_ROWS) -> list[int]
     return values + [filler] * (length - len(values))
 
 
-def _slot(piece: Slice, position: int) -> int:
-    block = piece.run.blocks[position // BLOCK_TOKENS]
+def _slot(piece: Slice, position: int, window: Window) -> int:
+    block = piece.run.tables[window].blocks[position // BLOCK_TOKENS]
     return block * BLOCK_TOKENS + position % BLOCK_TOKENS
 
 
-def _first(piece: Slice, window: int | None) -> int:
+def _first(piece: Slice, window: Window) -> int:
     """The first position that the slice's first token sees."""
-    return 0 if window is None else max(0, piece.start + 1 - window)
+    return first_seen(piece.start, window)
 
 
-def _split(piece: Slice, window: int | None) -> int:
+def _split(piece: Slice, window: Window) -> int:
     """The first block to take for a slice: the split's in which it begins to see."""
     return _first(piece, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
 
@@ -163,7 +167,7 @@ def _even(blocks: int) -> int:
     return max(2, blocks + more)
 
 
-def _groups(decodes: list[Slice], window: int | None) -> list[range]:
+def _groups(decodes: list[Slice], window: Window) -> list[range]:
     """Split rows, sorted by length, so that padding to a group's longest costs at most half."""
     groups: list[range] = []
     start, limit = 0, 0

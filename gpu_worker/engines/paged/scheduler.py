@@ -1,91 +1,50 @@
-"""Who runs in the next step, and how far: first come first served, in chunks, under a budget.
+"""Who runs in the next step, and how far: by priority, in chunks, under a budget.
 
-Runs keep the order of their arrival, running before waiting. When blocks run out the newest gives
-way: it loses its KV, returns to the head of the queue, and is computed again later. When memory
-for a step runs out the budget of a step is halved, and recovers slowly.
+Runs of one priority keep the order of their arrival, running before waiting. When blocks run out
+the newest of the lowest priority gives way: it loses its KV, returns to the head of its priority,
+and is computed again later. Who waits may take the place of lower priorities, never of its own.
+When memory for a step runs out the budget of a step is halved, and recovers slowly.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Self
 
-from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, Blocks, blocks_for, chain
+from gpu_worker.engines.paged.cache import Cache
+from gpu_worker.engines.paged.run import Run, Slice
+from streams.subjects import Priority
 
 RECOVERY_STEPS = 64  # that fit, before a lowered budget grows again
 RECOVERY_PARTS = 16  # by a sixteenth of itself
 
 
-@dataclass(eq=False)
-class Run:
-    """A sequence on its way: `tokens` so far; the KV of the first `done` is in `blocks`."""
-
-    request_id: str
-    tokens: list[int]
-    salt: bytes = b""
-    done: int = 0
-    blocks: list[int] = field(default_factory=list)
-    published: int = 0
-    digests: list[bytes] = field(default_factory=list)
-
-    @property
-    def pending(self) -> int:
-        """Tokens to compute before the next can be sampled: 1 while decoding."""
-        return len(self.tokens) - self.done
-
-    def digest(self, block: int) -> bytes:
-        """The chained hash of the run's full block number `block`; computed once each."""
-        while len(self.digests) <= block:
-            start = len(self.digests) * BLOCK_TOKENS
-            previous = self.digests[-1] if self.digests else self.salt
-            self.digests.append(chain(previous, self.tokens[start : start + BLOCK_TOKENS]))
-        return self.digests[block]
-
-
 @dataclass(frozen=True)
-class Slice:
-    """Tokens `start` to `start + count` of a run, for one step.
+class _Line:
+    """The runs of one priority, each part in order of arrival; all that run came before."""
 
-    `samples`: they reach the run's last token, so the next one can be sampled.
-    """
-
-    run: Run
-    start: int
-    count: int
-    samples: bool
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-    @property
-    def is_decode(self) -> bool:
-        return self.count == 1 and self.samples
-
-    @classmethod
-    def of(cls, run: Run, count: int) -> Self:
-        return cls(run, run.done, count, count == run.pending)
+    running: list[Run] = field(default_factory=list)
+    waiting: deque[Run] = field(default_factory=deque)
 
 
 class Scheduler:
     """Plan steps of at most `max_batch_tokens` over at most `max_sequences` runs at once.
 
-    Every run must fit the blocks alone; then the oldest always makes progress, and so all do.
+    Every run must fit the blocks alone; then the oldest of the highest priority always makes
+    progress, and so all do once nobody of a higher one arrives.
     """
 
-    def __init__(
-        self, blocks: Blocks, max_sequences: int, max_batch_tokens: int, prefix_cache: bool = True
-    ) -> None:
+    def __init__(self, cache: Cache, max_sequences: int, max_batch_tokens: int) -> None:
         if max_batch_tokens <= max_sequences:
             raise ValueError(
                 f"max_batch_tokens {max_batch_tokens} must be above max_sequences {max_sequences}: "
                 "every running sequence takes one, and prefill needs some"
             )
-        self._blocks, self._prefix_cache = blocks, prefix_cache
+        self._cache = cache
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
         self.budget = max_batch_tokens  # of the next step
         self._good_steps = 0
-        self.running: list[Run] = []
-        self.waiting: deque[Run] = deque()
+        self._spare = 0  # tokens of the step being planned that no decoding run needs
+        self._lines = {priority: _Line() for priority in Priority}  # most urgent first
         self.preemptions = self.hit_tokens = self.query_tokens = 0
 
     @property
@@ -94,33 +53,43 @@ class Scheduler:
         return min(self._max_sequences, self.budget)
 
     @property
+    def running(self) -> list[Run]:
+        """Most urgent first, then oldest first; so is `waiting`."""
+        return [run for line in self._lines.values() for run in line.running]
+
+    @property
+    def waiting(self) -> list[Run]:
+        return [run for line in self._lines.values() for run in line.waiting]
+
+    @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        return not any(line.running or line.waiting for line in self._lines.values())
 
     def add(self, run: Run) -> None:
-        self.waiting.append(run)
+        self._lines[run.priority].waiting.append(run)
 
     def remove(self, run: Run) -> None:
         """Drop a run, whatever it is doing; its blocks are free again."""
         self._forget(run)
-        self._blocks.release(run.blocks)
+        self._cache.release(run)
 
-    def discard(self, run: Run) -> list[int]:
-        """Drop a run whose KV may be bad. Returns the blocks to be zeroed before the next step."""
+    def discard(self, run: Run) -> None:
+        """Drop a run whose KV may be bad."""
         self._forget(run)
-        return self._blocks.discard(run.blocks)
+        self._cache.discard(run)
 
     def schedule(self) -> list[Slice]:
         """The slices of the next step: one token for each decoding run, then chunks of prefill."""
-        while len(self.running) > self.budget:
-            self._preempt(self.running[-1])
-        decoding = sum(run.pending == 1 for run in self.running)
-        budget = self.budget - decoding
-        before = self.preemptions
-        slices = self._continue(budget)
-        budget -= sum(s.count for s in slices if not s.is_decode)
-        if self.preemptions == before:
-            slices += self._admit(budget)
+        while self._count > self.budget:
+            self._preempt(self._newest())
+        self._spare = self.budget - sum(run.pending == 1 for run in self.running)
+        slices: list[Slice] = []
+        held_up = False
+        for line in self._lines.values():
+            slices += self._continue(line)
+            if not held_up:
+                slices += self._admit(line)
+            held_up = held_up or bool(line.waiting)
         return slices
 
     def commit(self, slices: list[Slice]) -> None:
@@ -128,8 +97,7 @@ class Scheduler:
         self._recover()
         for piece in slices:
             piece.run.done = piece.end
-            if self._prefix_cache:
-                self._publish(piece.run)
+            self._cache.commit(piece.run)
 
     def lower(self, slices: list[Slice]) -> bool:
         """A step did not fit the memory: halve the next one. False when it was a single token."""
@@ -144,79 +112,87 @@ class Scheduler:
             more = max(1, self.budget // RECOVERY_PARTS)
             self.budget = min(self._max_batch_tokens, self.budget + more)
 
-    def _continue(self, budget: int) -> list[Slice]:
+    @property
+    def _count(self) -> int:
+        return sum(len(line.running) for line in self._lines.values())
+
+    def _newest(self) -> Run:
+        """Who gives way first: of the running runs of the lowest priority the newest."""
+        return next(line.running[-1] for line in reversed(self._lines.values()) if line.running)
+
+    def _below(self, priority: Priority) -> Iterator[Run]:
+        """The running runs of lower priorities."""
+        order = list(Priority)
+        for lower in order[order.index(priority) + 1 :]:
+            yield from self._lines[lower].running
+
+    def _continue(self, line: _Line) -> list[Slice]:
         slices: list[Slice] = []
         index = 0
-        while index < len(self.running):  # the oldest first: who gives way is not in `slices` yet
-            run = self.running[index]
-            count = 1 if run.pending == 1 else min(run.pending, budget)
+        while index < len(line.running):  # the oldest first: who gives way is not in `slices` yet
+            run = line.running[index]
+            count = 1 if run.pending == 1 else min(run.pending, self._spare)
             if count and self._grow(run, run.done + count):
                 slices.append(Slice.of(run, count))
-                budget -= count if run.pending > 1 else 0
+                self._spare -= count if run.pending > 1 else 0
             index += 1
         return slices
 
-    def _admit(self, budget: int) -> list[Slice]:
+    def _admit(self, line: _Line) -> list[Slice]:
         slices: list[Slice] = []
-        while self.waiting and budget > 0 and len(self.running) < self.max_running:
-            run = self.waiting[0]
-            if not self._restore(run):
-                break
-            self.running.append(self.waiting.popleft())
-            count = min(run.pending, budget)
-            run.blocks += self._blocks.take(blocks_for(run.done + count) - len(run.blocks))
+        while line.waiting and self._can_admit(line.waiting[0]) and self._restore(line.waiting[0]):
+            run = line.waiting.popleft()
+            line.running.append(run)
+            count = min(run.pending, self._spare)
+            self._cache.grow(run, run.done + count)
             slices.append(Slice.of(run, count))
-            budget -= count
+            self._spare -= count
         return slices
 
+    def _can_admit(self, run: Run) -> bool:
+        """Whether the step has a token for one more run, or for this one in another's place."""
+        if self._count < self.max_running:
+            return self._spare > 0
+        below = list(self._below(run.priority))
+        return bool(below) and (self._spare > 0 or below[-1].pending == 1)
+
     def _restore(self, run: Run) -> bool:
-        """Share what is cached of a run; False, and nothing shared, when the rest does not fit."""
-        run.blocks = self._hits(run) if self._prefix_cache else []
-        if blocks_for(len(run.tokens) + 1) - len(run.blocks) > self._blocks.available:
-            self._blocks.release(run.blocks)
-            run.blocks = []
+        """Share what is cached of a run, and let lower priorities give way to the rest of it.
+
+        False, and nothing has changed, when that would not be enough.
+        """
+        self._cache.restore(run)
+        whole = len(run.tokens) + 1
+        if not self._cache.fits(run, whole, list(self._below(run.priority))):
+            self._cache.release(run)
             return False
-        run.published = len(run.blocks)
-        run.done = run.published * BLOCK_TOKENS
+        while self._count >= self.max_running or not self._cache.fits(run, whole):
+            self._preempt(self._newest())
         self.hit_tokens += run.done
         self.query_tokens += len(run.tokens)
         return True
 
-    def _hits(self, run: Run) -> list[int]:
-        """Cached blocks from the start, never all: the last token is computed for its logits."""
-        blocks: list[int] = []
-        for index in range((len(run.tokens) - 1) // BLOCK_TOKENS):
-            block = self._blocks.hit(run.digest(index))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
-
     def _grow(self, run: Run, tokens: int) -> bool:
         """Give `run` blocks for `tokens`; False when it had to give way itself."""
-        need = blocks_for(tokens) - len(run.blocks)
-        while need > self._blocks.available:
-            newest = self.running[-1]
+        while not self._cache.fits(run, tokens):
+            newest = self._newest()
             self._preempt(newest)
             if newest is run:
                 return False
-        run.blocks += self._blocks.take(need)
+        self._cache.grow(run, tokens)
         return True
 
     def _preempt(self, run: Run) -> None:
-        self.running.remove(run)
-        self.waiting.appendleft(run)
-        self._blocks.release(run.blocks)
-        run.blocks, run.done, run.published = [], 0, 0
+        line = self._lines[run.priority]
+        line.running.remove(run)
+        line.waiting.appendleft(run)
+        self._spare += run.pending == 1
+        self._cache.release(run)
         self.preemptions += 1
 
-    def _publish(self, run: Run) -> None:
-        for index in range(run.published, run.done // BLOCK_TOKENS):
-            self._blocks.publish(run.blocks[index], run.digest(index))
-        run.published = run.done // BLOCK_TOKENS
-
     def _forget(self, run: Run) -> None:
-        if run in self.running:
-            self.running.remove(run)
+        line = self._lines[run.priority]
+        if run in line.running:
+            line.running.remove(run)
         else:
-            self.waiting.remove(run)
+            line.waiting.remove(run)

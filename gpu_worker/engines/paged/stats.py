@@ -21,7 +21,7 @@ class Stats:
     hit_tokens: int = 0  # prompt tokens that the prefix cache spared
     query_tokens: int = 0
     adapter_loads: int = 0
-    kv_free: int = 0  # tokens
+    kv_free: int = 0  # tokens, of layers of all windows together
     kv_cached: int = 0
     kv_used: int = 0
     seconds: dict[Stage, float] = field(default_factory=dict)

@@ -1,0 +1,81 @@
+"""A sequence on its way through the engine, and the part of it that one step computes."""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, chain
+from streams.subjects import Priority
+
+Window = int | None  # tokens that a layer sees, the newest included; None: all
+
+
+def first_seen(position: int, window: Window) -> int:
+    """The first position that the token at `position` sees."""
+    return 0 if window is None else max(0, position + 1 - window)
+
+
+@dataclass(eq=False)
+class Table:
+    """Blocks by position, for the layers of one window; `TRASH` up to `first`: given back."""
+
+    blocks: list[int] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def held(self) -> list[int]:
+        return self.blocks[self.first :]
+
+
+@dataclass(eq=False)
+class Run:
+    """`tokens` so far; the KV of the first `done` is in the blocks of `tables`, where still seen.
+
+    `published`: so many of its full blocks are offered to others.
+    """
+
+    request_id: str
+    tokens: list[int]
+    salt: bytes = b""
+    priority: Priority = Priority.STANDARD
+    done: int = 0
+    tables: dict[Window, Table] = field(default_factory=dict)
+    published: int = 0
+    digests: list[bytes] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute before the next can be sampled: 1 while decoding."""
+        return len(self.tokens) - self.done
+
+    def digest(self, block: int) -> bytes:
+        """The chained hash of the run's full block number `block`; computed once each."""
+        while len(self.digests) <= block:
+            start = len(self.digests) * BLOCK_TOKENS
+            previous = self.digests[-1] if self.digests else self.salt
+            self.digests.append(chain(previous, self.tokens[start : start + BLOCK_TOKENS]))
+        return self.digests[block]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Tokens `start` to `start + count` of a run, for one step.
+
+    `samples`: they reach the run's last token, so the next one can be sampled.
+    """
+
+    run: Run
+    start: int
+    count: int
+    samples: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def is_decode(self) -> bool:
+        return self.count == 1 and self.samples
+
+    @classmethod
+    def of(cls, run: Run, count: int) -> Self:
+        return cls(run, run.done, count, count == run.pending)
