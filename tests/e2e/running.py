@@ -25,14 +25,25 @@ def free_port() -> int:
 def descendants(pid: int) -> list[int]:
     """Every living process below `pid`."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *descendants(int(child))]
+    for child in _children(pid):
+        found += [child, *descendants(child)]
     return found
 
 
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return []
+
+
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    """What it was started with; nothing once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def is_gone(pid: int) -> bool:
