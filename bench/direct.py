@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_worker.engine import Engine, Sequence
-from gpu_worker.engines.paged.engine import TransformersEngine
+from gpu_worker.engines import factory
 from gpu_worker.settings import WorkerSettings
 from millstream.bench.prompts import Prompts
 from registry.description import describe
@@ -21,11 +21,11 @@ from streams.messages import Sampling
 def main(directory: Path, seconds: float, *sizes: int) -> None:
     """Print tokens per second as JSON."""
     worker = WorkerSettings(model=(directory.name,))
-    engine = TransformersEngine.load(
-        directory,
-        max_sequences=worker.max_sequences,
-        max_batch_tokens=worker.max_batch_tokens,
-    )
+    options = {
+        "max_sequences": worker.max_sequences,
+        "max_batch_tokens": worker.max_batch_tokens,
+    }
+    engine = factory.build("transformers", directory, options)
     sequences, prompt_tokens, output_tokens = sizes
     prompts = Prompts(describe(directory).vocab_size, seed=0)
     asked = _sequences(prompts, prompt_tokens, output_tokens)

@@ -20,6 +20,8 @@ from gpu_worker.engines import demo
 from millstream.up.plan import ALLOCATOR
 from millstream.up.preparation import cache_directory
 
+OURS = "millstream"
+VLLM_PYTHON = "MILLSTREAM_BENCH_VLLM"
 ROUNDS = 2  # of one turn
 VLLM = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -48,7 +50,6 @@ CASES = (
     Case("llama-28m-fp32", 512, 32, 32, {"vllm": 0.9}),
     Case("gemma-3-270m-bf16", 64, 32, 32, {"vllm": 0.9}),
 )
-OTHERS = ("vllm", "generate", "continuous")
 
 
 def measure(runs: int, seconds: float) -> None:
@@ -63,13 +64,13 @@ def measure(runs: int, seconds: float) -> None:
 
 
 def _publish(case: Case, runs: list[Run]) -> None:
-    names = ["millstream", *(name for name in OTHERS if name in runs[0])]
-    figures = [Figure(name, f"tokens/s, {name}") for name in names]
-    for name in names[1:]:
-        goal = f"≥ {case.goals[name]}" if name in case.goals else ""
-        figures.append(Figure(f"over_{name}", f"share of {name}", goal))
+    names = _contenders(case)
+    figures = [
+        *(Figure(name, f"tokens/s, {name}") for name in names),
+        *(Figure(f"over_{n}", f"share of {n}", f"≥ {case.goals[n]}") for n in names[1:]),
+    ]
     shares = {
-        f"over_{name}": median(r["millstream"] for r in runs) / median(r[name] for r in runs)
+        f"over_{name}": median(r[OURS] for r in runs) / median(r[name] for r in runs)
         for name in names[1:]
     }
     results.publish(
@@ -78,22 +79,19 @@ def _publish(case: Case, runs: list[Run]) -> None:
 
 
 def _turn(case: Case, directory: Path) -> Run:
-    """One turn of each contender: the better of its rounds, which the neighbours disturbed less."""
-    pythons = {
-        "millstream": sys.executable,
-        "generate": sys.executable,
-        "continuous": sys.executable,
-    }
-    if vllm := os.environ.get("MILLSTREAM_BENCH_VLLM"):
-        pythons["vllm"] = vllm
-    rates = {name: max(_rounds(case, directory, name, python)) for name, python in pythons.items()}
-    return rates | {
-        f"over_{n}": rates["millstream"] / r for n, r in rates.items() if n != "millstream"
-    }
+    """One turn of each: the better of its rounds, which the neighbours disturbed less."""
+    rates = {name: max(_rounds(case, directory, name)) for name in _contenders(case)}
+    return rates | {f"over_{name}": rates[OURS] / rates[name] for name in rates if name != OURS}
 
 
-def _rounds(case: Case, directory: Path, name: str, python: str) -> list[float]:
+def _contenders(case: Case) -> list[str]:
+    """Ours, and those that it is to be held against and that are there."""
+    return [OURS, *(name for name in case.goals if name != "vllm" or VLLM_PYTHON in os.environ)]
+
+
+def _rounds(case: Case, directory: Path, name: str) -> list[float]:
     sizes = (case.prompt_tokens, case.output_tokens, case.concurrency, ROUNDS)
+    python = os.environ[VLLM_PYTHON] if name == "vllm" else sys.executable
     command = [python, "-m", f"bench.contenders.{name}", str(directory), *map(str, sizes)]
     environment = {**os.environ, **ALLOCATOR, **(VLLM if name == "vllm" else {})}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])

@@ -1,13 +1,17 @@
 """vLLM in process (`LLM.generate`), without the cost of its server."""
 
+import json
+
 from vllm import LLM, SamplingParams
 
 from bench.contenders.load import Load, read, report
 
 
 def main(load: Load) -> None:
+    config = json.loads((load.directory / "config.json").read_text())
     engine = LLM(
         str(load.directory),
+        dtype=config["dtype"],  # left to itself it computes float32 models in bfloat16
         skip_tokenizer_init=True,
         max_model_len=max(load.context + 16, 1024),
         max_num_seqs=load.concurrency,
