@@ -24,8 +24,8 @@ PROCESSES = ("tests/integration/", "tests/e2e/")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What runs real processes against real limits of time is tried twice, and shown as rerun.
 
-    On two shared cores one such test in a thousand meets a pause of seconds; a rule that is broken
-    fails both times.
+    Beside other load on two cores, whole runs had another single failure each; a rule that is
+    broken fails both times.
     """
     for item in items:
         if item.nodeid.startswith(PROCESSES):
