@@ -4,6 +4,7 @@ A request is charged its expected service when it is taken out of the queue, and
 what it really took when it is settled.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dispatcher.fair_queue import FairQueue, expected_service, service
@@ -15,6 +16,7 @@ from streams.headers import Envelope
 from streams.messages import Pressure
 from streams.subjects import Pool, Priority
 
+VersionFor = Callable[[Queued], str | None]
 SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's word of what is in WORK may be old
 
 
@@ -39,6 +41,19 @@ class Books:
         self.queue, self.fleet, self.pace = FairQueue(), Fleet(), Pace()
         self.in_flight: dict[str, InFlight] = {}
         self._settled = Recent(SETTLED_MEMORY_SECONDS)
+
+    def next(self, version_for: VersionFor, now: float) -> tuple[Queued, str | None] | None:
+        """Who is next, and the version that is to serve it; None for one that is gone.
+
+        What is next at a version that has no room keeps all behind it from that version.
+        """
+        full: set[str | None] = set()
+        for item in self.queue.candidates(now):
+            version = version_for(item)
+            if version is None or (version not in full and self.fleet.fits(version, item.cost)):
+                return item, version
+            full.add(version)
+        return None
 
     def take(self, item: Queued, version: str, now: float) -> None:
         """Take an item out of the queue, to be sent to a version's pool."""

@@ -55,20 +55,12 @@ class Sending:
                     tasks.create_task(self._send(item, version), name=f"send-{item.request_id}")
 
     def _next(self) -> tuple[Queued, str] | None:
-        """The next request and the version that serves it, if there is one with room.
-
-        What is next at a version that has no room keeps all behind it from that version.
-        """
-        full: set[str] = set()
-        for item in self._books.queue.candidates(time.time()):
-            version = self._version_for(item)
-            if version is None:
-                self._refuse(item)
-                self._changed.set()
-            elif version not in full:
-                if self._books.fleet.fits(version, item.cost):
-                    return item, version
-                full.add(version)
+        """The next request and the version that serves it, if there is one with room."""
+        while found := self._books.next(self._version_for, time.time()):
+            item, version = found
+            if version is not None:
+                return item, version
+            self._refuse(item)
         return None
 
     def _version_for(self, item: Queued) -> str | None:

@@ -63,14 +63,26 @@ async def nothing_left(gateway: Gateway) -> bool:
 
 
 async def test_an_ended_request_can_be_resumed_too(nats_url: str) -> None:
-    """It may end while the train is in the tunnel; from any token, as often as one likes."""
+    """It may end while the train is in the tunnel; behind any chunk, as often as one likes."""
     async with cell(nats_url) as (gateway,), gateway.socket() as socket:
         await socket.generate("a", max_tokens=30)
         frames = await socket.finish("a")
-        for after in (-1, 10, 29):
+        ends = [indices([frame])[-1] for frame in frames if frame["type"] == "chunk"]
+        for after in (-1, ends[len(ends) // 2], 29):
             again = await resume(socket, frames[0]["request_id"], after)
             assert indices(again) == list(range(after + 1, 30))
             assert again[-1]["usage"] == frames[-1]["usage"]
+
+
+async def test_a_chunk_that_holds_the_last_token_comes_again_whole(nats_url: str) -> None:
+    """A text cannot be cut between two tokens; `index` tells what comes twice."""
+    async with cell(nats_url) as (gateway,), gateway.socket() as socket:
+        await socket.generate("a", max_tokens=30)
+        frames = await socket.finish("a")
+        for after in range(30):
+            again = await resume(socket, frames[0]["request_id"], after, id=str(after))
+            held = [f for f in frames if f["type"] == "chunk" and indices([f])[-1] > after]
+            assert [f["index"] for f in again if f["type"] == "chunk"] == [f["index"] for f in held]
 
 
 async def test_a_request_is_cancelled_when_its_grace_period_is_over(nats_url: str) -> None:
