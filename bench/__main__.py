@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench import embeddings, engine, engine_share, mixed, pipeline
+from bench import backlog, embeddings, engine, engine_share, mixed, pipeline
 
 MEASUREMENTS = {
     "pipeline": pipeline.measure,
@@ -10,6 +10,7 @@ MEASUREMENTS = {
     "embeddings": embeddings.measure,
     "engine": engine.measure,
     "mixed": mixed.measure,
+    "backlog": backlog.measure,
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -193,17 +194,17 @@ def _queued(delivery: Delivery) -> Queued:
     envelope = Envelope.from_headers(delivery.headers)
     return Queued(
         request_id=envelope.request_id,
-        tenant=envelope.tenant,
+        tenant=sys.intern(envelope.tenant),
         priority=subjects.parse_lane(delivery.subject).priority,
         prompt_tokens=envelope.prompt_tokens,
         cost=envelope.cost,
         accepted=envelope.accepted,
         deadline=envelope.deadline,
-        route=envelope.route,
-        version=envelope.version,
+        route=sys.intern(envelope.route),
+        version=sys.intern(envelope.version),
         seq=delivery.seq,
         reply=delivery.reply,
-        adapter=envelope.adapter,
+        adapter=sys.intern(envelope.adapter),
     )
 
 

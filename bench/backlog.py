@@ -1,0 +1,170 @@
+"""What a long backlog costs, and how soon another dispatcher goes on with it.
+
+(a) A million queued requests of 10,000 tenants in the leader's books: memory of each, time of a
+decision. (b) 100,000 queued requests whose leader is killed: time until the next one is sent to a
+worker, and until all are known to the other dispatcher.
+"""
+
+import asyncio
+import secrets
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench import results
+from bench.results import Figure, Run
+from dispatcher.books import Books
+from dispatcher.lines import Queued
+from streams import subjects, topology
+from streams.messages import Beat
+from streams.subjects import Lane, Priority
+from tests.conftest import NatsServer
+from tests.eventually import eventually
+from tests.integration.processes import process
+from tests.integration.services import Client, client
+
+QUEUED, TENANTS, DECISIONS = 1_000_000, 10_000, 5_000
+TAKEN_OVER, SIDE_BY_SIDE = 100_000, 256
+FREE, BEAT_SECONDS = 8, 0.1
+VERSION = "1"
+
+FIGURES = (
+    Figure("bytes_each", f"memory of each of {QUEUED:,} queued requests, bytes", "≤ 700"),
+    Figure("push_us", "to queue one, µs"),
+    Figure("decision_us", "to choose, send and settle one, µs", "≤ 30"),
+    Figure("small_decision_us", f"the same with {TENANTS:,} queued, µs"),
+    Figure("first_seconds", f"killed leader of {TAKEN_OVER:,}: next one sent, s", "≤ 3"),
+    Figure("whole_seconds", "and all of them known, s"),
+)
+
+
+def measure(runs: int, seconds: float) -> None:
+    """Measure and publish; `seconds` says nothing here."""
+    setting = {"queued": QUEUED, "tenants": TENANTS, "taken_over": TAKEN_OVER}
+    results.publish("backlog", setting, FIGURES, [_run() for _ in range(runs)])
+
+
+def _run() -> Run:
+    return {**_books(), **asyncio.run(_take_over())}
+
+
+def _books() -> Run:
+    tracemalloc.start()
+    books = _filled(QUEUED)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del books
+    began = time.perf_counter()
+    books = _filled(QUEUED)
+    pushed = time.perf_counter() - began
+    return {
+        "bytes_each": size / QUEUED,
+        "push_us": pushed / QUEUED * 1e6,
+        "decision_us": _decision_us(books),
+        "small_decision_us": _decision_us(_filled(TENANTS)),
+    }
+
+
+def _filled(count: int) -> Books:
+    books = Books("model")
+    for number in range(count):
+        books.queue.push(_queued(number), 0.0)
+    return books
+
+
+def _queued(number: int) -> Queued:
+    """As a leader makes it of headers."""
+    reply = f"$JS.ACK.REQUESTS.index_model_0a1b2c3d.1.{number}.{number}.1763748000000000000.1"
+    return Queued(
+        request_id=secrets.token_hex(16),
+        tenant=sys.intern(f"tenant-{number % TENANTS}"),
+        priority=Priority.STANDARD,
+        prompt_tokens=300 + number % 3000,
+        cost=500 + number % 3000,
+        accepted=1_763_748_000_000 + number,
+        deadline=1_763_748_600_000 + number,
+        route=sys.intern("gateway-0a1b2c3d"),
+        version="",
+        seq=1_000_000 + number,
+        reply=reply,
+    )
+
+
+def _decision_us(books: Books) -> float:
+    """With a fleet that always has room."""
+    beat = Beat("w", "model", VERSION, 10**9, 10**12, 0, 0, 10**9, 10**12, 0, 0.0)
+    books.fleet.beat(beat, 0.0)
+    began = time.perf_counter()
+    for number in range(DECISIONS):
+        found = books.next(lambda item: VERSION, 0.0)
+        assert found
+        item, _ = found
+        books.take(item, VERSION, 0.0)
+        books.sent(item.request_id, number + 1, duplicate=False)
+        books.settle(item.request_id, 400, 0.0)
+    return (time.perf_counter() - began) / (DECISIONS) * 1e6
+
+
+async def _take_over() -> Run:
+    with tempfile.TemporaryDirectory() as home:
+        server = NatsServer(Path(home))
+        try:
+            async with client(server.url) as c:
+                return await _killed(c, server.url, Path(home))
+        finally:
+            server.kill()
+
+
+async def _killed(c: Client, url: str, home: Path) -> Run:
+    await _fill(c)
+    with process("dispatcher", url, home / "first.log") as first:
+        await eventually(lambda: _known(c, TAKEN_OVER), seconds=120)
+        with process("dispatcher", url, home / "second.log") as second:
+            await eventually(lambda: second.said("members_changed"))
+            first.kill()
+            began = time.monotonic()
+            async with _worker(c):
+                await eventually(lambda: c.held(topology.WORK), seconds=60)
+                first_seconds = time.monotonic() - began
+                await eventually(lambda: _known(c, TAKEN_OVER - FREE), seconds=120)
+    return {"first_seconds": first_seconds, "whole_seconds": time.monotonic() - began}
+
+
+async def _fill(c: Client) -> None:
+    envelopes = [
+        c.envelope(300, 200, tenant=f"tenant-{number % 100}", deadline_seconds=600)
+        for number in range(TAKEN_OVER)
+    ]
+    waiting = iter(envelopes)
+
+    async def enter() -> None:
+        for envelope in waiting:
+            await c.enter(envelope, b"", Lane(envelope.tenant, "mock", Priority.STANDARD))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(SIDE_BY_SIDE):
+            tasks.create_task(enter())
+
+
+async def _known(c: Client, least: int) -> bool:
+    report = await c.report()
+    return report is not None and sum(lane["queued"] for lane in report["lanes"]) >= least
+
+
+@asynccontextmanager
+async def _worker(c: Client) -> AsyncIterator[None]:
+    """The beats of a worker that has room and takes nothing."""
+
+    async def beat() -> None:
+        told = Beat("w", "mock", VERSION, FREE, 10**9, 0, 0, FREE, 10**9, 0, 0.0).pack()
+        while True:
+            await c.broker.publish(subjects.fleet("mock", "w"), told)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    beating = asyncio.create_task(beat())
+    yield
+    beating.cancel()
