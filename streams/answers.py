@@ -81,6 +81,7 @@ class Answer(Generic[T]):
         """It will not come. Idempotent."""
         if not self.future.done():
             self.future.set_exception(error)
+            self.future.exception()  # asyncio would complain if its asker has given up by now
 
     def _read(self, data: bytes, headers: Mapping[str, str]) -> T | None:
         """The value, or None while more messages must come."""

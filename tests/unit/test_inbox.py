@@ -1,6 +1,8 @@
 """Who asked the broker gets the answer, or an error in time; nobody else's and none twice."""
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -47,3 +49,19 @@ async def test_a_lost_connection_fails_all_that_is_awaited() -> None:
     inbox.fail(BrokerUnavailable("the connection was lost"))
     failures = await asyncio.gather(*(a.future for a in answers), return_exceptions=True)
     assert [type(failure) for failure in failures] == [BrokerUnavailable] * 3
+
+
+async def test_a_failure_that_nobody_waits_for_is_no_complaint() -> None:
+    """Who cannot even publish gives up at about the time at which its answer is due."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said))
+    inbox = Inbox(9)
+    inbox.forget(failed(inbox))
+    gc.collect()
+    assert complaints == []
+
+
+def failed(inbox: Inbox) -> str:
+    subject = inbox.expect(Confirmation())
+    inbox.fail(BrokerUnavailable("the connection was lost"))
+    return subject
