@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import orjson
-from nats.aio.msg import Msg
 
 from streams.errors import BrokerUnavailable, MillstreamError
+from streams.protocol import parse_headers
 
 T = TypeVar("T")
 
@@ -63,11 +63,12 @@ class Answer(Generic[T]):
     def __init__(self) -> None:
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-    def take(self, msg: Msg) -> None:
+    def take(self, data: bytes, headers: bytes) -> None:
+        """One message: its payload and its header block."""
         if self.future.done():
             return
         try:
-            value = self._read(msg)
+            value = self._read(data, parse_headers(headers) if headers else {})
         except MillstreamError as error:
             self.future.set_exception(error)
         except (ValueError, KeyError) as error:
@@ -80,8 +81,9 @@ class Answer(Generic[T]):
         """It will not come. Idempotent."""
         if not self.future.done():
             self.future.set_exception(error)
+            self.future.exception()  # asyncio would complain if its asker has given up by now
 
-    def _read(self, msg: Msg) -> T | None:
+    def _read(self, data: bytes, headers: Mapping[str, str]) -> T | None:
         """The value, or None while more messages must come."""
         raise NotImplementedError
 
@@ -89,10 +91,10 @@ class Answer(Generic[T]):
 class Confirmation(Answer[Stored]):
     """The answer to a store: one message."""
 
-    def _read(self, msg: Msg) -> Stored:
-        if msg.headers and (status := msg.headers.get("Status")):  # 503: no stream's leader listens
+    def _read(self, data: bytes, headers: Mapping[str, str]) -> Stored:
+        if status := headers.get("Status"):  # 503: no stream's leader listens
             raise BrokerUnavailable(f"no stream takes this subject just now ({status})")
-        answer = orjson.loads(msg.data)
+        answer = orjson.loads(data)
         if error := answer.get("error"):
             raise StoreRefused(error.get("err_code", 0), error.get("description", ""))
         return Stored(answer["seq"], answer.get("duplicate", False))
@@ -106,14 +108,13 @@ class Reading(Answer[Page]):
         self._batched = batched
         self._found: list[StoredMessage] = []
 
-    def _read(self, msg: Msg) -> Page | None:
-        headers = msg.headers or {}
+    def _read(self, data: bytes, headers: Mapping[str, str]) -> Page | None:
         status = headers.get("Status")
         if status in (_END_OF_BATCH, _NOT_FOUND):
             return Page(self._found, int(headers.get("Nats-Num-Pending", "0")))
         if status is not None:
             raise BrokerUnavailable(f"not read: status {status}")
-        self._found.append(_stored(headers, msg.data))
+        self._found.append(_stored(headers, data))
         return None if self._batched else Page(self._found, 0)
 
 

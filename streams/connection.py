@@ -6,8 +6,6 @@ error of ours otherwise, and may be pipelined. `read` is the way back.
 
 import asyncio
 import base64
-import itertools
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,7 +16,6 @@ import nats
 import nats.errors
 import orjson
 import structlog
-from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from streams.answers import (
@@ -32,6 +29,7 @@ from streams.answers import (
 )
 from streams.client import Client, DirectHandler
 from streams.errors import BrokerUnavailable, NotConnected
+from streams.inbox import Inbox
 from streams.subscribed import Handler, Subscribed
 
 __all__ = [
@@ -62,10 +60,8 @@ class Broker:
         self.url, self.name = url, name
         self.on_reconnect: list[Callable[[], None]] = []
         self._client = Client()
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
-        self._subscribed = [Subscribed(self, f"{self._inbox}.*", self._answered)]
-        self._awaited: dict[str, Answer[Stored] | Answer[Page]] = {}
-        self._ids = itertools.count()
+        self._inbox = Inbox(STORE_SECONDS)
+        self._subscribed = [Subscribed(self, self._inbox.subject, direct=self._inbox.take)]
         self._closing = False
         self._rebuild_wanted = asyncio.Event()
 
@@ -177,6 +173,8 @@ class Broker:
         reply: str = "",
     ) -> None:
         """Publish at most once; raises `BrokerUnavailable` when not even that is possible."""
+        if self._client.offer(subject, payload, headers, reply):
+            return
         task = asyncio.current_task()
         assert task
         cancels = task.cancelling()
@@ -279,20 +277,22 @@ class Broker:
         """Publish something that the broker answers, and wait for the answer."""
         if not self._client.is_connected:
             raise NotConnected(f"not connected to NATS at {self.url}")
-        token = f"{next(self._ids):x}"
-        self._awaited[token] = answer  # type: ignore[assignment]  # each takes its own answer
+        reply = self._inbox.expect(answer)
+        try:
+            if not self._client.offer(subject, payload, headers, reply):
+                await self._publish_in_time(subject, payload, headers, reply)
+            return await answer.future
+        finally:
+            self._inbox.forget(reply)
+
+    async def _publish_in_time(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str
+    ) -> None:
         try:
             async with asyncio.timeout(STORE_SECONDS):
-                await self.publish(subject, payload, headers, reply=f"{self._inbox}.{token}")
-                return await answer.future
+                await self.publish(subject, payload, headers, reply)
         except TimeoutError:
-            raise BrokerUnavailable(f"NATS did not answer in {STORE_SECONDS:g} s") from None
-        finally:
-            del self._awaited[token]
-
-    async def _answered(self, msg: Msg) -> None:
-        if answer := self._awaited.get(msg.subject.rpartition(".")[2]):
-            answer.take(msg)
+            raise BrokerUnavailable(f"NATS took nothing for {STORE_SECONDS:g} s") from None
 
     async def _reconnected(self) -> None:
         log.info("nats_reconnected", server=self.url)
@@ -302,8 +302,7 @@ class Broker:
     async def _disconnected(self) -> None:
         if not self._closing:
             log.warning("nats_disconnected", server=self.url)
-        for answer in list(self._awaited.values()):  # none will come over a new connection
-            answer.fail(BrokerUnavailable("the connection to NATS was lost"))
+        self._inbox.fail(BrokerUnavailable("the connection to NATS was lost"))
 
     async def _closed(self, client: Client) -> None:
         if client is self._client and not self._closing:
