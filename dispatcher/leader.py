@@ -204,6 +204,7 @@ def _queued(delivery: Delivery) -> Queued:
         seq=delivery.seq,
         reply=delivery.reply,
         adapter=envelope.adapter,
+        account=envelope.account,
     )
 
 

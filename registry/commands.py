@@ -29,7 +29,9 @@ async def add(settings: AddSettings, stop: asyncio.Event) -> None:
 
 
 async def _add_model(settings: AddSettings) -> None:
-    model = await asyncio.to_thread(_described, settings)
+    described = await asyncio.to_thread(_described, settings)
+    prices = {name: getattr(settings, name) for name in ("prompt_price", "completion_price")}
+    model = described.model_copy(update=prices)
     async with opened(settings.nats) as registry:
         await registry.put(model)
         if settings.alias:

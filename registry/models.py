@@ -86,6 +86,8 @@ class Model(Record):
     default_version: str
     goals: dict[Priority, Goals] = {}
     chat_template: str | None = None
+    prompt_price: float = Field(default=0.0, ge=0)  # of a million prompt tokens
+    completion_price: float = Field(default=0.0, ge=0)  # of a million generated ones
     has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, what they cost is estimated
     created: int = Field(default_factory=lambda: int(time.time()))  # epoch seconds
 

@@ -70,7 +70,7 @@ def test_tenants_come_from_tables_of_the_file() -> None:
     assert isinstance(settings, GatewaySettings)
     acme = settings.tenants["acme"]
     assert (acme.weight, acme.max_queued) == (2, 200)
-    assert [key.get_secret_value() for key in acme.keys] == ["sk-acme"]
+    assert [key.key.get_secret_value() for key in acme.keys] == ["sk-acme"]
 
 
 @pytest.mark.parametrize(
