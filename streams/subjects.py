@@ -198,6 +198,11 @@ def usage(tenant: str, scope: str, meter: str, day: str) -> str:
     return f"{PREFIX}.usage.{token(tenant)}.{token(scope)}.{meter}.{token(day)}"
 
 
+def usage_on(day: str) -> str:
+    """Filter: what all tenants have used on a day."""
+    return f"{PREFIX}.usage.*.*.*.{token(day)}"
+
+
 def rate(tenant: str, scope: str, meter: str, slot: int) -> str:
     """The counter of a minute, or of a lease, by its number since the epoch."""
     return f"{PREFIX}.rate.{token(tenant)}.{token(scope)}.{meter}.{slot}"
@@ -238,3 +243,4 @@ ALL_FINDS = f"{PREFIX}.find.>"
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
+ALL_RATES = f"{PREFIX}.rate.>"
