@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import structlog
 from starlette.types import Message, Send
 
-from gateway.checks import Amounts, Check, Concurrent, PerMinute, Scope, account, checks, scopes
+from gateway.checks import Amounts, Check, Concurrent, PerMinute, account, checks, scopes
 from gateway.following import Record, Sink
 from gateway.holds import Hold, Holds
 from gateway.rate_limits import RateLimits
@@ -24,7 +24,7 @@ from streams import messages, subjects, usage, windows
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.token_log import PATIENCE_SECONDS
-from streams.usage import Meter
+from streams.usage import Account, Meter
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class Quotas:
             return None
         now = time.time()
         wanted = [check for scope in whose for check in checks(scope, amounts)]
-        hold = _hold(request_id, whose, wanted, amounts, now, seconds)
+        hold = _hold(request_id, wanted, account(whose, amounts, now), now, seconds)
         carried = self._holds.roll(now)
         self._holds.add(hold)
         try:
@@ -83,11 +83,11 @@ class Quotas:
         return hold.account.pack() if hold and hold.account else ""
 
     def give_back(self, hold: Hold) -> None:
-        """Its request was not accepted: it used nothing."""
+        """Its request did not come in, or another reservation stands for it. Only once."""
         if self._holds.pop(hold.request_id):
-            self._publish(self._holds.closed(hold))
-            self._publish(_negative(hold.requests | hold.tokens))
-            self._add_once(_negative(_reserved(hold)), f"{hold.cause}.back")
+            self._publish(self._holds.closed(hold) | _negative(hold.tokens))
+        self._publish(_negative(hold.requests))
+        self._add_once((_negative(_reserved(hold)), f"{hold.cause}.back"))
 
     def noting(self, tenant: Tenant, request_id: str, sink: Sink) -> Sink:
         """A sink that also sees the request's end, before its client does."""
@@ -144,8 +144,8 @@ class Quotas:
     def _abandon(self, hold: Hold) -> None:
         """It is not known what was counted. A lease or a minute forgets it; a day must be told."""
         self._holds.pop(hold.request_id)
-        self._add_once(_reserved(hold), hold.cause)
-        self._add_once(_negative(_reserved(hold)), f"{hold.cause}.back")
+        reserved = _reserved(hold)
+        self._add_once((reserved, hold.cause), (_negative(reserved), f"{hold.cause}.back"))
 
     def _ended(self, request_id: str, tokens: int) -> None:
         """A request is not open any more, and has used so many tokens. Idempotent."""
@@ -180,7 +180,7 @@ class Quotas:
         self._holds.pop(hold.request_id)
         self._publish(self._holds.closed(hold))
         if hold.account:
-            self._add_once(hold.account.correction(0, 0), hold.request_id)
+            self._add_once((hold.account.correction(0, 0), hold.request_id))
 
     def _publish(self, amounts: Mapping[str, int]) -> None:
         """Add soon, in the order of these calls; what gets lost is forgotten with its minute."""
@@ -192,12 +192,14 @@ class Quotas:
 
         self._owed.put_nowait(publish)
 
-    def _add_once(self, amounts: Mapping[str, int], cause: str) -> None:
-        """Add soon, for certain if the broker answers in time."""
-        if amounts:
-            self._owed.put_nowait(
-                lambda: usage.add_once(self._broker, amounts, cause, PATIENCE_SECONDS)
-            )
+    def _add_once(self, *additions: tuple[Mapping[str, int], str]) -> None:
+        """Add soon, each for its cause, in order; for certain if the broker answers in time."""
+
+        async def add() -> None:
+            for amounts, cause in additions:
+                await usage.add_once(self._broker, amounts, cause, PATIENCE_SECONDS)
+
+        self._owed.put_nowait(add)
 
 
 async def _forgivingly(job: Job) -> None:
@@ -208,21 +210,15 @@ async def _forgivingly(job: Job) -> None:
 
 
 def _hold(
-    request_id: str,
-    whose: Sequence[Scope],
-    wanted: Sequence[Check],
-    amounts: Amounts,
-    now: float,
-    seconds: float,
+    request_id: str, wanted: Sequence[Check], account: Account | None, now: float, seconds: float
 ) -> Hold:
-    rates = {meter: _added(wanted, meter, now) for meter in (Meter.REQUESTS, Meter.TOKENS)}
     return Hold(
         request_id=request_id,
         cause=f"{request_id}.{secrets.token_hex(4)}",
         concurrent=tuple(check.scope for check in wanted if isinstance(check, Concurrent)),
-        requests=rates[Meter.REQUESTS],
-        tokens=rates[Meter.TOKENS],
-        account=account(whose, amounts, now),
+        requests=_added(wanted, Meter.REQUESTS, now),
+        tokens=_added(wanted, Meter.TOKENS, now),
+        account=account,
         expires=now + seconds,
     )
 

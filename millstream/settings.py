@@ -58,5 +58,5 @@ class LagSettings(ClientSettings):
 class UsageSettings(ClientSettings):
     """Whose use to show."""
 
-    tenant: Name | None = Field(None, description="only this tenant and its keys")
+    only: Name | None = Field(None, description="tenant to show, with its keys; default: all")
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")

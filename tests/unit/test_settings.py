@@ -79,6 +79,10 @@ def test_tenants_come_from_tables_of_the_file() -> None:
         ("prot = 1", "millstream.toml: prot: unknown key; did you mean port?"),
         ("[tenant.acme]\nkeys = []", "millstream.toml: tenant: unknown key; did you mean tenants?"),
         (
+            "[tenants.acme]\nkeys = [{key = 'sk-a', tokens_per_dya = 2}]",
+            "millstream.toml: tenants.acme.keys.0.tokens_per_dya: unknown key; did you mean tokens_per_day?",
+        ),
+        (
             "[tenants.acme]\nwieght = 2",
             "millstream.toml: tenants.acme.wieght: unknown key; did you mean weight?",
         ),
