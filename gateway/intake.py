@@ -28,7 +28,6 @@ from streams.messages import Pressure
 from streams.patience import answered_within
 from streams.subjects import Lane, Log
 from streams.token_log import Fenced, TokenLog
-from streams.usage import Price
 
 log = structlog.get_logger()
 
@@ -65,9 +64,8 @@ class Prepared:
     @property
     def amounts(self) -> Amounts:
         """What its quotas must have room for."""
-        price = Price.per_million(self.model.prompt_price, self.model.completion_price)
         prompt = self.admitted.prompt_tokens
-        return Amounts(prompt, self.admitted.cost - prompt, price)
+        return Amounts(prompt, self.admitted.cost - prompt, self.model.price)
 
     def envelope(self, request_id: str, route: str, account: str) -> Envelope:
         now = int(time.time() * 1000)
