@@ -22,7 +22,7 @@ from registry.store import Registry
 from registry.tenants import Tenant
 from streams import lanes, messages, subjects
 from streams.connection import Broker, Stored
-from streams.errors import BrokerUnavailable, MillstreamError, NotConnected, PayloadTooLarge
+from streams.errors import MillstreamError, PayloadTooLarge
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import Pressure
 from streams.patience import answered_within
@@ -245,7 +245,7 @@ class Intake:
         try:
             stored = await self._queue(prepared, following.request_id, self._relay.route)
         except MillstreamError as error:
-            if _may_be_stored(error):
+            if error.unsure:
                 unsure(following)
             else:
                 await self._relay.forget(following)
@@ -269,7 +269,7 @@ class Intake:
         try:
             stored = await self._enter(prepared, request_id, route)
         except MillstreamError as error:
-            if hold and not _may_be_stored(error):
+            if hold and not error.unsure:
                 self.quotas.give_back(hold)
             raise
         if hold and stored.duplicate:
@@ -287,11 +287,6 @@ class Intake:
             return await lanes.enter_below(
                 self._broker, lane, payload, headers, ACCEPT_SECONDS, limit
             )
-
-
-def _may_be_stored(error: MillstreamError) -> bool:
-    """True when the broker was asked and did not answer."""
-    return isinstance(error, BrokerUnavailable) and not isinstance(error, NotConnected)
 
 
 def _check_size(admitted: Admitted, limit: int) -> None:

@@ -60,6 +60,7 @@ class MillstreamError(Exception):
 
     code: ClassVar[str] = "internal_error"
     retry_after_seconds: float | None = None
+    unsure: ClassVar[bool] = False  # what was asked for may have been done all the same
 
     @property
     def message(self) -> str:
@@ -232,10 +233,13 @@ class BrokerUnavailable(Refused):
     """NATS did not confirm in time."""
 
     code = "broker_unavailable"
+    unsure = True
 
 
 class NotConnected(BrokerUnavailable):
     """There is no connection to NATS: nothing was sent, so nothing was stored."""
+
+    unsure = False
 
 
 class Ended(MillstreamError):
