@@ -19,10 +19,12 @@ from registry.store import Registry
 from registry.tenants import Limits, Tenant
 from streams import messages, subjects, topology, usage, windows
 from streams.connection import Broker, connect
+from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord
 from streams.settings import KeySettings, TenantSettings
 from streams.token_log import write_ledger
 from streams.usage import TENANT, Meter
+from tests.conftest import NatsServer
 from tests.eventually import eventually
 from tests.integration.gateways import (
     KEY,
@@ -326,6 +328,25 @@ async def test_a_reservation_that_nobody_ends_expires(nats_url: str) -> None:
 
         await eventually(nothing_is_held)
         assert await made.reserve(tenant, "r2", asked, seconds=60)
+        running.cancel()
+
+
+async def test_a_reservation_without_an_answer_is_taken_back(nats_server: NatsServer) -> None:
+    """Whether it was counted or not: the day is none the poorer for it."""
+    tenant = Tenant(name="acme", tokens_per_day=100)
+    async with gateways(nats_server.url), connect(nats_server.url, "test") as broker:
+        made = Quotas(broker)
+        running = asyncio.create_task(made.run())
+        nats_server.freeze()
+        with pytest.raises(BrokerUnavailable):
+            await made.reserve(tenant, "r1", Amounts(5, 8, usage.Price()), seconds=60)
+        nats_server.thaw()
+
+        async def taken_back() -> bool:
+            """Counted, counted again under the same id, and taken back."""
+            return bool(await counters(broker)) and not await today(broker)
+
+        await eventually(taken_back)
         running.cancel()
 
 
