@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench import embeddings, engine, engine_share, mixed, pipeline
+from bench import embeddings, engine, engine_share, mixed, pipeline, quotas
 
 MEASUREMENTS = {
     "pipeline": pipeline.measure,
@@ -10,6 +10,7 @@ MEASUREMENTS = {
     "embeddings": embeddings.measure,
     "engine": engine.measure,
     "mixed": mixed.measure,
+    "quotas": quotas.measure,
 }
 
 
