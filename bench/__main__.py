@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench import backlog, embeddings, engine, engine_share, mixed, pipeline
+from bench import backlog, embeddings, engine, engine_share, mixed, pipeline, quotas
 
 MEASUREMENTS = {
     "pipeline": pipeline.measure,
@@ -11,6 +11,7 @@ MEASUREMENTS = {
     "engine": engine.measure,
     "mixed": mixed.measure,
     "backlog": backlog.measure,
+    "quotas": quotas.measure,
 }
 
 

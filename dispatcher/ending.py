@@ -81,6 +81,7 @@ class Endings:
             item.deadline,
             item.accepted,
             adapter=item.adapter,
+            account=item.account,
         )
         await end(self._broker, envelope, self._model, outcome, message, self._shards)
         log.info(
@@ -128,6 +129,7 @@ def _record(
         accepted=envelope.accepted,
         finished=int(time.time() * 1000),
         adapter=envelope.adapter,
+        account=envelope.account,
     )
 
 

@@ -205,6 +205,7 @@ def _queued(delivery: Delivery) -> Queued:
         seq=delivery.seq,
         reply=delivery.reply,
         adapter=sys.intern(envelope.adapter),
+        account=sys.intern(envelope.account),
     )
 
 

@@ -28,6 +28,7 @@ class Queued:
     reply: str
     gone: bool = False
     adapter: str = ""
+    account: str = ""
 
 
 @dataclass(slots=True)

@@ -37,7 +37,9 @@ class Endpoint(Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            response = await self._respond(request, send)
+            tenant = self._door.authenticate(authorization(request))
+            send = self._door.intake.quotas.announcing(tenant, send)
+            response = await self._respond(request, tenant, send)
         except Gone:
             log.info("client_left", path=scope["path"])
             return
@@ -46,8 +48,7 @@ class Endpoint(Generic[B]):
         if response is not None:
             await response(scope, receive, send)
 
-    async def _respond(self, request: Request, send: Send) -> Response | None:
-        tenant = self._door.authenticate(authorization(request))
+    async def _respond(self, request: Request, tenant: Tenant, send: Send) -> Response | None:
         body = await _body(request, self._door.settings.max_body_bytes)
         return await self._serve(
             self._door, request, tenant, parse(self._schema, decode(body)), send

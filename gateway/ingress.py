@@ -15,7 +15,14 @@ from gateway.schemas.frames import Submitted
 from gateway.schemas.reading import Encoding, decode, parse_submission
 from gateway.submission import Submission
 from streams import messages, subjects, topology
-from streams.errors import BadRequest, BrokerUnavailable, Forbidden, MillstreamError, Refused
+from streams.errors import (
+    BadRequest,
+    BrokerUnavailable,
+    Forbidden,
+    MillstreamError,
+    QuotaSpent,
+    Refused,
+)
 from streams.headers import CONTENT_TYPE, MESSAGE_ID, ROUTE
 from streams.patience import persistently
 from streams.pull import Delivery, Pull
@@ -80,6 +87,8 @@ class Ingress:
         """Accept it, leave it for later, or end it; raises `BrokerUnavailable`."""
         try:
             await self._submit(delivery)
+        except QuotaSpent as refusal:  # its producer should know that now, not tomorrow
+            await self._refuse(delivery, refusal)
         except Refused as refusal:
             await self._later(delivery, refusal)
         except MillstreamError as error:

@@ -9,9 +9,11 @@ import structlog
 from nats.aio.msg import Msg
 
 from gateway.admission import Admitted, Deadlines, admit, check_tools, check_wait
+from gateway.checks import Amounts
 from gateway.following import Following, Sink
 from gateway.grammars import Grammars
 from gateway.idempotency import Idempotency
+from gateway.quotas import Quotas
 from gateway.relay import Relay
 from gateway.submission import Submission
 from gateway.tokenizer import Tokenizers, check_tokens
@@ -20,7 +22,7 @@ from registry.store import Registry
 from registry.tenants import Tenant
 from streams import lanes, messages, subjects
 from streams.connection import Broker, Stored
-from streams.errors import BrokerUnavailable, MillstreamError, NotConnected, PayloadTooLarge
+from streams.errors import MillstreamError, PayloadTooLarge
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import Pressure
 from streams.patience import answered_within
@@ -59,7 +61,13 @@ class Prepared:
     began: float  # when it came, by the monotonic clock
     adapter: str = ""
 
-    def envelope(self, request_id: str, route: str) -> Envelope:
+    @property
+    def amounts(self) -> Amounts:
+        """What its quotas must have room for."""
+        prompt = self.admitted.prompt_tokens
+        return Amounts(prompt, self.admitted.cost - prompt, self.model.price)
+
+    def envelope(self, request_id: str, route: str, account: str) -> Envelope:
         now = int(time.time() * 1000)
         return Envelope(
             request_id=request_id,
@@ -71,6 +79,7 @@ class Prepared:
             accepted=now,
             version=self.pin,
             adapter=self.adapter,
+            account=account,
         )
 
 
@@ -90,6 +99,7 @@ class Intake:
         self._tokenizers, self._grammars = tokenizers, grammars
         self._relay, self._deadlines = relay, deadlines
         self._idempotency = Idempotency(broker)
+        self.quotas = Quotas(broker)
         self._pressure: dict[str, tuple[Pressure, float]] = {}
         self._counting: dict[Lane, asyncio.Lock] = {}
         self.max_queued = 1  # the stream's own bound on a lane
@@ -97,6 +107,7 @@ class Intake:
 
     async def open(self, replicas: int) -> None:
         await self._idempotency.open(replicas)
+        await self.quotas.open()
         await self._broker.subscribe(subjects.ALL_PRESSURE, self._on_pressure)
 
     async def _on_pressure(self, msg: Msg) -> None:
@@ -228,12 +239,13 @@ class Intake:
         Whether the broker has a request that it did not confirm is unknown. It is cancelled, with a
         key only when the grace period has passed: asked for again it is this very request.
         """
-        sink = following.sink
+        sink, quotas = following.sink, self.quotas
+        following.sink = quotas.noting(prepared.tenant, following.request_id, sink)
         unsure = self._relay.orphan if keyed else self._relay.give_up
         try:
             stored = await self._queue(prepared, following.request_id, self._relay.route)
         except MillstreamError as error:
-            if isinstance(error, BrokerUnavailable) and not isinstance(error, NotConnected):
+            if error.unsure:
                 unsure(following)
             else:
                 await self._relay.forget(following)
@@ -248,8 +260,26 @@ class Intake:
         return await self._relay.attach(prepared.tenant.name, following.request_id, sink)
 
     async def _queue(self, prepared: Prepared, request_id: str, route: str) -> Stored:
+        """Reserve its quotas and enter the lane; what does not come in gives them back.
+
+        Where that is not known the reservation ends with the request, or expires.
+        """
+        expires = prepared.seconds + _EXPIRY_SECONDS
+        hold = await self.quotas.reserve(prepared.tenant, request_id, prepared.amounts, expires)
+        try:
+            stored = await self._enter(prepared, request_id, route)
+        except MillstreamError as error:
+            if hold and not error.unsure:
+                self.quotas.give_back(hold)
+            raise
+        if hold and stored.duplicate:
+            self.quotas.give_back(hold)
+        return stored
+
+    async def _enter(self, prepared: Prepared, request_id: str, route: str) -> Stored:
         """Enter the lane; the broker recognises a request id that it has already."""
-        headers = prepared.envelope(request_id, route).to_headers() | {MESSAGE_ID: request_id}
+        envelope = prepared.envelope(request_id, route, self.quotas.account(request_id))
+        headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = prepared.admitted.payload, prepared.lane, prepared.tenant.max_queued
         if limit >= self.max_queued:
             return await lanes.enter(self._broker, lane, payload, headers, ACCEPT_SECONDS)

@@ -25,7 +25,7 @@ from streams import topology
 from streams.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.patience import persistently
-from streams.settings import TenantSettings
+from streams.settings import KeySettings, TenantSettings
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -59,7 +59,7 @@ def _configured(settings: GatewaySettings) -> dict[str, TenantSettings]:
     tenants = dict(settings.tenants)
     if settings.api_key:
         default = tenants.get(DEFAULT_TENANT, TenantSettings())
-        keys = (*default.keys, settings.api_key)
+        keys = (*default.keys, KeySettings(key=settings.api_key))
         tenants[DEFAULT_TENANT] = default.model_copy(update={"keys": keys})
     return tenants
 
@@ -94,6 +94,7 @@ async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asynci
     server = Server(_uvicorn(door))
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(door.relay.run(), name="relay")
+        counting = tasks.create_task(door.intake.quotas.run(), name="quotas")
         following = tasks.create_task(_follow_tenants(door, scale), name="tenants")
         warming = tasks.create_task(_warm(door), name="tokenizers")
         serving = tasks.create_task(server.serve([listener]), name="http")
@@ -106,7 +107,8 @@ async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asynci
         await _drained(door)
         server.should_exit = True
         await serving
-        relaying.cancel()
+        for task in (relaying, counting):
+            task.cancel()
         await door.relay.close()
 
 

@@ -276,6 +276,7 @@ class Attempt:
             accepted=envelope.accepted,
             finished=int(time.time() * 1000),
             adapter=envelope.adapter,
+            account=envelope.account,
         )
 
     async def _confirm(self, before: Contents) -> None:

@@ -67,6 +67,12 @@ COMMANDS = (
         "millstream.lag:run",
     ),
     Command(
+        "usage",
+        "show what tenants and keys with quotas have used",
+        "millstream.settings:UsageSettings",
+        "millstream.usage:run",
+    ),
+    Command(
         "bench",
         "put load on a gateway and report latencies",
         "millstream.bench.settings:BenchSettings",

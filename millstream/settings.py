@@ -1,4 +1,4 @@
-"""Settings of `millstream up` and `millstream lag`."""
+"""Settings of `millstream up`, `millstream lag` and `millstream usage`."""
 
 from pathlib import Path
 
@@ -53,3 +53,10 @@ class LagSettings(ClientSettings):
 
     watch: bool = Field(False, description="show again every second until interrupted")
     as_json: bool = Field(False, alias="json", description="print JSON instead of tables")
+
+
+class UsageSettings(ClientSettings):
+    """Whose use to show."""
+
+    only: Name | None = Field(None, description="tenant to show, with its keys; default: all")
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")

@@ -11,7 +11,7 @@ from rich.table import Table
 from registry.adapters import adapter_from
 from registry.artifacts import SHORT_DIGEST
 from registry.description import model_from
-from registry.models import Adapter, Model
+from registry.models import PRICES, Adapter, Model
 from registry.remote import RemoteServer, remote_model
 from registry.settings import AddSettings, ListSettings, ShowSettings
 from registry.store import Registry
@@ -29,7 +29,8 @@ async def add(settings: AddSettings, stop: asyncio.Event) -> None:
 
 
 async def _add_model(settings: AddSettings) -> None:
-    model = await asyncio.to_thread(_described, settings)
+    described = await asyncio.to_thread(_described, settings)
+    model = described.model_copy(update={name: getattr(settings, name) for name in PRICES})
     async with opened(settings.nats) as registry:
         await registry.put(model)
         if settings.alias:

@@ -8,11 +8,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from streams import messages
 from streams.subjects import InvalidToken, Priority, escape, token
+from streams.usage import Price
 
 EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
 MOCK_VERSION = "1"
+PRICES = ("prompt_price", "completion_price")
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
     "*": "a NATS wildcard",
@@ -86,6 +88,8 @@ class Model(Record):
     default_version: str
     goals: dict[Priority, Goals] = {}
     chat_template: str | None = None
+    prompt_price: float | None = Field(default=None, ge=0)  # of a million prompt tokens
+    completion_price: float | None = Field(default=None, ge=0)  # of a million generated ones
     has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, what they cost is estimated
     created: int = Field(default_factory=lambda: int(time.time()))  # epoch seconds
 
@@ -99,6 +103,11 @@ class Model(Record):
     @property
     def default(self) -> Version:
         return self.versions[self.default_version]
+
+    @property
+    def price(self) -> Price:
+        """What each token costs; nothing where no price was told."""
+        return Price.per_million(self.prompt_price or 0.0, self.completion_price or 0.0)
 
     def token_count(self, tokens: Sequence[int]) -> int:
         """How many tokens an encoded text is: exact with a tokeniser, else from its bytes."""

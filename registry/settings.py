@@ -49,6 +49,12 @@ class AddSettings(ClientSettings):
     api_key_variable: str = Field(
         "", description="environment variable of the worker that holds the server's API key"
     )
+    prompt_price: float | None = Field(
+        None, ge=0, description="price of a million prompt tokens, for caps on spending"
+    )
+    completion_price: float | None = Field(
+        None, ge=0, description="price of a million generated tokens"
+    )
     first_seconds: float = Field(
         60, gt=0, description="time for the server's first token, or its whole answer"
     )

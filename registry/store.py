@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
-from registry.models import Adapter, Alias, Model, Version
+from registry.models import PRICES, Adapter, Alias, Model, Version
 from registry.view import OPEN_SECONDS, View
 from streams.connection import Broker
 from streams.errors import MillstreamError, ModelNotFound
@@ -124,7 +124,7 @@ class Registry:
         await self._view.until(holds, seconds)
 
     async def put(self, model: Model) -> None:
-        """Add a model, or merge its versions into the registered one; the new fields win.
+        """Add a model, or merge its versions into the registered one; what the new one says wins.
 
         Safe against others doing the same. Raises `VersionExists` for an id with other files.
         """
@@ -195,4 +195,5 @@ def _merged(old: Model | Alias | Adapter | None, new: Model) -> bytes:
         if known and known.digest != version.digest:
             raise VersionExists(new.name, version.id)
     both = {"versions": {**old.versions, **new.versions}, "created": old.created}
-    return new.model_copy(update=both).model_dump_json().encode()
+    prices = {name: getattr(old, name) for name in PRICES if getattr(new, name) is None}
+    return new.model_copy(update=both | prices).model_dump_json().encode()

@@ -4,17 +4,18 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from registry.models import Record
 from registry.view import OPEN_SECONDS, View
 from streams.connection import Broker
 from streams.errors import MillstreamError
-from streams.settings import TenantSettings
+from streams.settings import KeySettings, TenantSettings
 from streams.subjects import token
 
 BUCKET = "tenants"
 _TENANT, _KEY = "tenant.", "key."
+_SHORT_DIGEST = 8  # of a key that has no name
 Source = Literal["config", "api"]
 
 
@@ -26,7 +27,29 @@ class KeyTaken(MillstreamError):
         self.tenant, self.holder = tenant, holder
 
 
-class Tenant(Record):
+class Limits(Record):
+    """Quotas over all gateways; None: unlimited. A day is one of UTC."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+    tokens_per_day: int | None = None
+    spend_per_day: float | None = None  # in the currency of the models' prices
+
+    @property
+    def limited(self) -> bool:
+        return any(getattr(self, name) is not None for name in Limits.model_fields)
+
+
+class KeyHolder(Limits):
+    """Whose key has the hash that this is stored under, and what it may use of its tenant's."""
+
+    tenant: str
+    name: str = ""  # "": of a release that did not name keys
+    source: Source = "config"
+
+
+class Tenant(Limits):
     """Who pays and who is isolated, and how much of the fleet is theirs."""
 
     name: str
@@ -36,13 +59,7 @@ class Tenant(Record):
     max_output_tokens: int | None = None
     publishes: bool = True  # may submit over NATS: it gets an ingress stream
     source: Source = "config"
-
-
-class KeyHolder(Record):
-    """Whose key has the hash that this is stored under."""
-
-    tenant: str
-    source: Source = "config"
+    key: KeyHolder | None = Field(default=None, exclude=True)  # came in by it, and it has limits
 
 
 class Tenants:
@@ -68,6 +85,11 @@ class Tenants:
         await self._view.close()
 
     @property
+    def keys(self) -> list[KeyHolder]:
+        """The holders of all keys."""
+        return [holder for holder in self._view.values.values() if isinstance(holder, KeyHolder)]
+
+    @property
     def by_name(self) -> dict[str, Tenant]:
         """All tenants by name."""
         return {t.name: t for t in self._view.values.values() if isinstance(t, Tenant)}
@@ -77,12 +99,15 @@ class Tenants:
         return found if isinstance(found, Tenant) else None
 
     def authenticate(self, key: str) -> Tenant | None:
-        """The tenant that a key belongs to.
+        """The tenant that a key belongs to, with the key if that has limits of its own.
 
         Compares hashes by lookup: the time it takes says nothing about any key.
         """
         holder = self._view.values.get(_KEY + hashed(key))
-        return self.get(holder.tenant) if isinstance(holder, KeyHolder) else None
+        if not isinstance(holder, KeyHolder):
+            return None
+        tenant = self.get(holder.tenant)
+        return tenant.model_copy(update={"key": holder}) if tenant and holder.limited else tenant
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Call `observer` after each change, on the event loop; it must neither block nor raise."""
@@ -93,7 +118,7 @@ class Tenants:
 
         Raises `KeyTaken` before anything is written if a key is another tenant's.
         """
-        records = _records(tenant, keys)
+        records = _records(tenant, [KeySettings(key=SecretStr(key)) for key in keys])
         _refuse_taken(records, self._view.values)
         await self._write(records)
 
@@ -106,9 +131,8 @@ class Tenants:
         kept = {k: v for k, v in self._view.values.items() if v.source != "config"}
         records: dict[str, Tenant | KeyHolder] = {}
         for name, settings in configured.items():
-            keys = [key.get_secret_value() for key in settings.keys]
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
-            _refuse_taken(added := _records(tenant, keys), {**kept, **records})
+            _refuse_taken(added := _records(tenant, settings.keys), {**kept, **records})
             records |= added
         for key in self._view.values.keys() - kept.keys() - records.keys():
             await self._view.write(key, lambda _: None)
@@ -124,11 +148,17 @@ def hashed(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
-def _records(tenant: Tenant, keys: Iterable[str]) -> dict[str, Tenant | KeyHolder]:
+def _records(tenant: Tenant, keys: Iterable[KeySettings]) -> dict[str, Tenant | KeyHolder]:
     """What the bucket holds for a tenant and some of its keys."""
     records: dict[str, Tenant | KeyHolder] = {_TENANT + token(tenant.name): tenant}
-    for key in keys:
-        records[_KEY + hashed(key)] = KeyHolder(tenant=tenant.name, source=tenant.source)
+    for settings in keys:
+        digest = hashed(settings.key.get_secret_value())
+        records[_KEY + digest] = KeyHolder(
+            **settings.model_dump(exclude={"key", "name"}),
+            tenant=tenant.name,
+            name=settings.name or digest[:_SHORT_DIGEST],
+            source=tenant.source,
+        )
     return records
 
 

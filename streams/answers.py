@@ -33,10 +33,14 @@ class StoreRefused(MillstreamError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a message was stored; `duplicate` means an earlier message with its id already was."""
+    """Where a message was stored; `duplicate` means an earlier message with its id already was.
+
+    `total` is the counter's new value where the message was an increment (ADR-49).
+    """
 
     seq: int
     duplicate: bool
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,9 @@ class Confirmation(Answer[Stored]):
         answer = orjson.loads(data)
         if error := answer.get("error"):
             raise StoreRefused(error.get("err_code", 0), error.get("description", ""))
-        return Stored(answer["seq"], answer.get("duplicate", False))
+        total = answer.get("val")
+        duplicate = answer.get("duplicate", False)
+        return Stored(answer["seq"], duplicate, None if total is None else int(total))
 
 
 class Reading(Answer[Page]):

@@ -6,9 +6,12 @@
     │   ├── BadGrammar
     │   ├── Unauthenticated, Forbidden
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
-    │   └── PayloadTooLarge
+    │   ├── PayloadTooLarge
+    │   └── LargerThanQuota
     ├── Refused              try again later
     │   ├── LaneFull
+    │   ├── RateLimited
+    │   │   └── QuotaSpent
     │   ├── Overloaded
     │   └── BrokerUnavailable
     │       └── NotConnected
@@ -25,6 +28,7 @@ STATUS: dict[str, int] = {
     "unsupported_value": 400,
     "context_length_exceeded": 400,
     "token_out_of_range": 400,
+    "larger_than_quota": 400,
     "bad_grammar": 400,
     "invalid_api_key": 401,
     "forbidden": 403,
@@ -35,6 +39,8 @@ STATUS: dict[str, int] = {
     "idempotency_conflict": 409,
     "payload_too_large": 413,
     "queue_full": 429,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
     "upstream_refused": 400,
     "cancelled": 499,
     "adapter_failed": 500,
@@ -54,6 +60,7 @@ class MillstreamError(Exception):
 
     code: ClassVar[str] = "internal_error"
     retry_after_seconds: float | None = None
+    unsure: ClassVar[bool] = False  # what was asked for may have been done all the same
 
     @property
     def message(self) -> str:
@@ -170,6 +177,16 @@ class PayloadTooLarge(BadRequest):
         self.size, self.limit = size, limit
 
 
+class LargerThanQuota(BadRequest):
+    """One request needs more than a whole quota: it can never come in."""
+
+    code = "larger_than_quota"
+
+    def __init__(self, quota: str, limit: float, amount: float) -> None:
+        super().__init__(f"the request needs {amount:g}, {quota} is {limit:g}", quota)
+        self.quota, self.limit, self.amount = quota, limit, amount
+
+
 class Refused(MillstreamError):
     """Not now: nothing was accepted, the same request may succeed after `retry_after_seconds`."""
 
@@ -186,6 +203,26 @@ class LaneFull(Refused):
     code = "queue_full"
 
 
+class RateLimited(Refused):
+    """A quota has no room for the request just now; `field` is the name of the quota."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, quota: str, limit: float, used: float, retry_after_seconds: float) -> None:
+        super().__init__(
+            f"{quota} is {limit:g}, and {used:g} is in use; try again in "
+            f"{retry_after_seconds:.3g} s",
+            retry_after_seconds,
+        )
+        self.field, self.limit, self.used = quota, limit, used
+
+
+class QuotaSpent(RateLimited):
+    """A quota of the day has no room for the request: there is none before the next day."""
+
+    code = "insufficient_quota"
+
+
 class Overloaded(Refused):
     """The estimated wait is longer than the request may take."""
 
@@ -196,10 +233,13 @@ class BrokerUnavailable(Refused):
     """NATS did not confirm in time."""
 
     code = "broker_unavailable"
+    unsure = True
 
 
 class NotConnected(BrokerUnavailable):
     """There is no connection to NATS: nothing was sent, so nothing was stored."""
+
+    unsure = False
 
 
 class Ended(MillstreamError):

@@ -10,6 +10,7 @@ from typing import Self
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+INCREMENT = "Nats-Incr"
 ROUTE = "Route"
 CONTENT_TYPE = "Content-Type"
 
@@ -19,7 +20,8 @@ class Envelope:
     """What the outside of a request says.
 
     `cost` is prompt tokens plus the most it may generate; `version` pins a version; `adapter` names
-    one of the model's; `dispatched` is 0 until the dispatcher has sent it on.
+    one of the model's; `dispatched` is 0 until the dispatcher has sent it on; `account` says where
+    its use is counted (`streams/usage.py`), if anywhere.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class Envelope:
     version: str = ""
     dispatched: int = 0
     adapter: str = ""
+    account: str = ""
 
     def to_headers(self) -> dict[str, str]:
         headers = {
@@ -47,6 +50,7 @@ class Envelope:
             "Version": self.version,
             "Dispatched": self.dispatched,
             "Adapter": self.adapter,
+            "Account": self.account,
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
         return headers
@@ -65,4 +69,5 @@ class Envelope:
             version=headers.get("Version", ""),
             dispatched=int(headers.get("Dispatched", "0")),
             adapter=headers.get("Adapter", ""),
+            account=headers.get("Account", ""),
         )

@@ -193,6 +193,7 @@ class LedgerRecord:
     accepted: int
     finished: int
     adapter: str = ""
+    account: str = ""  # where it is counted, as in the request's headers
 
 
 @dataclass(frozen=True)

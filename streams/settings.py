@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
@@ -71,12 +71,40 @@ class ServiceSettings(ClientSettings):
         return self.drain_seconds + CLOSING_SECONDS
 
 
-class TenantSettings(BaseModel):
-    """One `[tenants.<name>]` table: who may come in, and how much of the fleet is theirs."""
+class LimitSettings(BaseModel):
+    """Quotas of a tenant, or of one of its keys, over all gateways; None: unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    keys: tuple[SecretStr, ...] = Field((), description="API keys, kept only as hashes")
+    requests_per_minute: int | None = Field(None, ge=1, description="requests in a minute")
+    tokens_per_minute: int | None = Field(
+        None, ge=1, description="tokens in a minute, of prompts and answers together"
+    )
+    max_concurrent: int | None = Field(None, ge=1, description="requests that have not ended")
+    tokens_per_day: int | None = Field(None, ge=1, description="tokens in a day of UTC")
+    spend_per_day: float | None = Field(
+        None, gt=0, description="cost of a day of UTC, in the currency of the models' prices"
+    )
+
+
+class KeySettings(LimitSettings):
+    """One of a tenant's keys: the key alone, or a table with limits of its own."""
+
+    key: SecretStr = Field(description="the API key, kept only as a hash")
+    name: Name | None = Field(None, description="what `millstream usage` calls it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: object) -> object:
+        return {"key": value} if isinstance(value, str | SecretStr) else value
+
+
+class TenantSettings(LimitSettings):
+    """One `[tenants.<name>]` table: who may come in, and how much of the fleet is theirs."""
+
+    keys: tuple[KeySettings, ...] = Field(
+        (), description='API keys, kept only as hashes: "sk-…" or {key = "sk-…", limits}'
+    )
     weight: float = Field(1.0, gt=0, description="share relative to the other tenants")
     max_queued: int = Field(1000, ge=1, description="queued requests per model and priority")
     max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt")

@@ -193,6 +193,21 @@ def ledger(tenant: str, model: str) -> str:
     return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
 
 
+def usage(tenant: str, scope: str, meter: str, day: str) -> str:
+    """The counter of what a tenant, or one of its keys, has used on a day."""
+    return f"{PREFIX}.usage.{token(tenant)}.{token(scope)}.{meter}.{token(day)}"
+
+
+def usage_on(day: str) -> str:
+    """Filter: what all tenants have used on a day."""
+    return f"{PREFIX}.usage.*.*.*.{token(day)}"
+
+
+def rate(tenant: str, scope: str, meter: str, slot: int) -> str:
+    """The counter of a minute, or of a lease, by its number since the epoch."""
+    return f"{PREFIX}.rate.{token(tenant)}.{token(scope)}.{meter}.{slot}"
+
+
 def dead(tenant: str, model: str) -> str:
     return f"{PREFIX}.dead.{token(tenant)}.{escape(model)}"
 
@@ -227,3 +242,5 @@ ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_FINDS = f"{PREFIX}.find.>"
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
+ALL_LEDGERS = f"{PREFIX}.ledger.>"
+ALL_RATES = f"{PREFIX}.rate.>"

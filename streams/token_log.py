@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streams import messages, subjects, topology
+from streams import messages, subjects, topology, usage
 from streams.connection import Broker, Stored, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import EXPECTED_LAST, MESSAGE_ID
@@ -169,7 +169,8 @@ class TokenLog:
 
 
 async def write_ledger(broker: Broker, record: LedgerRecord) -> Stored:
-    """Record a request's usage, once: its id deduplicates."""
+    """Settle a request's account and record its usage, each once: its id deduplicates."""
+    await usage.settle(broker, record, PATIENCE_SECONDS)
     return await broker.store_retrying(
         subjects.ledger(record.tenant, record.model),
         messages.pack(asdict(record)),

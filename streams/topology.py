@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
+USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
 DECLARE_SECONDS = 20.0
 # A log outlives its request: the longest deadline and the time to resume behind it.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
 MAX_DELIVERIES = 5
+RATE_SECONDS = 300  # counters of a minute, and of a lease, are read for two of them
 MIB = 2**20
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
 _BAD_REQUEST = 400
@@ -105,7 +107,24 @@ def streams(scale: Scale, max_queued: int) -> list[StreamConfig]:
             storage=StorageType.FILE,
             allow_direct=True,
         ),
+        _counters(USAGE, "infer.usage.*.*.*.*", 30 * 86400, StorageType.FILE),
+        _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
     ]
+
+
+def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> StreamConfig:
+    """Counters by subject (ADR-49), each forgotten by so long after its last change."""
+    return StreamConfig(
+        name=name,
+        subjects=[subject],
+        allow_msg_counter=True,
+        max_msgs_per_subject=1,  # the newest message of a counter holds its total
+        max_age=max_age,
+        max_bytes=64 * MIB,
+        duplicate_window=min(LOG_SECONDS, max_age),
+        storage=storage,
+        allow_direct=True,
+    )
 
 
 def _token_log(scale: Scale, shard: int) -> StreamConfig:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from registry.artifacts import ArtifactRefused
-from registry.commands import add, list_models, show
+from registry.commands import add, list_models, opened, show
 from registry.settings import AddSettings, ListSettings, ShowSettings
 from registry.store import VersionExists
 from streams.errors import ModelNotFound
@@ -147,6 +147,16 @@ async def test_a_remote_model_is_added_without_files(
         "chunk_seconds": 30,
         "context_length": 512,
     }
+
+
+async def test_a_new_version_costs_what_the_model_did(nats_url: str) -> None:
+    """Unless it says otherwise: a cap on spending would be void from one command to the next."""
+    far = {"name": "far", "context_length": "512"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", prompt_price="2", **far)
+    await run_add_remote(nats_url, "http://other:8000/v1", completion_price="3", **far)
+    async with opened(nats_url) as registry:
+        model = registry.models["far"]
+        assert (len(model.versions), model.prompt_price, model.completion_price) == (2, 2, 3)
 
 
 async def test_what_a_server_may_do_at_once_can_change_and_where_it_is_cannot(

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from registry.tenants import KeyTaken, Tenant, Tenants
+from registry.tenants import KeyTaken, Tenant, Tenants, hashed
 from streams.connection import connect
 from streams.settings import TenantSettings
 from tests.eventually import eventually
@@ -45,6 +45,20 @@ async def test_a_key_leads_to_its_tenant_in_every_gateway(nats_url: str) -> None
         ]
         assert reading.authenticate("sk-4") is None
         assert reading.get("acme") == Tenant(name="acme", weight=2)
+
+
+async def test_a_key_with_quotas_of_its_own_is_known_by_them(nats_url: str) -> None:
+    """Any other key means its tenant and nothing more."""
+    limited = {"key": "sk-2", "name": "ci", "requests_per_minute": 5}
+    configured = {"keys": ["sk-1", limited], "tokens_per_day": 100}
+    async with tenants_at(nats_url) as tenants:
+        await tenants.declare({"acme": TenantSettings.model_validate(configured)})
+        plain, through = tenants.authenticate("sk-1"), tenants.authenticate("sk-2")
+        assert plain == tenants.get("acme") == Tenant(name="acme", tokens_per_day=100)
+        assert through
+        assert through.key
+        assert (through.tokens_per_day, through.key.requests_per_minute) == (100, 5)
+        assert {key.name for key in tenants.keys} == {"ci", hashed("sk-1")[:8]}
 
 
 async def test_what_left_the_configuration_is_removed(nats_url: str) -> None:

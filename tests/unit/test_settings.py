@@ -70,7 +70,7 @@ def test_tenants_come_from_tables_of_the_file() -> None:
     assert isinstance(settings, GatewaySettings)
     acme = settings.tenants["acme"]
     assert (acme.weight, acme.max_queued) == (2, 200)
-    assert [key.get_secret_value() for key in acme.keys] == ["sk-acme"]
+    assert [key.key.get_secret_value() for key in acme.keys] == ["sk-acme"]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,10 @@ def test_tenants_come_from_tables_of_the_file() -> None:
     [
         ("prot = 1", "millstream.toml: prot: unknown key; did you mean port?"),
         ("[tenant.acme]\nkeys = []", "millstream.toml: tenant: unknown key; did you mean tenants?"),
+        (
+            "[tenants.acme]\nkeys = [{key = 'sk-a', tokens_per_dya = 2}]",
+            "millstream.toml: tenants.acme.keys.0.tokens_per_dya: unknown key",
+        ),
         (
             "[tenants.acme]\nwieght = 2",
             "millstream.toml: tenants.acme.wieght: unknown key; did you mean weight?",

@@ -1,0 +1,239 @@
+"""The arithmetic of quotas, and how their refusals look on every wire."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import problems
+from gateway.checks import Amounts, Concurrent, PerDay, PerMinute, Scope, checks, scopes
+from gateway.holds import Hold, Holds
+from gateway.rate_limits import RateLimits, duration
+from registry.tenants import KeyHolder, Limits, Tenant
+from streams import windows
+from streams.errors import (
+    STATUS,
+    BadRequest,
+    LargerThanQuota,
+    MillstreamError,
+    QuotaSpent,
+    RateLimited,
+    Refused,
+    status_of,
+)
+from streams.usage import PICO, TENANT, Account, Meter, Price
+from streams.windows import LEASE_SECONDS, MINUTE_SECONDS, Window
+
+NOW = 1_800_000_000.0  # a full minute, and a full lease
+counts = st.integers(0, 10**9)
+moments = st.floats(NOW, NOW + 2 * MINUTE_SECONDS, allow_nan=False)
+QUOTAS = {
+    "requests_per_minute": ("rate_limit_exceeded", 429),
+    "tokens_per_minute": ("rate_limit_exceeded", 429),
+    "max_concurrent": ("rate_limit_exceeded", 429),
+    "tokens_per_day": ("insufficient_quota", 429),
+    "spend_per_day": ("insufficient_quota", 429),
+}
+
+
+def scope(**limits: float) -> Scope:
+    return Scope("acme", TENANT, Limits.model_validate(limits))
+
+
+def amounts(prompt: int = 3, completion: int = 7) -> Amounts:
+    return Amounts(prompt, completion, Price(PICO, PICO))
+
+
+@given(previous=counts, current=counts, now=moments)
+def test_a_window_only_empties_by_itself(previous: int, current: int, now: float) -> None:
+    window = Window(previous, current, NOW + 30)
+    later = window.level(now + 1)
+    assert 0 <= later <= window.level(now) <= previous + current
+    assert window.level(NOW + 2 * MINUTE_SECONDS) == 0
+
+
+@given(previous=counts, current=counts, now=moments, limit=st.integers(1, 10**9), data=st.data())
+def test_after_the_wait_it_fits(
+    previous: int, current: int, now: float, limit: int, data: st.DataObject
+) -> None:
+    """`Retry-After` keeps its word, and is not longer than it must be."""
+    amount = data.draw(st.integers(1, limit))
+    window = Window(previous, current, now)
+    wait = window.wait(amount, limit, now)
+    near = 1e-3 * (previous + current + 1)  # clocks of this size are exact to a microsecond
+    assert 0 <= wait <= 2 * MINUTE_SECONDS
+    assert window.level(now + wait) <= limit - amount + near
+    if wait > 1:
+        assert window.level(now + wait - 1) >= limit - amount - near
+
+
+@given(previous=counts, current=counts, now=moments)
+def test_after_the_reset_all_of_it_is_there(previous: int, current: int, now: float) -> None:
+    window = Window(previous, current, now)
+    assert window.level(now + window.reset(now)) <= 1e-3 * (previous + current + 1)
+
+
+@given(adds=st.lists(st.integers(1, 50), max_size=60), limit=st.integers(1, 100))
+def test_no_minute_of_the_clock_has_more_than_the_limit(adds: list[int], limit: int) -> None:
+    """Whatever comes, and whenever it comes within two minutes."""
+    used = {0: 0, 1: 0}
+    for number, amount in enumerate(adds):
+        now = NOW + number * 2 * MINUTE_SECONDS / (len(adds) + 1)
+        slot = int((now - NOW) // MINUTE_SECONDS)
+        window = Window(used[0] if slot else 0, used[slot], now)
+        if amount <= limit and not window.wait(amount, limit, now):
+            used[slot] += amount
+    assert max(used.values()) <= limit
+
+
+@given(now=moments)
+def test_a_lease_is_counted_before_it_begins(now: float) -> None:
+    """Two gateways whose clocks differ by less than half a lease look at one in common."""
+    behind = now - 0.99 * LEASE_SECONDS / 2
+    assert set(windows.leases(now)) & set(windows.leases(behind))
+    assert windows.leases(now + windows.until_next_half(now) + 1e-3) != windows.leases(now)
+
+
+def hold(name: str) -> Hold:
+    return Hold(name, name, (scope(max_concurrent=1),), {}, {}, None, NOW + 60)
+
+
+@given(
+    acts=st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.booleans(), st.floats(0, LEASE_SECONDS)),
+        max_size=40,
+    )
+)
+def test_every_lease_has_what_is_open(acts: list[tuple[str, bool, float]]) -> None:
+    """Increments by requests, their ends, and what is carried over always add up."""
+    holds, counters, opened, now = Holds(), dict[str, int](), set[str](), NOW
+
+    def count(added: dict[str, int]) -> None:
+        for subject, amount in added.items():
+            counters[subject] = counters.get(subject, 0) + amount
+
+    for name, opens, seconds in acts:
+        now += seconds
+        count(holds.roll(now))
+        if opens and name not in opened:
+            holds.add(made := hold(name))
+            opened.add(name)
+            count(Concurrent(made.concurrent[0], 1).adds(now))
+        elif not opens and (gone := holds.pop(name)):
+            opened.remove(name)
+            count(holds.closed(gone))
+        for lease in windows.leases(now):
+            assert counters.get(scope().rate(Meter.OPEN, lease), 0) == len(opened)
+
+
+@pytest.mark.parametrize("quota", QUOTAS)
+def test_each_reason_has_its_code_and_status(quota: str) -> None:
+    """What OpenAI's clients look at: 429 with `Retry-After`, and whether to wait or to pay."""
+    (check,) = checks(scope(**{quota: 10}), amounts())
+    totals = dict.fromkeys(check.adds(NOW), 10**15)
+    refusal = check.refusal(totals, NOW)
+    assert refusal
+    assert (refusal.code, status_of(refusal.code)) == QUOTAS[quota]
+    assert refusal.field == quota
+    assert int(problems.headers(refusal)["Retry-After"]) >= 1
+    assert problems.facts(refusal)["retry_after_ms"] > 0
+    assert check.refusal(dict.fromkeys(totals, 0) | {next(iter(totals)): 1}, NOW) is None
+
+
+@given(
+    quota=st.sampled_from(sorted(QUOTAS)),
+    limit=st.integers(1, 10**6),
+    used=st.integers(0, 10**6),
+    now=moments,
+)
+def test_a_check_refuses_what_is_over_the_limit_and_nothing_else(
+    quota: str, limit: int, used: int, now: float
+) -> None:
+    found = amounts(1, 0)
+    (check,) = checks(scope(**{quota: limit}), found)
+    first, *rest = check.adds(now)
+    unit = PICO if isinstance(check, PerDay) and check.meter is Meter.SPEND else 1
+    totals = dict.fromkeys(rest, 0) | {first: (used + 1) * unit}
+    refusal = check.refusal(totals, now)
+    assert (refusal is not None) == (used + 1 > limit)
+    if refusal:
+        assert 0 < (refusal.retry_after_seconds or 0) <= windows.DAY_SECONDS
+
+
+def errors(root: type[MillstreamError]) -> set[type[MillstreamError]]:
+    return {root, *(e for child in root.__subclasses__() for e in errors(child))}
+
+
+def test_the_table_has_every_code_of_the_tree() -> None:
+    """Try again later is 429 or 503; change the request is another 4xx."""
+    ours = {e for e in errors(MillstreamError) if e.__module__ == "streams.errors"}
+    assert {e.code for e in ours} <= STATUS.keys()
+    assert {status_of(e.code) for e in ours & errors(Refused)} == {429, 503}
+    assert all(400 <= status_of(e.code) < 500 for e in ours & errors(BadRequest))
+    assert {QuotaSpent, RateLimited} <= errors(Refused)
+
+
+@pytest.mark.parametrize("quota", ["tokens_per_minute", "tokens_per_day", "spend_per_day"])
+def test_what_can_never_fit_is_not_told_to_come_again(quota: str) -> None:
+    with pytest.raises(LargerThanQuota, match=quota) as refused:
+        list(checks(scope(**{quota: 9}), amounts()))
+    assert (status_of(refused.value.code), refused.value.retry_after_seconds) == (400, None)
+    assert len(list(checks(scope(**{quota: 10}), amounts()))) == 1
+
+
+def test_a_tenant_without_quotas_is_not_counted() -> None:
+    assert scopes(Tenant(name="acme")) == []
+    key = KeyHolder(tenant="acme", name="ci", tokens_per_day=1)
+    tenant = Tenant(name="acme", max_concurrent=1, key=key)
+    assert [found.name for found in scopes(tenant)] == ["tenant", "key-ci"]
+    assert [found.name for found in scopes(tenant.model_copy(update={"max_concurrent": None}))] == [
+        "key-ci"
+    ]
+
+
+@given(prompt=counts, completion=counts, reserved=counts)
+def test_a_settled_account_has_what_was_used(prompt: int, completion: int, reserved: int) -> None:
+    """Reservation and correction add up to the usage, in tokens and in money."""
+    price = Price.per_million(0.15, 0.6)
+    packed = Account("acme", ("tenant", "key-ci"), "2026-11-21", reserved, 7, price).pack()
+    account = Account.unpack(packed)
+    both = [account.reserved, account.correction(prompt, completion)]
+    for name in account.scopes:
+        for meter, used in ((Meter.TOKENS, prompt + completion), (Meter.SPEND, None)):
+            subject = Scope("acme", name, Limits()).usage(meter, "2026-11-21")
+            total = sum(each.get(subject, 0) for each in both)
+            assert total == (price.of(prompt, completion) if used is None else used)
+
+
+def test_the_headers_are_of_the_scope_with_the_least_left() -> None:
+    """A key's own quota may be the one that will refuse."""
+    limits = RateLimits()
+    key = Scope("acme", "key-ci", Limits(requests_per_minute=4))
+    both = [scope(requests_per_minute=10, tokens_per_minute=1000), key]
+    for each in both:
+        check = PerMinute(each, Meter.REQUESTS, each.limits.requests_per_minute or 0, 1)
+        current, previous = check.adds(NOW)
+        limits.see(check, {current: 3, previous: 0}, NOW, refused=False)
+    headers = dict(limits.headers(both, NOW + 90))
+    assert headers == {
+        b"x-ratelimit-limit-requests": b"4",
+        b"x-ratelimit-remaining-requests": b"2",
+        b"x-ratelimit-reset-requests": b"30s",
+        b"x-ratelimit-limit-tokens": b"1000",
+        b"x-ratelimit-remaining-tokens": b"1000",
+        b"x-ratelimit-reset-tokens": b"0s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.12, "120ms"), (1, "1s"), (59.8, "59.8s"), (60, "1m0s"), (360.5, "6m0.5s")],
+)
+def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_day_is_one_of_utc() -> None:
+    assert windows.day(NOW - NOW % 86400 + 86399) != windows.day(NOW - NOW % 86400 + 86400)
+    assert math.isclose(windows.until_tomorrow(NOW) + NOW % 86400, 86400)
