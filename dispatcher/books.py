@@ -1,19 +1,19 @@
 """What the leader of one model knows: who waits, what is in flight, what the fleet may take. Pure.
 
-A request is charged its expected service when it is taken out of the queue, and the difference to
-what it really took when it is settled.
+A request is charged its expected service when it is taken out of the queue, more when it turns out
+to take more, and the difference to what it really took when it is settled.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dispatcher.fair_queue import FairQueue, expected_service, service
+from dispatcher.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service
 from dispatcher.fleet import Fleet
 from dispatcher.lines import Queued
 from dispatcher.pace import Pace
 from dispatcher.recent import Recent
 from streams.headers import Envelope
-from streams.messages import Pressure
+from streams.messages import Beat, Pressure
 from streams.subjects import Pool, Priority
 
 VersionFor = Callable[[Queued], str | None]
@@ -27,6 +27,7 @@ class InFlight:
     tenant: str
     priority: Priority
     version: str
+    prompt_tokens: int
     cost: int
     charged: int
     deadline: int  # epoch ms
@@ -40,43 +41,80 @@ class Books:
         self.model = model
         self.queue, self.fleet, self.pace = FairQueue(), Fleet(), Pace()
         self.in_flight: dict[str, InFlight] = {}
+        self._by_seq: dict[int, InFlight] = {}
         self._settled = Recent(SETTLED_MEMORY_SECONDS)
 
     def next(self, version_for: VersionFor, now: float) -> tuple[Queued, str | None] | None:
         """Who is next, and the version that is to serve it; None for one that is gone.
 
-        What is next at a version that has no room keeps all behind it from that version.
+        What is next at a version that has no room keeps all behind it from that version. What has
+        to leave room for other tenants keeps back only its own like.
         """
         full: set[str | None] = set()
         for item in self.queue.candidates(now):
             version = version_for(item)
-            if version is None or (version not in full and self.fleet.fits(version, item.cost)):
+            if version is None:
+                return item, None
+            if version in full:
+                continue
+            if not self.fleet.fits(version, item.priority, item.cost):
+                full.add(version)
+            elif self._leaves_room(item, version, now):
                 return item, version
-            full.add(version)
         return None
+
+    def _leaves_room(self, item: Queued, version: str, now: float) -> bool:
+        """Whether enough stays free for others when an item goes that fits."""
+        if is_urgent(item.priority):
+            kept = self.queue.division.kept_free(item.tenant, item.cost, now)
+        elif self.fleet.yields(version) or self.queue.starves(item.priority, now):
+            return True
+        else:
+            kept = self.queue.division.kept_free_of_batch(now)
+        return not kept or self.fleet.spare(version, item.priority, item.cost) >= kept
+
+    def beat(self, beat: Beat, now: float) -> None:
+        """Take in a worker's heartbeat: its credit, and how far its requests have come."""
+        self.fleet.beat(beat, now)
+        self._resize()
+        for seq, generated in beat.progress:
+            if flight := self._by_seq.get(seq):
+                self._charge(flight, max(flight.charged, service(flight.prompt_tokens, generated)))
+
+    def _resize(self) -> None:
+        whole = self.fleet.whole
+        self.queue.division.resize(whole.sequences, whole.tokens)
 
     def take(self, item: Queued, version: str, now: float) -> None:
         """Take an item out of the queue, to be sent to a version's pool."""
-        self.queue.pop(item, now)
-        self.fleet.sending(version, item.cost)
+        charged = self.queue.pop(item, now)
+        self.fleet.sending(version, item.priority, item.cost)
         self.in_flight[item.request_id] = InFlight(
-            item.tenant, item.priority, version, item.cost, expected_service(item), item.deadline
+            item.tenant,
+            item.priority,
+            version,
+            item.prompt_tokens,
+            item.cost,
+            charged,
+            item.deadline,
         )
 
     def sent(self, request_id: str, seq: int, duplicate: bool) -> None:
         """It lies in WORK; a duplicate did before, and may have been pulled."""
         if flight := self.in_flight.get(request_id):
             flight.seq = seq
+            self._by_seq[seq] = flight
             if duplicate:
-                self.fleet.not_sent(flight.version, flight.cost)
+                self.fleet.not_sent(flight.version, flight.priority, flight.cost)
             else:
                 self.fleet.sent(flight.version, flight.priority, seq, flight.cost)
 
     def not_sent(self, request_id: str) -> None:
         """It could not be sent, or somebody else had done so: nothing is charged."""
         if flight := self.in_flight.pop(request_id, None):
-            self.fleet.not_sent(flight.version, flight.cost)
-            self.queue.charge(flight.tenant, -flight.charged)
+            self.fleet.not_sent(flight.version, flight.priority, flight.cost)
+            self.queue.end(flight.tenant, flight.priority, flight.cost)
+            self._charge(flight, 0)
 
     def settle(self, request_id: str, spent: int | None, now: float) -> None:
         """It has ended: replace what it was charged by what it took, if that is known."""
@@ -84,34 +122,41 @@ class Books:
         if flight is None or not flight.seq:
             return
         del self.in_flight[request_id]
+        self._by_seq.pop(flight.seq, None)
         self._settled.add(request_id, now)
         self.pace.release(flight.cost)
+        self.queue.end(flight.tenant, flight.priority, flight.cost)
         if spent is not None:
-            self.queue.charge(flight.tenant, spent - flight.charged)
+            self._charge(flight, spent)
+            generated = max(0, spent - flight.prompt_tokens) // OUTPUT_WEIGHT
+            self.queue.learn(flight.tenant, generated)
+
+    def _charge(self, flight: InFlight, service: int) -> None:
+        """A request in flight costs its tenant so much, whatever was charged before."""
+        if service != flight.charged:
+            self.queue.charge(flight.tenant, service - flight.charged)
+            flight.charged = service
 
     def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
         """Work of an earlier leader: charge its tenant as that leader did."""
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
-        charged = service(envelope.prompt_tokens, envelope.cost - envelope.prompt_tokens)
-        self.in_flight[envelope.request_id] = InFlight(
-            envelope.tenant,
-            pool.priority,
-            pool.version,
-            envelope.cost,
-            charged,
-            envelope.deadline,
-            seq,
+        tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
+        charged = self.queue.begin(tenant, pool.priority, prompt, cost)
+        flight = InFlight(
+            tenant, pool.priority, pool.version, prompt, cost, charged, envelope.deadline, seq
         )
-        self.queue.charge(envelope.tenant, charged)
-        self.fleet.sending(pool.version, envelope.cost)
-        self.fleet.sent(pool.version, pool.priority, seq, envelope.cost)
+        self.in_flight[envelope.request_id] = self._by_seq[seq] = flight
+        self.fleet.sending(pool.version, pool.priority, cost)
+        self.fleet.sent(pool.version, pool.priority, seq, cost)
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; names the workers that have fallen silent."""
         self._settled.forget(now)
         self.pace.tick(now, backlogged=len(self.queue) > 0)
-        return self.fleet.forget_stale(now)
+        silent = self.fleet.forget_stale(now)
+        self._resize()
+        return silent
 
     def pressure(self) -> Pressure:
         """What the gateways are told: how much waits, and for how long a new request would."""

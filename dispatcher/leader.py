@@ -120,7 +120,7 @@ class Leader:
         self._sending.wake()
 
     async def _on_beat(self, msg: Msg) -> None:
-        self.books.fleet.beat(Beat.unpack(msg.data), time.monotonic())
+        self.books.beat(Beat.unpack(msg.data), time.monotonic())
         self._sending.wake()
 
     async def _on_ledger(self, msg: Msg) -> None:

@@ -201,6 +201,11 @@ class Beat:
 
     `pulled` is, per priority, the highest sequence in WORK that this worker has pulled: what was
     dispatched up to there is no longer waiting to be pulled.
+
+    `room` is what the worker could take of each priority, if its engine takes the place of less
+    urgent work for more urgent: sequences (negative ones wait for a place) and tokens. `progress`
+    has pairs of a sequence in WORK and the tokens generated for it so far, of some that have gone
+    on.
     """
 
     worker: str
@@ -217,6 +222,15 @@ class Beat:
     pulled: dict[str, int] = field(default_factory=dict)
     draining: bool = False
     resident: bool = True  # its model is loaded; else it would be for the first request
+    room: dict[str, tuple[int, int]] = field(default_factory=dict)
+    progress: list[tuple[int, int]] = field(default_factory=list)
+
+    def room_for(self, priority: str) -> tuple[int, int]:
+        """Sequences and tokens: what is free, where they are not told by priority."""
+        sequences, tokens = self.room.get(
+            priority, (self.free_sequences - self.waiting, self.free_tokens)
+        )
+        return sequences, tokens
 
     def pack(self) -> bytes:
         return pack(asdict(self))

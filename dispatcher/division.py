@@ -1,0 +1,216 @@
+"""The division of a fleet's room among tenants, and what of it is kept free for whom. Pure.
+
+Room is counted in tokens. A request takes a place's worth of them at least: the larger of its two
+shares counts (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011). `docs/scheduling.md` derives
+the formulas.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from math import inf, log
+
+from dispatcher.accounts import Account, Flow, Load
+
+ACTIVE_SECONDS = 60.0  # who has asked for nothing for so long has no part
+EMPTY = 0.01  # the share of arrivals that may find nothing kept free for them
+RESERVABLE = 0.9  # of a fleet; reservations beyond it are cut down to it
+
+
+@dataclass(slots=True)
+class _Side:
+    """The calm or the heavy: what they hold together, what they ask for, and their weight."""
+
+    held: Load = field(default_factory=Load)
+    demand: Flow = field(default_factory=Flow)
+    weight: float = 0.0
+
+    def count(self, account: Account, sign: int) -> None:
+        self.held.requests += sign * account.held.requests
+        self.held.tokens += sign * account.held.tokens
+        self.demand.join(account.demand, sign)
+        self.weight = max(0.0, self.weight + sign * account.weight)
+
+
+class Division:
+    """Max-min fair: the calm ask for less than their part, the heavy divide what is left by weight.
+
+    A tenant is judged when something of its own changes, in O(1). What the calm are likely to ask
+    for next is kept free of heavy work, and what anybody is likely to, of batch work.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = inf
+        self._place = 0.0  # tokens for each sequence
+        self._accounts: dict[str, Account] = {}
+        self.batch = Load()  # in flight
+        self._calm, self._heavy = _Side(), _Side()
+        self._released = Flow()
+        self._reserved = self._unclaimed = 0.0  # reservations: of all tenants, and not made use of
+        self._active: OrderedDict[str, tuple[float, float]] = OrderedDict()  # since when, weight
+        self._active_weight = 0.0
+        self._now = 0.0  # of the last that was asked for
+
+    @property
+    def accounts(self) -> dict[str, Account]:
+        return self._accounts
+
+    def account(self, tenant: str) -> Account:
+        if (account := self._accounts.get(tenant)) is None:
+            account = self._accounts[tenant] = Account()
+            self._calm.weight += account.weight
+        return account
+
+    def resize(self, sequences: int, tokens: int) -> None:
+        """The room of the whole fleet, in use or not."""
+        self._tokens = tokens if sequences else inf
+        self._place = tokens / sequences if sequences else 0.0
+
+    def agree(self, tenant: str, weight: float, reserved_tokens: int) -> None:
+        """Set a tenant's terms."""
+        account = self.account(tenant)
+        self._side(account).weight += weight - account.weight
+        self._unclaimed -= _unclaimed(account)
+        self._reserved += reserved_tokens - account.reserved_tokens
+        account.weight, account.reserved_tokens = weight, reserved_tokens
+        self._unclaimed += _unclaimed(account)
+
+    # What happens to urgent requests: to those that are not batch work
+
+    def asked(self, tenant: str, cost: int, now: float) -> None:
+        """A tenant's request waits."""
+        account = self.account(tenant)
+        self._now = now
+        account.asked.add(cost)
+        size = max(cost, self._place)
+        account.demand.add(size, now)
+        self._side(account).demand.add(size, now)
+        self._remember(tenant, account.weight, now)
+
+    def left(self, tenant: str, cost: int) -> None:
+        """It waits no more."""
+        self.account(tenant).asked.remove(cost)
+
+    def holds(self, tenant: str, cost: int) -> None:
+        """It is in flight."""
+        account = self.account(tenant)
+        self._unclaimed -= _unclaimed(account)
+        account.held.add(cost)
+        self._side(account).held.add(cost)
+        self._unclaimed += _unclaimed(account)
+
+    def freed(self, tenant: str, cost: int) -> None:
+        """It has ended."""
+        account = self.account(tenant)
+        self._unclaimed -= _unclaimed(account)
+        account.held.remove(cost)
+        self._side(account).held.remove(cost)
+        self._unclaimed += _unclaimed(account)
+        self._released.add(max(cost, self._place), self._now)
+
+    def judge(self, tenant: str) -> bool:
+        """Put a tenant on its side by what it asks for and holds; True if that has changed."""
+        account = self.account(tenant)
+        is_heavy = self._is_heavy(account)
+        if is_heavy == account.is_heavy:
+            return False
+        self._side(account).count(account, -1)
+        account.is_heavy = is_heavy
+        self._side(account).count(account, +1)
+        return True
+
+    def _is_heavy(self, account: Account) -> bool:
+        """Whether it wants more than its part of what the (other) calm leave."""
+        asked, held = account.asked, account.held
+        wants = Load(asked.requests + held.requests, asked.tokens + held.tokens)
+        calm, weight = self._calm.held, self._heavy.weight + account.weight
+        if account.is_heavy:
+            weight = self._heavy.weight
+        else:
+            calm = Load(calm.requests - held.requests, calm.tokens - held.tokens)
+        left = self._tokens - calm.size(self._place)
+        return wants.size(self._place) * weight > left * account.weight
+
+    # What is kept free
+
+    def kept_free(self, tenant: str, cost: int, now: float) -> float:
+        """The share of the fleet that an urgent request must leave free for other tenants."""
+        account = self.account(tenant)
+        own = _unclaimed(account)
+        if cost <= own:
+            return 0.0
+        kept = self._promised(own)
+        if account.is_heavy and not self._within_part(cost):
+            kept += self._headroom(self._calm.demand, self._calm.held, now)
+        return kept / self._tokens
+
+    def kept_free_of_batch(self, now: float) -> float:
+        """The share of the fleet that batch work must leave free for urgent work."""
+        heavy, calm = self._heavy, self._calm
+        held = Load(
+            heavy.held.requests + calm.held.requests, heavy.held.tokens + calm.held.tokens
+        )
+        demand = Flow()
+        demand.join(heavy.demand, +1)
+        demand.join(calm.demand, +1)
+        return (self._promised(0.0) + self._headroom(demand, held, now)) / self._tokens
+
+    def _promised(self, own: float) -> float:
+        """What is reserved for others and not in use."""
+        most = RESERVABLE * self._tokens
+        share = min(1.0, most / self._reserved) if self._reserved else 0.0
+        return share * (self._unclaimed - own)
+
+    def _within_part(self, cost: int) -> bool:
+        """Whether the heavy have, with one more request, no more than their weight's part."""
+        held, weight = self._heavy.held, self._heavy.weight
+        if not held.requests:
+            return True
+        with_it = Load(held.requests + 1, held.tokens + cost).size(self._place)
+        return with_it * max(weight, self._active_weight) <= self._tokens * weight
+
+    def _headroom(self, demand: Flow, held: Load, now: float) -> float:
+        """Room for the next arrivals of those whose demand this is and who hold this.
+
+        Arrivals (compound Poisson) take from it; what others release refills it. It is found empty
+        by a share of arrivals that falls exponentially with its size (Kingman 1970).
+        """
+        demand.fade(now)
+        self._released.fade(now)
+        refill = self._refill(held)
+        if not demand.sizes or not refill:
+            return 0.0
+        load = demand.rate / (demand.rate + refill)
+        if load <= EMPTY:
+            return 0.0
+        lump = self._released.squares / self._released.sizes
+        variance = 2 * demand.square_rate + refill * lump
+        return log(load / EMPTY) * variance / (2 * refill)
+
+    def _refill(self, held: Load) -> float:
+        """Tokens per second that others release when they hold all that these do not.
+
+        By Little's law a token is held for (tokens in flight) / (tokens released per second).
+        """
+        everything = (self._calm.held, self._heavy.held, self.batch)
+        in_flight = sum(load.size(self._place) for load in everything)
+        if not in_flight:
+            return 0.0
+        others = max(0.0, self._tokens - held.size(self._place))
+        return others * self._released.rate / in_flight
+
+    def _side(self, account: Account) -> _Side:
+        return self._heavy if account.is_heavy else self._calm
+
+    def _remember(self, tenant: str, weight: float, now: float) -> None:
+        """It is active, and others may not be any more."""
+        _, before = self._active.pop(tenant, (0.0, 0.0))
+        self._active[tenant] = now, weight
+        self._active_weight += weight - before
+        while (oldest := next(iter(self._active.values())))[0] < now - ACTIVE_SECONDS:
+            self._active.popitem(last=False)
+            self._active_weight -= oldest[1]
+
+
+def _unclaimed(account: Account) -> float:
+    """What a tenant has reserved and does not use."""
+    return max(0, account.reserved_tokens - account.held.tokens)
