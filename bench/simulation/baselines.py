@@ -1,9 +1,9 @@
 """What others do, as one queue in front of all engines, which knows their room at once.
 
-FCFS, as vLLM and SGLang do within one engine. VTC: Sheng et al., "Fairness in Serving Large Language
-Models", OSDI 2024, algorithm 2, with w_p = 1 and w_q = 2. EDF: the earliest deadline first. Early
-rejection: FCFS that refuses at the door what by its estimate would miss its goal, as Mooncake does
-(Qin et al., FAST 2025).
+FCFS, as vLLM and SGLang do within one engine. VTC: Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024, algorithm 2, with w_p = 1 and w_q = 2. EDF: the earliest deadline
+first. Early rejection: FCFS that refuses at the door what by its estimate would miss its goal, as
+Mooncake does (Qin et al., FAST 2025).
 """
 
 import heapq

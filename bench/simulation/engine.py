@@ -1,8 +1,8 @@
 """A step model of an engine: continuous batching, chunked prefill, paged KV, priorities.
 
 It schedules as `gpu_worker/engines/paged/scheduler.py` does (see docs/engine.md), but counts tokens
-where that one keeps them, so that a step costs the same however many sequences decode in it. That is
-what lets a thousand of them run beside each other on one core.
+where that one keeps them, so that a step costs the same however many sequences decode in it. That
+is what lets a thousand of them run beside each other on one core.
 """
 
 import heapq
@@ -85,7 +85,7 @@ class Stepped:
 
 @dataclass
 class _Line:
-    """The runs of one priority: those that prefill and decode, and those that wait, oldest first."""
+    """The runs of one priority, oldest first; who prefills is running, too."""
 
     running: dict[int, Run] = field(default_factory=dict)  # by number, in order of admission
     prefilling: dict[int, Run] = field(default_factory=dict)
@@ -324,7 +324,7 @@ class Engine:
 
     def _finish(self, stepped: Stepped) -> None:
         while self._ends and self._ends[0][0] <= self.steps:
-            last, _, run = heapq.heappop(self._ends)
+            run = heapq.heappop(self._ends)[2]
             whole = run.fate.asked.output_tokens
             if not run.gone and run.decoding and self._generated(run) == whole:
                 self._leave(run)

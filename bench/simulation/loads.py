@@ -12,10 +12,14 @@ from bench.simulation.request import Asked
 
 @dataclass(frozen=True)
 class Load:
-    """Requests in the order of their times; those that repeat do so until `seconds`."""
+    """Requests in the order of their times; those that repeat do so until `seconds`.
+
+    A run is over when all that are `awaited` have ended.
+    """
 
     asked: Sequence[Asked]
     seconds: float
+    awaited: Callable[[Asked], bool] = lambda asked: True
 
 
 def steady(asked: Asked, rate: float, seconds: float) -> Iterator[Asked]:

@@ -42,7 +42,7 @@ class Run:
         self._system: System = build(plant, self._clock, self._ended)
 
     def run(self, drain_seconds: float) -> Outcome:
-        """Until all have ended, at most `drain_seconds` after the load."""
+        """Until all that are awaited have ended, at most `drain_seconds` after the load."""
         began = time.perf_counter()
         self._arrive()
         self._clock.run(self._load.seconds + drain_seconds, self._is_over)
@@ -71,11 +71,11 @@ class Run:
         self._arrive()
 
     def _submit(self, asked: Asked) -> None:
-        self._open += 1
+        self._open += self._load.awaited(asked)
         self._fates.append(self._system.submit(asked))
 
     def _ended(self, fate: Fate) -> None:
-        self._open -= 1
+        self._open -= self._load.awaited(fate.asked)
         if fate.asked.repeats:
             again = self._clock.now + (RETRY_SECONDS if fate.refused else 0.0)
             if again < self._load.seconds:
