@@ -160,3 +160,28 @@ class Vtc(Fcfs):
 
     def _charge(self, tenant: str, tokens: float) -> None:
         self._counters[tenant] += tokens / self._weights.get(tenant, 1.0)
+
+
+class Replicas(Fcfs):
+    """A VTC of its own in each of so many replicas, which are served by turns."""
+
+    def __init__(self, replicas: int, weights: Mapping[str, float]) -> None:
+        self._queues = deque(Vtc(weights) for _ in range(replicas))
+        self._by_gateway = list(self._queues)
+
+    def push(self, fate: Fate) -> None:
+        self._by_gateway[fate.asked.gateway].push(fate)
+
+    def head(self) -> Fate | None:
+        heads = (queue.head() for queue in self._queues)
+        return next((head for head in heads if head), None)
+
+    def pop(self) -> Fate:
+        while not self._queues[0].head():
+            self._queues.rotate(-1)
+        fate = self._queues[0].pop()
+        self._queues.rotate(-1)
+        return fate
+
+    def progress(self, fate: Fate, generated: int) -> None:
+        self._by_gateway[fate.asked.gateway].progress(fate, generated)

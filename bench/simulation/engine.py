@@ -41,22 +41,6 @@ class StepModel:
             took += self.prefill_ms + self.token_ms * prefill_tokens
         return took / 1000
 
-    def service_per_second(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Virtual tokens per second with requests of these lengths alone, as many as fit."""
-        return (prompt_tokens + 2 * output_tokens) * self.requests_per_second(
-            prompt_tokens, output_tokens
-        )
-
-    def requests_per_second(self, prompt_tokens: int, output_tokens: int) -> float:
-        """The most requests of these lengths that one worker completes in a second."""
-        most = self.kv_tokens // (prompt_tokens + output_tokens)
-        batch = max(1, min(self.max_sequences, most))
-        context = batch * (prompt_tokens + output_tokens // 2)
-        step = self.seconds(batch, context, 0)
-        chunks = -(-prompt_tokens // max(1, self.max_batch_tokens - batch))
-        prefill = (chunks * self.prefill_ms + prompt_tokens * self.token_ms) / 1000
-        return 1 / (prefill + output_tokens * step / batch)
-
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -68,6 +52,7 @@ class Run:
     done: int = 0  # tokens whose KV is in place; while it decodes, as of step `since`
     since: int = 0  # the step after which it began to decode
     decoding: bool = False
+    again: bool = False  # it has given way
     gone: bool = False
 
     @property
@@ -101,7 +86,7 @@ class Engine:
 
     def __init__(self, model: StepModel, prefixes: Prefixes | None = None) -> None:
         self.model = model
-        self.generated_tokens = self.preemptions = self.steps = 0
+        self.prompt_tokens = self.generated_tokens = self.preemptions = self.steps = 0
         self.busy_seconds = 0.0
         self._prefixes = prefixes
         self._lines = {priority: _Line() for priority in Priority}
@@ -296,6 +281,7 @@ class Engine:
         run.pending = run.fate.asked.prompt_tokens + run.fate.generated
         if self._step and (chunk := self._step.pop(run.number, None)):
             self._spare += chunk[1]
+        run.again = True
         self._lines[run.priority].waiting.appendleft(run)
         self.preemptions += 1
 
@@ -304,6 +290,7 @@ class Engine:
     def _computed(self, run: Run, count: int, stepped: Stepped) -> None:
         run.pending -= count
         run.fate.computed += count
+        self.prompt_tokens += 0 if run.again else count
         if run.pending:
             return
         asked = run.fate.asked

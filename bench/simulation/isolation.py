@@ -2,82 +2,100 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 from bench.simulation import loads, measures
-from bench.simulation.baselines import Fcfs, Vtc
+from bench.simulation.baselines import Fcfs, Replicas, Vtc
 from bench.simulation.loads import Load
 from bench.simulation.request import Asked, Fate
-from bench.simulation.runs import Outcome, Run
-from bench.simulation.scenario import Figure, Scenario, Setting, Values
+from bench.simulation.runs import Outcome, Run, capacity
+from bench.simulation.scenario import Figure, Measure, Scenario, Setting, Values
 from bench.simulation.systems import Build, Millstream, Plant, behind
 
 SECONDS = 600.0
 DRAIN_SECONDS = 3600.0
-PROMPT, OUTPUT = 256, 256
 QUIET_SHARE = 0.26  # of the capacity, the nine together
 QUIET = tuple(f"q{number}" for number in range(9))
 LOUD = "loud"
 LONG_PROMPT = 32_768
+LONG_KV = 3 * LONG_PROMPT  # of the worker that is to take such prompts
+LOUD_REPEATS = 1000
+CAPACITY_ROWS = 400
 SYSTEMS: dict[str, Build] = {"millstream": Millstream, "fcfs": behind(Fcfs), "vtc": behind(Vtc)}
-Loud = Callable[[float, Random], list[Asked]]  # by the rate that is the worker's capacity
+WEIGHTS = {"four": 4.0, "one": 1.0}
 
 
-def _quiet(capacity: float, random: Random) -> list[list[Asked]]:
-    rate = QUIET_SHARE * capacity / len(QUIET)
-    return [
-        list(
-            loads.poisson(
-                Asked(0, tenant, PROMPT, OUTPUT),
-                rate,
-                SECONDS,
-                random,
-            )
-        )
-        for tenant in QUIET
-    ]
+class Scene:
+    """One seed's requests, of the lengths of Chatbot Arena's, against one worker."""
 
-
-def _times(factor: float) -> Loud:
-    """So many times its fair share, a tenth of the capacity."""
-
-    def ask(capacity: float, random: Random) -> list[Asked]:
-        asked = Asked(0, LOUD, PROMPT, OUTPUT)
-        return list(loads.poisson(asked, factor * capacity / 10, SECONDS, random))
-
-    return ask
-
-
-def _long(capacity: float, random: Random) -> list[Asked]:
-    """Ten times its share of the tokens, in prompts of 32k."""
-    asked = Asked(0, LOUD, LONG_PROMPT, OUTPUT)
-    rate = capacity * (PROMPT + 2 * OUTPUT) / asked.service
-    return list(loads.poisson(asked, rate, SECONDS, random))
-
-
-def _connected(capacity: float, random: Random) -> list[Asked]:
-    """A thousand connections, each of which asks again at once."""
-    asked = Asked(0, LOUD, PROMPT, OUTPUT, repeats=True)
-    return list(loads.steady(asked, 1000.0, 1.0))
-
-
-def _measure(loud: Loud, context: int = 0) -> Callable[[Setting, int], Values]:
-    def measure(setting: Setting, seed: int) -> Values:
+    def __init__(self, setting: Setting, seed: int, kv_tokens: int = 0) -> None:
         worker = setting.worker
-        if context > worker.kv_tokens:
-            worker = replace(worker, kv_tokens=context)
-        plant = Plant((worker,))
-        capacity = worker.requests_per_second(PROMPT, OUTPUT)
-        quiet = _quiet(capacity, Random(seed))
-        alone = Load(loads.merged(*quiet), SECONDS)
-        load = Load(loads.merged(*quiet, loud(capacity, Random(seed + 1000))), SECONDS, _is_quiet)
-        solo = _run(Millstream, plant, alone)
-        outcomes = {name: _run(build, plant, load) for name, build in SYSTEMS.items()}
-        best = max(_throughput(outcome) for outcome in outcomes.values())
+        self.plant = Plant((replace(worker, kv_tokens=max(worker.kv_tokens, kv_tokens)),))
+        self._rows = loads.trace(Path(setting.traces) / "vtc_lmsys_27clients.csv", loads.sized)
+        self._random = Random(seed)
+        self.capacity = capacity(worker, tuple(self._rows[:CAPACITY_ROWS]))
+
+    def of(self, tenant: str, share: float) -> list[Asked]:
+        """Poisson arrivals of a tenant that would take this share of the capacity."""
+        asked = Asked(0, tenant, 0, 0)
+        arrivals = loads.poisson(asked, share * self.capacity, SECONDS, self._random)
+        return list(loads.resized(arrivals, self._rows, self._random))
+
+    def quiet(self) -> list[Asked]:
+        return loads.merged(*(self.of(tenant, QUIET_SHARE / len(QUIET)) for tenant in QUIET))
+
+    def long(self) -> list[Asked]:
+        """Ten times a fair share of the service, in long prompts."""
+        mean = sum(row.service for row in self._rows) / len(self._rows)
+        asked = Asked(0, LOUD, LONG_PROMPT, 256)
+        rate = self.capacity * mean / asked.service
+        return list(loads.poisson(asked, rate, SECONDS, self._random))
+
+    def connected(self) -> list[Asked]:
+        """A thousand connections, each of which asks again at once."""
+        asked = loads.steady(Asked(0, LOUD, 0, 0, repeats=True), LOUD_REPEATS, 1.0)
+        return list(loads.resized(asked, self._rows, self._random))
+
+
+def _beside(loud: Callable[[Scene], list[Asked]], kv_tokens: int = 0) -> Measure:
+    """The nine with and without the tenant that is loud."""
+
+    def measure(setting: Setting, seed: int) -> Values:
+        scene = Scene(setting, seed, kv_tokens)
+        quiet = scene.quiet()
+        solo = _run(Millstream, scene.plant, Load(quiet, SECONDS))
+        load = Load(loads.merged(quiet, loud(scene)), SECONDS, _is_quiet)
+        outcomes = {name: _run(build, scene.plant, load) for name, build in SYSTEMS.items()}
+        best = max(outcome.served for outcome in outcomes.values())
         values = {name: _values(outcome, solo, best) for name, outcome in outcomes.items()}
         return {"solo": {"p99": _p99(solo)}} | values
 
     return measure
+
+
+def _over(gateways: int) -> Measure:
+    """Two backlogged tenants of weights 4 and 1, one of them through a gateway of its own."""
+
+    def measure(setting: Setting, seed: int) -> Values:
+        scene, random = Scene(setting, seed), Random(seed)
+        others = [
+            replace(asked, gateway=random.randrange(1, gateways)) for asked in scene.of("one", 2.0)
+        ]
+        load = Load(loads.merged(scene.of("four", 2.0), others), SECONDS, lambda asked: False)
+        plant = replace(scene.plant, gateways=gateways, weights=WEIGHTS)
+        systems = {
+            "millstream": Millstream,
+            "per replica": behind(lambda: Replicas(gateways, WEIGHTS)),
+        }
+        return {name: _shares(_run(build, plant, load)) for name, build in systems.items()}
+
+    return measure
+
+
+def _shares(outcome: Outcome) -> dict[str, float]:
+    got = measures.service_by_tenant(outcome.fates, 60.0, SECONDS)
+    return {"ratio": got["four"] / got["one"], "error": measures.worst_share_error(got, WEIGHTS)}
 
 
 def _run(build: Build, plant: Plant, load: Load) -> Outcome:
@@ -89,7 +107,7 @@ def _values(outcome: Outcome, solo: Outcome, best: float) -> dict[str, float]:
         "p99": _p99(outcome),
         "over_solo": _p99(outcome) / _p99(solo),
         "refused": sum(fate.refused for fate in _of_quiet(outcome)),
-        "throughput": _throughput(outcome) / best,
+        "throughput": outcome.served / best,
     }
 
 
@@ -105,22 +123,30 @@ def _is_quiet(asked: Asked) -> bool:
     return asked.tenant != LOUD
 
 
-def _throughput(outcome: Outcome) -> float:
-    """Virtual tokens per second while requests came in."""
-    return measures.service_per_second(outcome, 0.0, SECONDS)
-
-
 FIGURES = (
     Figure("p99", "the nine's p99 to first token, s", known="FCFS 185; VTC 9.4; solo 0.46"),
     Figure("over_solo", "that over solo", 1.5),
     Figure("refused", "of the nine's refused", 0),
     Figure("throughput", "throughput, of the best's", 0.93, "higher"),
 )
+SHARES = (
+    Figure("ratio", "service of weight 4 over that of weight 1", known="Dynamo 1"),
+    Figure("error", "largest error of a share", 0.05),
+)
+
+
+def _louder(factor: float) -> Measure:
+    """So many times a fair share, which is a tenth."""
+    return _beside(lambda scene: scene.of(LOUD, factor / 10))
+
+
 SCENARIOS = (
-    Scenario("b2-10", "B2: one tenant at 10 times its share", FIGURES, _measure(_times(10))),
-    Scenario("b2-100", "B2: one tenant at 100 times its share", FIGURES, _measure(_times(100))),
+    Scenario("b2-10", "B2: one tenant at 10 times its share", FIGURES, _louder(10)),
+    Scenario("b2-100", "B2: one tenant at 100 times its share", FIGURES, _louder(100)),
     Scenario(
-        "b2-long", "B2: one tenant with prompts of 32k", FIGURES, _measure(_long, 3 * LONG_PROMPT)
+        "b2-long", "B2: one tenant with prompts of 32k", FIGURES, _beside(Scene.long, LONG_KV)
     ),
-    Scenario("b2-1000", "B2: one tenant on 1,000 connections", FIGURES, _measure(_connected)),
+    Scenario("b2-1000", "B2: one tenant on 1,000 connections", FIGURES, _beside(Scene.connected)),
+    Scenario("b2-gateways-2", "B2: weights 4:1 over two gateways", SHARES, _over(2)),
+    Scenario("b2-gateways-4", "B2: weights 4:1 over four gateways", SHARES, _over(4)),
 )

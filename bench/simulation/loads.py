@@ -60,3 +60,10 @@ def jittered(asked: Iterable[Asked], most: float, random: Random) -> list[Asked]
 
 def patient(asked: Iterable[Asked], deadline_seconds: float) -> Iterator[Asked]:
     return (replace(each, deadline_seconds=deadline_seconds) for each in asked)
+
+
+def resized(asked: Iterable[Asked], rows: Sequence[Asked], random: Random) -> Iterator[Asked]:
+    """The same arrivals with the lengths of rows drawn at random."""
+    for each in asked:
+        row = random.choice(rows)
+        yield replace(each, prompt_tokens=row.prompt_tokens, output_tokens=row.output_tokens)

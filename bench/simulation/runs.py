@@ -4,13 +4,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from math import inf
 
+from bench.simulation.baselines import Fcfs
 from bench.simulation.clock import Clock
-from bench.simulation.engine import Engine
+from bench.simulation.engine import Engine, StepModel
 from bench.simulation.loads import Load
 from bench.simulation.request import Asked, Fate
-from bench.simulation.systems import Build, Plant, System
+from bench.simulation.systems import Build, Plant, System, behind
+from dispatcher.fair_queue import service
 
 RETRY_SECONDS = 1.0  # after which a client asks again that was refused
 
@@ -21,7 +24,7 @@ class Outcome:
 
     fates: Sequence[Fate]
     engines: Sequence[Engine]
-    seconds: float  # of the load
+    served: float  # virtual tokens per second while the load went on
     ended: float  # when the run was over
     wall_seconds: float
     events: int
@@ -39,25 +42,32 @@ class Run:
         self._fates: list[Fate] = []
         self._open = 0
         self._next = 0
+        self._served = 0.0
         self._system: System = build(plant, self._clock, self._ended)
 
     def run(self, drain_seconds: float) -> Outcome:
         """Until all that are awaited have ended, at most `drain_seconds` after the load."""
         began = time.perf_counter()
+        self._clock.at(self._load.seconds, self._look)
         self._arrive()
         self._clock.run(self._load.seconds + drain_seconds, self._is_over)
         return Outcome(
             self._fates,
             self._system.engines,
-            self._load.seconds,
+            self._served,
             self._clock.now,
             time.perf_counter() - began,
             self._clock.events,
         )
 
+    def _look(self) -> None:
+        engines = self._system.engines
+        whole = sum(service(each.prompt_tokens, each.generated_tokens) for each in engines)
+        self._served = whole / self._load.seconds
+
     def _is_over(self) -> bool:
         arrived = self._next == len(self._load.asked)
-        return arrived and not self._open and self._clock.now >= self._load.seconds
+        return arrived and not self._open and self._served > 0
 
     def _arrive(self) -> None:
         """Only the next arrival lies on the clock."""
@@ -80,3 +90,11 @@ class Run:
             again = self._clock.now + (RETRY_SECONDS if fate.refused else 0.0)
             if again < self._load.seconds:
                 self._clock.at(again, partial(self._submit, replace(fate.asked, at=again)))
+
+
+@cache
+def capacity(worker: StepModel, sizes: tuple[Asked, ...]) -> float:
+    """Requests per second that a worker completes while many of these lengths wait."""
+    asked = [replace(each, at=0.0) for each in sizes]
+    outcome = Run(behind(Fcfs), Plant((worker,)), Load(asked, 0.1)).run(inf)
+    return len(asked) / outcome.ended

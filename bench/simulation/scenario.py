@@ -36,13 +36,14 @@ class Setting:
 
 
 Values = Mapping[str, Mapping[str, float]]  # by system, then by a figure's key
+Measure = Callable[[Setting, int], Values]  # one seed
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`measure` runs one seed; a system may lack figures that mean nothing there."""
+    """A system may lack figures that mean nothing there."""
 
     name: str
     words: str
     figures: tuple[Figure, ...]
-    measure: Callable[[Setting, int], Values]
+    measure: Measure
