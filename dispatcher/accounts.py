@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from math import exp
 
-MEMORY_SECONDS = 20.0  # what was asked for fades by 1/e in this time
+MEMORY_SECONDS = 30.0  # what was asked for fades by 1/e in this time
 LEARNED_REQUESTS = 20  # a mean is over about so many requests
 
 

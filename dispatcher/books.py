@@ -26,6 +26,7 @@ class InFlight:
 
     tenant: str
     priority: Priority
+    lane: Priority  # of WORK
     version: str
     prompt_tokens: int
     cost: int
@@ -50,28 +51,38 @@ class Books:
         What is next at a version that has no room keeps all behind it from that version. What has
         to leave room for other tenants keeps back only its own like.
         """
-        full: set[str | None] = set()
+        full: dict[str, Priority] = {}
         for item in self.queue.candidates(now):
             version = version_for(item)
             if version is None:
                 return item, None
-            if version in full:
+            lane = self.lane(item, version)
+            if version in full and not lane.is_above(full[version]):
                 continue
-            if not self.fleet.fits(version, item.priority, item.cost):
-                full.add(version)
+            if not self.fleet.fits(version, lane, item.cost):
+                full[version] = lane if self.fleet.yields(version) else Priority.INTERACTIVE
             elif self._leaves_room(item, version, now):
                 return item, version
         return None
 
+    def lane(self, item: Queued, version: str) -> Priority:
+        """The priority of an item among work: what is beyond its tenant's part gives way."""
+        division = self.queue.division
+        if self.fleet.yields(version) and division.is_beyond_part(item.tenant, item.cost):
+            return Priority.BATCH
+        return item.priority
+
     def _leaves_room(self, item: Queued, version: str, now: float) -> bool:
         """Whether enough stays free for others when an item goes that fits."""
-        if is_urgent(item.priority):
-            kept = self.queue.division.kept_free(item.tenant, item.cost, now)
-        elif self.fleet.yields(version) or self.queue.starves(item.priority, now):
+        if self.queue.starves(item.priority, now):
             return True
+        division, yields = self.queue.division, self.fleet.yields(version)
+        if is_urgent(item.priority):
+            kept = division.kept_free(item.tenant, item.cost, yields, now)
         else:
-            kept = self.queue.division.kept_free_of_batch(now)
-        return not kept or self.fleet.spare(version, item.priority, item.cost) >= kept
+            kept = division.kept_free_of_batch(yields, now)
+        lane = self.lane(item, version)
+        return not kept or self.fleet.spare(version, lane, item.cost) >= kept
 
     def beat(self, beat: Beat, now: float) -> None:
         """Take in a worker's heartbeat: its credit, and how far its requests have come."""
@@ -85,19 +96,22 @@ class Books:
         whole = self.fleet.whole
         self.queue.division.resize(whole.sequences, whole.tokens)
 
-    def take(self, item: Queued, version: str, now: float) -> None:
-        """Take an item out of the queue, to be sent to a version's pool."""
+    def take(self, item: Queued, version: str, now: float) -> Priority:
+        """Take an item out of the queue, to be sent to a version's pool at the priority returned."""
+        lane = self.lane(item, version)
         charged = self.queue.pop(item, now)
-        self.fleet.sending(version, item.priority, item.cost)
+        self.fleet.sending(version, lane, item.cost)
         self.in_flight[item.request_id] = InFlight(
             item.tenant,
             item.priority,
+            lane,
             version,
             item.prompt_tokens,
             item.cost,
             charged,
             item.deadline,
         )
+        return lane
 
     def sent(self, request_id: str, seq: int, duplicate: bool) -> None:
         """It lies in WORK; a duplicate did before, and may have been pulled."""
@@ -105,14 +119,14 @@ class Books:
             flight.seq = seq
             self._by_seq[seq] = flight
             if duplicate:
-                self.fleet.not_sent(flight.version, flight.priority, flight.cost)
+                self.fleet.not_sent(flight.version, flight.lane, flight.cost)
             else:
-                self.fleet.sent(flight.version, flight.priority, seq, flight.cost)
+                self.fleet.sent(flight.version, flight.lane, seq, flight.cost)
 
     def not_sent(self, request_id: str) -> None:
         """It could not be sent, or somebody else had done so: nothing is charged."""
         if flight := self.in_flight.pop(request_id, None):
-            self.fleet.not_sent(flight.version, flight.priority, flight.cost)
+            self.fleet.not_sent(flight.version, flight.lane, flight.cost)
             self.queue.end(flight.tenant, flight.priority, flight.cost)
             self._charge(flight, 0)
 
@@ -143,9 +157,8 @@ class Books:
             return
         tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
         charged = self.queue.begin(tenant, pool.priority, prompt, cost)
-        flight = InFlight(
-            tenant, pool.priority, pool.version, prompt, cost, charged, envelope.deadline, seq
-        )
+        lane, deadline = pool.priority, envelope.deadline
+        flight = InFlight(tenant, lane, lane, pool.version, prompt, cost, charged, deadline, seq)
         self.in_flight[envelope.request_id] = self._by_seq[seq] = flight
         self.fleet.sending(pool.version, pool.priority, cost)
         self.fleet.sent(pool.version, pool.priority, seq, cost)

@@ -12,7 +12,10 @@ from math import inf, log
 from dispatcher.accounts import Account, Flow, Load
 
 ACTIVE_SECONDS = 60.0  # who has asked for nothing for so long has no part
-EMPTY = 0.01  # the share of arrivals that may find nothing kept free for them
+# The share of arrivals that may find nothing kept free for them: then they wait, or what gives way
+# to them is computed again.
+WAITS, PREEMPTS = 0.01, 0.2
+BURST = 2  # parts that a tenant may ask for at once and stays calm, up to a half of the fleet
 RESERVABLE = 0.9  # of a fleet; reservations beyond it are cut down to it
 
 
@@ -127,32 +130,37 @@ class Division:
             weight = self._heavy.weight
         else:
             calm = Load(calm.requests - held.requests, calm.tokens - held.tokens)
-        left = self._tokens - calm.size(self._place)
-        return wants.size(self._place) * weight > left * account.weight
+        part = (self._room - calm.size(self._place)) * account.weight / weight
+        if not account.is_heavy:
+            part = max(part, min(BURST * part, self._room / BURST))
+        return wants.size(self._place) > part
 
     # What is kept free
 
-    def kept_free(self, tenant: str, cost: int, now: float) -> float:
-        """The share of the fleet that an urgent request must leave free for other tenants."""
+    def kept_free(self, tenant: str, cost: int, yields: bool, now: float) -> float:
+        """The share of the fleet that an urgent request must leave free for other tenants.
+
+        It is less where what goes beyond a tenant's part `yields` to the others.
+        """
         account = self.account(tenant)
         own = _unclaimed(account)
         if cost <= own:
             return 0.0
         kept = self._promised(own)
-        if account.is_heavy and not self._within_part(cost):
-            kept += self._headroom(self._calm.demand, self._calm.held, now)
+        starts = not account.held.requests
+        if account.is_heavy and not starts and self.is_beyond_part(tenant, cost):
+            headroom = self._headroom(self._calm.demand, self._calm.held, yields, now)
+            kept += min(headroom, self._unfilled())
         return kept / self._tokens
 
-    def kept_free_of_batch(self, now: float) -> float:
+    def kept_free_of_batch(self, yields: bool, now: float) -> float:
         """The share of the fleet that batch work must leave free for urgent work."""
         heavy, calm = self._heavy, self._calm
-        held = Load(
-            heavy.held.requests + calm.held.requests, heavy.held.tokens + calm.held.tokens
-        )
+        held = Load(heavy.held.requests + calm.held.requests, heavy.held.tokens + calm.held.tokens)
         demand = Flow()
         demand.join(heavy.demand, +1)
         demand.join(calm.demand, +1)
-        return (self._promised(0.0) + self._headroom(demand, held, now)) / self._tokens
+        return (self._promised(0.0) + self._headroom(demand, held, yields, now)) / self._tokens
 
     def _promised(self, own: float) -> float:
         """What is reserved for others and not in use."""
@@ -160,15 +168,23 @@ class Division:
         share = min(1.0, most / self._reserved) if self._reserved else 0.0
         return share * (self._unclaimed - own)
 
-    def _within_part(self, cost: int) -> bool:
-        """Whether the heavy have, with one more request, no more than their weight's part."""
-        held, weight = self._heavy.held, self._heavy.weight
-        if not held.requests:
-            return True
-        with_it = Load(held.requests + 1, held.tokens + cost).size(self._place)
-        return with_it * max(weight, self._active_weight) <= self._tokens * weight
+    def is_beyond_part(self, tenant: str, cost: int) -> bool:
+        """Whether a request takes a tenant beyond its weight's part, and others may want that.
 
-    def _headroom(self, demand: Flow, held: Load, now: float) -> float:
+        The calm may go beyond it, but not by a single request that is larger than all of it.
+        """
+        account = self.account(tenant)
+        part = self._room * account.weight
+        held = account.held if account.is_heavy else Load()
+        with_it = Load(held.requests + 1, held.tokens + cost).size(self._place)
+        return with_it * self._active_weight > part
+
+    def _unfilled(self) -> float:
+        """What the calm may still take until they have all of their weights' part."""
+        share = 1 - min(1.0, self._heavy.weight / max(self._heavy.weight, self._active_weight))
+        return max(0.0, share * self._room - self._calm.held.size(self._place))
+
+    def _headroom(self, demand: Flow, held: Load, yields: bool, now: float) -> float:
         """Room for the next arrivals of those whose demand this is and who hold this.
 
         Arrivals (compound Poisson) take from it; what others release refills it. It is found empty
@@ -180,23 +196,33 @@ class Division:
         if not demand.sizes or not refill:
             return 0.0
         load = demand.rate / (demand.rate + refill)
-        if load <= EMPTY:
+        empty = PREEMPTS if yields else WAITS
+        if load <= empty:
             return 0.0
         lump = self._released.squares / self._released.sizes
         variance = 2 * demand.square_rate + refill * lump
-        return log(load / EMPTY) * variance / (2 * refill)
+        return log(load / empty) * variance / (2 * refill)
 
     def _refill(self, held: Load) -> float:
         """Tokens per second that others release when they hold all that these do not.
 
         By Little's law a token is held for (tokens in flight) / (tokens released per second).
         """
-        everything = (self._calm.held, self._heavy.held, self.batch)
-        in_flight = sum(load.size(self._place) for load in everything)
+        in_flight = self._in_flight
         if not in_flight:
             return 0.0
-        others = max(0.0, self._tokens - held.size(self._place))
+        others = max(0.0, self._room - held.size(self._place))
         return others * self._released.rate / in_flight
+
+    @property
+    def _in_flight(self) -> float:
+        loads = (self._calm.held, self._heavy.held, self.batch)
+        return sum(load.size(self._place) for load in loads)
+
+    @property
+    def _room(self) -> float:
+        """All of the fleet, in reserved tokens, of which it may hold more than it has places for."""
+        return max(self._tokens, self._in_flight)
 
     def _side(self, account: Account) -> _Side:
         return self._heavy if account.is_heavy else self._calm

@@ -8,7 +8,6 @@ absence.
 """
 
 import heapq
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -171,8 +170,8 @@ class FairQueue:
         backlog = self._backlogs[priority]
         aging = 1 + max(0.0, now - backlog.since) / AGING_SECONDS
         patience = min(self._trickle, max(MOST_OFTEN_SECONDS, self._trickle / aging))
-        above = itertools.takewhile(lambda p: p is not priority, Priority)
-        overtaken = any(self._backlogs[p].popped > backlog.served for p in above)
+        above = (b for p, b in self._backlogs.items() if p.is_above(priority))
+        overtaken = any(other.popped > backlog.served for other in above)
         return backlog.queued > 0 and overtaken and now - backlog.served >= patience
 
     def queued(self, priority: Priority) -> tuple[int, int]:

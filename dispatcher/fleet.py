@@ -171,7 +171,7 @@ class Fleet:
 
     def yields(self, version: str) -> bool:
         """True if a pool's batch work gives way to what is more urgent."""
-        return self._pools[version].yields
+        return version in self._pools and self._pools[version].yields
 
     def spare(self, version: str, priority: Priority, cost: int) -> float:
         """The share of a pool's room that stays free when it is sent this request, 1 at most."""

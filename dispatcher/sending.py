@@ -50,9 +50,10 @@ class Sending:
                 self._changed.clear()
                 while len(self._under_way) < AT_ONCE and (found := self._next()):
                     item, version = found
-                    self._books.take(item, version, time.time())
+                    lane = self._books.take(item, version, time.time())
                     self._under_way[item.request_id] = item
-                    tasks.create_task(self._send(item, version), name=f"send-{item.request_id}")
+                    pool = Pool(self._books.model, version, lane)
+                    tasks.create_task(self._send(item, pool), name=f"send-{item.request_id}")
 
     def _next(self) -> tuple[Queued, str] | None:
         """The next request and the version that serves it, if there is one with room."""
@@ -78,28 +79,28 @@ class Sending:
         message = f"{named if item.version else f'the model {self._books.model!r}'} is gone"
         self._endings.put(item, "model_not_found", message)
 
-    async def _send(self, item: Queued, version: str) -> None:
+    async def _send(self, item: Queued, pool: Pool) -> None:
         try:
-            while not await self._has_sent(item, version):
+            while not await self._has_sent(item, pool):
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
             del self._under_way[item.request_id]
             self._changed.set()
 
-    async def _has_sent(self, item: Queued, version: str) -> bool:
+    async def _has_sent(self, item: Queued, pool: Pool) -> bool:
         """True when there is nothing left to do: it was sent, or was not to be."""
         if item.deadline / 1000 < time.time():
             self._books.not_sent(item.request_id)
             self._endings.put(item, "deadline_exceeded", "the deadline passed in the queue")
             return True
         try:
-            await self._move(item, version)
+            await self._move(item, pool)
         except (BrokerUnavailable, StoreRefused) as error:  # no answer, or WORK is full: it drains
             log.warning("sending_waits", request_id=item.request_id, reason=str(error))
             return False
         return True
 
-    async def _move(self, item: Queued, version: str) -> None:
+    async def _move(self, item: Queued, pool: Pool) -> None:
         """Put a request into WORK and only then acknowledge it.
 
         A crash between repeats with the same message id, which the broker recognises.
@@ -109,9 +110,8 @@ class Sending:
             self._books.not_sent(item.request_id)
             return
         now_ms = int(time.time() * 1000)
-        subject = subjects.work(Pool(self._books.model, version, item.priority))
         headers = _work_headers(message, item.request_id, now_ms)
-        stored = await self._broker.store(subject, message.data, headers)
+        stored = await self._broker.store(subjects.work(pool), message.data, headers)
         self._books.sent(item.request_id, stored.seq, stored.duplicate)
         await self._broker.publish(item.reply, b"+ACK")
         observe_dispatch(self._books.model, item.priority, (now_ms - item.accepted) / 1000)

@@ -191,6 +191,11 @@ class Attempt:
         )
 
     @property
+    def tokens(self) -> int:
+        """Tokens stored so far, by all attempts."""
+        return self._tokens
+
+    @property
     def priority(self) -> Priority:
         """That of the lane which the work came through."""
         return subjects.parse_work(self.delivery.subject).priority

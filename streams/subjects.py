@@ -36,6 +36,13 @@ class Priority(StrEnum):
     STANDARD = "standard"
     BATCH = "batch"
 
+    def is_above(self, other: "Priority") -> bool:
+        """Whether it is more urgent."""
+        return _URGENCY[self] < _URGENCY[other]
+
+
+_URGENCY = {priority: index for index, priority in enumerate(Priority)}
+
 
 def token(value: str) -> str:
     """Return `value` if it is one subject token, else raise `InvalidToken`."""

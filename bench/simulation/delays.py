@@ -12,4 +12,5 @@ class Delays:
     fetch: float = 0.001  # a payload by its sequence
     beat_gap: float = 0.01
     beat: float = 1.0
+    progress: float = 0.2  # the same while a worker runs something
     tell: float = 0.2

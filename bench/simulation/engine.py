@@ -57,7 +57,7 @@ class Run:
 
     @property
     def priority(self) -> Priority:
-        return self.fate.asked.priority
+        return self.fate.priority
 
 
 @dataclass

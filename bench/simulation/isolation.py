@@ -18,6 +18,7 @@ DRAIN_SECONDS = 3600.0
 QUIET_SHARE = 0.26  # of the capacity, the nine together
 QUIET = tuple(f"q{number}" for number in range(9))
 LOUD = "loud"
+LOUD_AFTER = 60.0  # seconds in which the nine are alone
 LONG_PROMPT = 32_768
 LONG_KV = 3 * LONG_PROMPT  # of the worker that is to take such prompts
 LOUD_REPEATS = 1000
@@ -65,7 +66,8 @@ def _beside(loud: Callable[[Scene], list[Asked]], kv_tokens: int = 0) -> Measure
         scene = Scene(setting, seed, kv_tokens)
         quiet = scene.quiet()
         solo = _run(Millstream, scene.plant, Load(quiet, SECONDS))
-        load = Load(loads.merged(quiet, loud(scene)), SECONDS, _is_quiet)
+        later = (replace(asked, at=asked.at + LOUD_AFTER) for asked in loud(scene))
+        load = Load(loads.merged(quiet, later), SECONDS, _is_quiet)
         outcomes = {name: _run(build, scene.plant, load) for name, build in SYSTEMS.items()}
         best = max(outcome.served for outcome in outcomes.values())
         values = {name: _values(outcome, solo, best) for name, outcome in outcomes.items()}

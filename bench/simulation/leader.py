@@ -52,7 +52,7 @@ class Leader:
         self._send()
 
     def hear(self, beat: Beat) -> None:
-        self.books.fleet.beat(beat, self._clock.now)
+        self.books.beat(beat, self._clock.now)
         self._send()
 
     def settle(self, fate: Fate) -> None:
@@ -75,7 +75,8 @@ class Leader:
     def _send(self) -> None:
         while self._under_way < AT_ONCE and (item := self._next()):
             self._under_way += 1
-            self.books.take(item, VERSION, self._clock.now)
+            lane = self.books.take(item, VERSION, self._clock.now)
+            self._fates[item.request_id].lane = lane
             self._clock.after(self._delays.fetch + self._delays.store, self._storing(item))
 
     def _next(self) -> Queued | None:

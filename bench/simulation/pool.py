@@ -41,7 +41,7 @@ class Pool:
     def put(self, fate: Fate) -> int:
         """Store a request; its sequence in the stream."""
         self._seq += 1
-        lane = self._lanes[fate.asked.priority]
+        lane = self._lanes[fate.priority]
         lane.messages.append((fate, self._seq))
         self._serve(lane)
         return self._seq

@@ -65,6 +65,12 @@ class Fate:
     computed: int = 0
     hit_tokens: int = 0  # of its prompt, found in a prefix cache
     worker: str = ""
+    lane: Priority | None = None  # of the work, if not the priority that was asked for
+
+    @property
+    def priority(self) -> Priority:
+        """How urgent it is among the work."""
+        return self.lane or self.asked.priority
 
     @property
     def deadline(self) -> float:

@@ -37,9 +37,10 @@ class Worker:
         self.name, self.engine = name, engine
         self._pool, self._clock, self._delays, self._tell = pool, clock, delays, tell
         model = engine.model
-        self.credit = Credit(Room(model.max_sequences, model.kv_tokens))
+        self.credit = Credit(Room(model.max_sequences, model.kv_tokens), preempts=True)
         self._rate = Rate(clock.now)
         self._held: dict[str, Fate] = {}
+        self._seqs: dict[str, int] = {}  # in WORK, of what is held
         self._pulls: dict[Priority, Pull] = {}
         self._pulled: dict[str, int] = {}
         self._beats = 0  # that were sent
@@ -56,21 +57,23 @@ class Worker:
         """One outstanding pull for each priority, while there is room."""
         for priority in Priority:
             pull = self._pulls.get(priority)
-            if (pull is None or not pull.wanted) and (wanted := self.credit.pull_batch):
+            if (pull is None or not pull.wanted) and (wanted := self.credit.pull_batch(priority)):
                 self._pulls[priority] = pull = Pull(self._taking(priority), wanted)
                 self._pool.pull(priority, pull)
 
     def _taking(self, priority: Priority) -> Callable[[Fate, int], None]:
         def take(fate: Fate, seq: int) -> None:
             self._pulled[priority] = max(self._pulled.get(priority, 0), seq)
-            self._begin(fate)
+            self._begin(fate, seq)
 
         return take
 
-    def _begin(self, fate: Fate) -> None:
+    def _begin(self, fate: Fate, seq: int) -> None:
         self._held[fate.request_id] = fate
+        self._seqs[fate.request_id] = seq
         fate.started, fate.worker = self._clock.now, self.name
-        self.credit.take(fate.request_id, fate.asked.cost)
+        asked = fate.asked
+        self.credit.take(fate.request_id, asked.prompt_tokens, asked.cost, fate.priority)
         self._changed()
         self._pull()
         self._clock.at(max(self._clock.now, fate.deadline), lambda: self._expire(fate))
@@ -116,6 +119,7 @@ class Worker:
 
     def _over(self, fate: Fate, code: str) -> None:
         self.credit.free(fate.request_id)
+        del self._seqs[fate.request_id]
         self._tell.ended(fate, code)
         self._changed()
         self._pull()
@@ -134,7 +138,8 @@ class Worker:
         number = self._beats
         beat = self.beat()
         self._clock.after(self._delays.hop, lambda: self._tell.beat(beat))
-        self._clock.after(self._delays.beat, lambda: self._rest(number))
+        rest = self._delays.progress if self._held else self._delays.beat
+        self._clock.after(rest, lambda: self._rest(number))
 
     def _rest(self, number: int) -> None:
         if number == self._beats:
@@ -143,6 +148,10 @@ class Worker:
     def beat(self) -> Beat:
         """As `gpu_worker.pool.Pool.beat`."""
         credit = self.credit
+        progress = list(self.engine.progress())
+        for fate, generated in progress:
+            asked = fate.asked
+            credit.grown(fate.request_id, asked.prompt_tokens, asked.cost, generated)
         self._rate.total = self.engine.generated_tokens
         return Beat(
             worker=self.name,
@@ -157,4 +166,10 @@ class Worker:
             generated_tokens=self._rate.total,
             tokens_per_second=round(self._rate.sample(self._clock.now), 3),
             pulled=dict(self._pulled),
+            room={str(priority): credit.room(priority) for priority in Priority},
+            progress=[
+                (self._seqs[fate.request_id], generated)
+                for fate, generated in progress
+                if generated and fate.request_id in self._seqs
+            ],
         )
