@@ -1,4 +1,4 @@
-"""What is kept of each tenant: its terms, its service, what it waits for and what it holds. Pure."""
+"""What is kept of each tenant: its terms and service, what it waits for and holds. Pure."""
 
 from dataclasses import dataclass, field
 from math import exp
@@ -51,6 +51,11 @@ class Flow:
         if now > self.at:
             fading = exp((self.at - now) / MEMORY_SECONDS)
             self.sizes, self.squares, self.at = self.sizes * fading, self.squares * fading, now
+
+    @property
+    def requests(self) -> float:
+        """How many of like size would make it up."""
+        return self.sizes * self.sizes / self.squares if self.squares else 0.0
 
     @property
     def rate(self) -> float:

@@ -97,7 +97,7 @@ class Books:
         self.queue.division.resize(whole.sequences, whole.tokens)
 
     def take(self, item: Queued, version: str, now: float) -> Priority:
-        """Take an item out of the queue, to be sent to a version's pool at the priority returned."""
+        """Take an item out of the queue, to be sent to a version's pool; says at which priority."""
         lane = self.lane(item, version)
         charged = self.queue.pop(item, now)
         self.fleet.sending(version, lane, item.cost)

@@ -6,6 +6,7 @@ the formulas.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, log
 
@@ -48,7 +49,8 @@ class Division:
         self.batch = Load()  # in flight
         self._calm, self._heavy = _Side(), _Side()
         self._released = Flow()
-        self._reserved = self._unclaimed = 0.0  # reservations: of all tenants, and not made use of
+        self._reserving: set[str] = set()
+        self._reserved = self._unclaimed = 0  # tokens: of all tenants, and not made use of
         self._active: OrderedDict[str, tuple[float, float]] = OrderedDict()  # since when, weight
         self._active_weight = 0.0
         self._now = 0.0  # of the last that was asked for
@@ -68,14 +70,19 @@ class Division:
         self._tokens = tokens if sequences else inf
         self._place = tokens / sequences if sequences else 0.0
 
-    def agree(self, tenant: str, weight: float, reserved_tokens: int) -> None:
-        """Set a tenant's terms."""
+    def set_weight(self, tenant: str, weight: float) -> None:
         account = self.account(tenant)
         self._side(account).weight += weight - account.weight
-        self._unclaimed -= _unclaimed(account)
-        self._reserved += reserved_tokens - account.reserved_tokens
-        account.weight, account.reserved_tokens = weight, reserved_tokens
-        self._unclaimed += _unclaimed(account)
+        account.weight = weight
+
+    def reserve(self, tokens: Mapping[str, int]) -> None:
+        """What each tenant has reserved; one that is not named has nothing."""
+        for tenant in self._reserving | tokens.keys():
+            account = self.account(tenant)
+            self._unclaimed -= _unclaimed(account)
+            account.reserved_tokens = tokens.get(tenant, 0)
+            self._unclaimed += _unclaimed(account)
+        self._reserving, self._reserved = set(tokens), sum(tokens.values())
 
     # What happens to urgent requests: to those that are not batch work
 
@@ -131,9 +138,8 @@ class Division:
         else:
             calm = Load(calm.requests - held.requests, calm.tokens - held.tokens)
         part = (self._room - calm.size(self._place)) * account.weight / weight
-        if not account.is_heavy:
-            part = max(part, min(BURST * part, self._room / BURST))
-        return wants.size(self._place) > part
+        most = part if account.is_heavy else BURST * part
+        return wants.size(self._place) > min(most, self._room / BURST)
 
     # What is kept free
 
@@ -160,9 +166,9 @@ class Division:
         demand = Flow()
         demand.join(heavy.demand, +1)
         demand.join(calm.demand, +1)
-        return (self._promised(0.0) + self._headroom(demand, held, yields, now)) / self._tokens
+        return (self._promised(0) + self._headroom(demand, held, yields, now)) / self._tokens
 
-    def _promised(self, own: float) -> float:
+    def _promised(self, own: int) -> float:
         """What is reserved for others and not in use."""
         most = RESERVABLE * self._tokens
         share = min(1.0, most / self._reserved) if self._reserved else 0.0
@@ -193,10 +199,10 @@ class Division:
         demand.fade(now)
         self._released.fade(now)
         refill = self._refill(held)
-        if not demand.sizes or not refill:
+        empty = PREEMPTS if yields else WAITS
+        if not refill or demand.requests <= empty:
             return 0.0
         load = demand.rate / (demand.rate + refill)
-        empty = PREEMPTS if yields else WAITS
         if load <= empty:
             return 0.0
         lump = self._released.squares / self._released.sizes
@@ -221,7 +227,7 @@ class Division:
 
     @property
     def _room(self) -> float:
-        """All of the fleet, in reserved tokens, of which it may hold more than it has places for."""
+        """All of the fleet, in reserved tokens, of which it may hold more than its KV has."""
         return max(self._tokens, self._in_flight)
 
     def _side(self, account: Account) -> _Side:
@@ -237,6 +243,6 @@ class Division:
             self._active_weight -= oldest[1]
 
 
-def _unclaimed(account: Account) -> float:
+def _unclaimed(account: Account) -> int:
     """What a tenant has reserved and does not use."""
     return max(0, account.reserved_tokens - account.held.tokens)

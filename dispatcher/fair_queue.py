@@ -8,7 +8,7 @@ absence.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dispatcher.accounts import Mean
@@ -159,11 +159,11 @@ class FairQueue:
         self._moved(tenant)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        self.division.agree(tenant, weight, self.division.account(tenant).reserved_tokens)
+        self.division.set_weight(tenant, weight)
 
-    def reserve(self, tenant: str, tokens: int) -> None:
-        """Keep room for so many tokens in flight of a tenant's urgent requests."""
-        self.division.agree(tenant, self.division.account(tenant).weight, tokens)
+    def reserve(self, tokens: Mapping[str, int]) -> None:
+        """Keep room for so many tokens in flight of tenants' urgent requests; others have none."""
+        self.division.reserve(tokens)
 
     def starves(self, priority: Priority, now: float) -> bool:
         """Whether a priority has been overtaken for so long that one request of it is due."""

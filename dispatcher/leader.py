@@ -59,6 +59,7 @@ class Leader:
             consumer = topology.index_consumer(self.model, secrets.token_hex(4))
             await topology.take_over_index(self._broker.js, consumer)
             await self._audit.work()
+            self._reserve()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())
             await self._broker.publish(subjects.muster(self.model))
@@ -173,8 +174,13 @@ class Leader:
     async def _look(self, consumer: str) -> None:
         await self._audit.work()
         await self._audit.requests(consumer)
+        self._reserve()
         observe_oldest(self.books)
         self._sending.wake()
+
+    def _reserve(self) -> None:
+        tenants = self._tenants.by_name.values()
+        self.books.queue.reserve({t.name: t.reserved_tokens for t in tenants if t.reserved_tokens})
 
 
 async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:

@@ -72,7 +72,8 @@ class Line:
 
     The calm and the heavy have an order each, since the heavy may have to wait when the calm need
     not. `accounts` are the owner's; it tells by `moved` when one has changed. An order is a heap
-    whose entries are stale when they differ from the account: skipped at its top, bounded in number.
+    whose entries are stale when they differ from the account: skipped at its top, bounded in
+    number.
     """
 
     __slots__ = ("_accounts", "_orders", "lanes")

@@ -19,7 +19,7 @@ class _Held:
 
 
 class Credit:
-    """Room for requests, reserved for the most that those which are held may come to occupy at once.
+    """Room for requests; reserved is the most that those which are held may come to occupy at once.
 
     It starts from the room of an idle engine; `capacity` is how many sequences it would run at once
     now, which is less while it is throttled. Where the engine takes the place of less urgent work
