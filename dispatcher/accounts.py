@@ -7,6 +7,12 @@ MEMORY_SECONDS = 30.0  # what was asked for fades by 1/e in this time
 LEARNED_REQUESTS = 20  # a mean is over about so many requests
 
 
+def room_of(requests: int, tokens: int, place: float) -> float:
+    """The room that requests take, in tokens, where each needs `place` at least."""
+    places = requests * place
+    return max(places, tokens)
+
+
 @dataclass(slots=True)
 class Load:
     """Some requests and the tokens that they reserve."""
@@ -23,8 +29,8 @@ class Load:
         self.tokens -= cost
 
     def size(self, place: float) -> float:
-        """The room that it takes, in tokens, where each request needs `place` at least."""
-        return max(self.tokens, self.requests * place)
+        """The room that it takes, in tokens."""
+        return room_of(self.requests, self.tokens, place)
 
 
 @dataclass(slots=True)

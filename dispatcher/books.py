@@ -61,7 +61,7 @@ class Books:
                 continue
             if not self.fleet.fits(version, lane, item.cost):
                 full[version] = lane if self.fleet.yields(version) else Priority.INTERACTIVE
-            elif self._leaves_room(item, version, now):
+            elif self._leaves_room(item, version, lane, now):
                 return item, version
         return None
 
@@ -72,7 +72,7 @@ class Books:
             return Priority.BATCH
         return item.priority
 
-    def _leaves_room(self, item: Queued, version: str, now: float) -> bool:
+    def _leaves_room(self, item: Queued, version: str, lane: Priority, now: float) -> bool:
         """Whether enough stays free for others when an item goes that fits."""
         if self.queue.starves(item.priority, now):
             return True
@@ -81,7 +81,6 @@ class Books:
             kept = division.kept_free(item.tenant, item.cost, yields, now)
         else:
             kept = division.kept_free_of_batch(yields, now)
-        lane = self.lane(item, version)
         return not kept or self.fleet.spare(version, lane, item.cost) >= kept
 
     def beat(self, beat: Beat, now: float) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, log
 
-from dispatcher.accounts import Account, Flow, Load
+from dispatcher.accounts import Account, Flow, Load, room_of
 
 ACTIVE_SECONDS = 60.0  # who has asked for nothing for so long has no part
 # The share of arrivals that may find nothing kept free for them: then they wait, or what gives way
@@ -46,7 +46,7 @@ class Division:
         self._tokens = inf
         self._place = 0.0  # tokens for each sequence
         self._accounts: dict[str, Account] = {}
-        self.batch = Load()  # in flight
+        self._in_flight = Load()  # batch work, too
         self._calm, self._heavy = _Side(), _Side()
         self._released = Flow()
         self._reserving: set[str] = set()
@@ -105,6 +105,7 @@ class Division:
         account = self.account(tenant)
         self._unclaimed -= _unclaimed(account)
         account.held.add(cost)
+        self._in_flight.add(cost)
         self._side(account).held.add(cost)
         self._unclaimed += _unclaimed(account)
 
@@ -113,9 +114,18 @@ class Division:
         account = self.account(tenant)
         self._unclaimed -= _unclaimed(account)
         account.held.remove(cost)
+        self._in_flight.remove(cost)
         self._side(account).held.remove(cost)
         self._unclaimed += _unclaimed(account)
         self._released.add(max(cost, self._place), self._now)
+
+    def holds_batch(self, cost: int) -> None:
+        """A batch request is in flight."""
+        self._in_flight.add(cost)
+
+    def freed_batch(self, cost: int) -> None:
+        """It has ended."""
+        self._in_flight.remove(cost)
 
     def judge(self, tenant: str) -> bool:
         """Put a tenant on its side by what it asks for and holds; True if that has changed."""
@@ -130,16 +140,15 @@ class Division:
 
     def _is_heavy(self, account: Account) -> bool:
         """Whether it wants more than its part of what the (other) calm leave."""
-        asked, held = account.asked, account.held
-        wants = Load(asked.requests + held.requests, asked.tokens + held.tokens)
-        calm, weight = self._calm.held, self._heavy.weight + account.weight
+        asked, held, calm = account.asked, account.held, self._calm.held
+        place, room = self._place, self._room
+        wants = room_of(asked.requests + held.requests, asked.tokens + held.tokens, place)
         if account.is_heavy:
-            weight = self._heavy.weight
+            left, weight, most = room - calm.size(place), self._heavy.weight, 1
         else:
-            calm = Load(calm.requests - held.requests, calm.tokens - held.tokens)
-        part = (self._room - calm.size(self._place)) * account.weight / weight
-        most = part if account.is_heavy else BURST * part
-        return wants.size(self._place) > min(most, self._room / BURST)
+            others = room_of(calm.requests - held.requests, calm.tokens - held.tokens, place)
+            left, weight, most = room - others, self._heavy.weight + account.weight, BURST
+        return wants > room / BURST or wants > most * left * account.weight / weight
 
     # What is kept free
 
@@ -180,10 +189,11 @@ class Division:
         The calm may go beyond it, but not by a single request that is larger than all of it.
         """
         account = self.account(tenant)
-        part = self._room * account.weight
-        held = account.held if account.is_heavy else Load()
-        with_it = Load(held.requests + 1, held.tokens + cost).size(self._place)
-        return with_it * self._active_weight > part
+        requests, tokens = 1, cost
+        if account.is_heavy:
+            requests, tokens = account.held.requests + 1, account.held.tokens + cost
+        with_it = room_of(requests, tokens, self._place)
+        return with_it * self._active_weight > self._room * account.weight
 
     def _unfilled(self) -> float:
         """What the calm may still take until they have all of their weights' part."""
@@ -214,21 +224,17 @@ class Division:
 
         By Little's law a token is held for (tokens in flight) / (tokens released per second).
         """
-        in_flight = self._in_flight
+        in_flight = self._in_flight.size(self._place)
         if not in_flight:
             return 0.0
         others = max(0.0, self._room - held.size(self._place))
         return others * self._released.rate / in_flight
 
     @property
-    def _in_flight(self) -> float:
-        loads = (self._calm.held, self._heavy.held, self.batch)
-        return sum(load.size(self._place) for load in loads)
-
-    @property
     def _room(self) -> float:
         """All of the fleet, in reserved tokens, of which it may hold more than its KV has."""
-        return max(self._tokens, self._in_flight)
+        in_flight = self._in_flight.size(self._place)
+        return max(self._tokens, in_flight)
 
     def _side(self, account: Account) -> _Side:
         return self._heavy if account.is_heavy else self._calm

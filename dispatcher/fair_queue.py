@@ -22,6 +22,7 @@ AGING_SECONDS = 60.0  # a priority that has waited for so long trickles twice as
 MOST_OFTEN_SECONDS = 1.0  # and at most so often
 PRIOR_REQUESTS = 4  # how many of its own a tenant's mean needs to outweigh the model's
 MILLISECOND = 0.001
+_PRIORITIES = tuple(Priority)
 
 
 def service(prompt_tokens: int, generated_tokens: int) -> int:
@@ -117,7 +118,7 @@ class FairQueue:
         if is_urgent(priority):
             self.division.holds(tenant, cost)
         else:
-            self.division.batch.add(cost)
+            self.division.holds_batch(cost)
         charged = service(prompt_tokens, self._expected(tenant, cost - prompt_tokens))
         self.charge(tenant, charged)
         return charged
@@ -128,7 +129,7 @@ class FairQueue:
             self.division.freed(tenant, cost)
             self._judge(tenant)
         else:
-            self.division.batch.remove(cost)
+            self.division.freed_batch(cost)
 
     def learn(self, tenant: str, generated_tokens: int) -> None:
         """A request of a tenant has ended after so many tokens; later ones may be like it."""
@@ -168,11 +169,13 @@ class FairQueue:
     def starves(self, priority: Priority, now: float) -> bool:
         """Whether a priority has been overtaken for so long that one request of it is due."""
         backlog = self._backlogs[priority]
+        if not backlog.queued or now - backlog.served < min(self._trickle, MOST_OFTEN_SECONDS):
+            return False
         aging = 1 + max(0.0, now - backlog.since) / AGING_SECONDS
         patience = min(self._trickle, max(MOST_OFTEN_SECONDS, self._trickle / aging))
         above = (b for p, b in self._backlogs.items() if p.is_above(priority))
         overtaken = any(other.popped > backlog.served for other in above)
-        return backlog.queued > 0 and overtaken and now - backlog.served >= patience
+        return overtaken and now - backlog.served >= patience
 
     def queued(self, priority: Priority) -> tuple[int, int]:
         """Requests and reserved tokens of one priority."""
@@ -193,7 +196,8 @@ class FairQueue:
 
     def counter(self, tenant: str) -> float:
         """The service that a tenant got, over its weight."""
-        return self.division.account(tenant).counter
+        account = self.division.accounts.get(tenant)
+        return account.counter if account else 0.0
 
     def _line(self, item: Queued) -> Line:
         lines = self._lines[item.priority]
@@ -216,10 +220,8 @@ class FairQueue:
         return min(waiting) if waiting else self.counter(self._last_left)
 
     def _by_urgency(self, now: float) -> list[Priority]:
-        starving = [priority for priority in Priority if self.starves(priority, now)]
-        if not starving:
-            return list(Priority)
-        return starving[::-1] + [p for p in Priority if p not in starving]
+        starving = [priority for priority in _PRIORITIES if self.starves(priority, now)]
+        return [*reversed(starving), *(p for p in _PRIORITIES if p not in starving)]
 
     def _judge(self, tenant: str) -> None:
         if self.division.judge(tenant):

@@ -13,6 +13,7 @@ from streams.subjects import Priority
 
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
+_LEAST_URGENT_FIRST = tuple(reversed(Priority))
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class _Unpulled:
 
     def count(self, sign: int, priority: Priority, cost: int) -> None:
         """What is sent takes the room of its own priority, and what less urgent work may take."""
-        for p in reversed(Priority):
+        for p in _LEAST_URGENT_FIRST:
             self.taken[p].count(sign, 1, cost)
             if p is priority:
                 return
@@ -79,6 +80,7 @@ class _Pool:
 
     workers: int = 0
     yielding: int = 0  # of the workers, those whose batch work gives way
+    yields: bool = True  # all do
     whole: Credit = field(default_factory=Credit)
     free: dict[Priority, Credit] = field(default_factory=_by_priority)
     unpulled: _Unpulled = field(default_factory=_Unpulled)
@@ -88,29 +90,26 @@ class _Pool:
             return
         self.workers += sign
         self.yielding += sign * bool(beat.room)
+        self.yields = self.yielding == self.workers
         self.whole.count(sign, beat.max_sequences, beat.kv_tokens)
         for priority, free in self.free.items():
             free.count(sign, *beat.room_for(priority))
 
-    @property
-    def yields(self) -> bool:
-        """Whether less urgent work gives way to more urgent, whichever worker takes it."""
-        return self.yielding == self.workers
-
-    def left(self, priority: Priority) -> Credit:
-        """What a priority may still be sent, apart from the prefetch."""
-        free, taken = self.free[priority], self._taken(priority)
-        return Credit(free.sequences - taken.sequences, free.tokens - taken.tokens)
-
     def fits(self, priority: Priority, cost: int) -> bool:
+        free, taken = self.free[priority], self._taken(priority)
         prefetch = PREFETCH * self.workers
-        waiting = max(0, -self.free[priority].sequences) + self._taken(priority).sequences
-        if waiting < prefetch:
+        if taken.sequences - min(0, free.sequences) < prefetch:
             return True
-        left = self.left(priority)
-        return left.sequences + prefetch > 0 and cost <= left.tokens
+        places = free.sequences - taken.sequences + prefetch
+        return places > 0 and cost <= free.tokens - taken.tokens
+
+    def spare(self, priority: Priority, cost: int) -> float:
+        free, taken = self.free[priority], self._taken(priority)
+        sequences = (free.sequences - taken.sequences - 1) / max(1, self.whole.sequences)
+        return min(sequences, (free.tokens - taken.tokens - cost) / max(1, self.whole.tokens))
 
     def _taken(self, priority: Priority) -> Credit:
+        """What has been sent and may not give way to this priority."""
         return self.unpulled.taken[priority if self.yields else Priority.BATCH]
 
 
@@ -175,10 +174,7 @@ class Fleet:
 
     def spare(self, version: str, priority: Priority, cost: int) -> float:
         """The share of a pool's room that stays free when it is sent this request, 1 at most."""
-        pool = self._pools[version]
-        left, whole = pool.left(priority), pool.whole
-        sequences = (left.sequences - 1) / max(1, whole.sequences)
-        return min(sequences, (left.tokens - cost) / max(1, whole.tokens))
+        return self._pools[version].spare(priority, cost)
 
     @property
     def whole(self) -> Credit:
