@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from dispatcher.books import Books
@@ -19,7 +19,7 @@ def report(books: Books) -> dict[str, Any]:
         "model": books.model,
         "lanes": lanes[:MOST_LANES],
         "lanes_left_out": max(0, len(lanes) - MOST_LANES),
-        "workers": [asdict(beat) for beat in books.fleet.workers()],
+        "workers": [asdict(replace(beat, progress=[])) for beat in books.fleet.workers()],
     }
 
 
