@@ -1,7 +1,10 @@
-"""`millstream dispatcher`: for each registered model, lead it or stand by."""
+"""`millstream dispatcher`: for each registered model, lead it or stand by.
+
+The models are spread over the dispatchers that are there; who comes is handed its part.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -9,6 +12,7 @@ import nats.errors
 import structlog
 from prometheus_client import start_http_server
 
+from dispatcher.assignment import assign
 from dispatcher.leader import Leader
 from dispatcher.settings import DispatcherSettings
 from registry.store import Registry
@@ -17,6 +21,7 @@ from streams import lanes, topology
 from streams.connection import Broker, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from streams.lease import Lease
+from streams.membership import Membership
 
 log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
@@ -34,46 +39,82 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
         await topology.wait_for(broker.js, topology.REQUESTS)
+        candidacy = Candidacy(broker, registry, tenants, settings)
         async with asyncio.TaskGroup() as tasks:
-            models = tasks.create_task(_follow(broker, registry, tenants, settings), name="models")
+            standing = tasks.create_task(candidacy.run(), name="candidacy")
             await stop.wait()
-            models.cancel()
+            standing.cancel()
 
 
-async def _follow(
-    broker: Broker, registry: Registry, tenants: Tenants, settings: DispatcherSettings
-) -> None:
-    """One candidate per model, as models come.
+class Candidacy:
+    """One dispatcher's part in leading the models: a lease of each, wanted where assigned."""
 
-    They stay when a model goes: what was queued for it must still be ended.
-    """
-    changed = asyncio.Event()
-    registry.on_change(changed.set)
-    standing: set[str] = set()
-    forgotten = await lanes.models(broker)
-    async with asyncio.TaskGroup() as tasks:
-        while True:
-            changed.clear()
-            for model in (registry.models.keys() | forgotten) - standing:
-                make = partial(Leader, broker, registry, tenants, model, settings.shards)
-                tasks.create_task(_stand(_lease(broker, model, settings), make), name=model)
-                standing.add(model)
-            await changed.wait()
+    def __init__(
+        self, broker: Broker, registry: Registry, tenants: Tenants, settings: DispatcherSettings
+    ) -> None:
+        self._broker, self._registry, self._tenants = broker, registry, tenants
+        self._settings = settings
+        self._scale = topology.Scale(settings.replicas, settings.shards)
+        self._members = Membership(
+            broker, "dispatchers", settings.id, settings.lease_seconds, self._scale
+        )
+        self._leases: dict[str, Lease] = {}
+        self._assigned: set[str] = set()
+        self._changed = asyncio.Event()
 
+    async def run(self) -> None:
+        """Stand for every model, as models come, until cancelled.
 
-def _lease(broker: Broker, model: str, settings: DispatcherSettings) -> Lease:
-    scale = topology.Scale(settings.replicas, settings.shards)
-    return Lease(broker, f"dispatcher.{model}", settings.id, settings.lease_seconds, scale)
+        They stay when a model goes: what was queued for it must still be ended.
+        """
+        self._registry.on_change(self._changed.set)
+        self._members.on_change = self._changed.set
+        forgotten = await lanes.models(self._broker)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._members.run(), name="members")
+                while True:
+                    self._changed.clear()
+                    for model in (self._registry.models.keys() | forgotten) - self._leases.keys():
+                        tasks.create_task(self._stand(model), name=model)
+                    self._assign()
+                    await self._changed.wait()
+        finally:
+            await self._members.leave()
+
+    def _stand(self, model: str) -> Coroutine[None, None, None]:
+        settings = self._settings
+        make = partial(Leader, self._broker, self._registry, self._tenants, model, settings.shards)
+        lease = self._leases[model] = Lease(
+            self._broker,
+            f"dispatcher.{model}",
+            settings.id,
+            settings.lease_seconds,
+            self._scale,
+            lambda: model in self._assigned,
+        )
+        return _stand(lease, make)
+
+    def _assign(self) -> None:
+        members, registered = self._members.members, self._registry.models.keys()
+        found = assign(registered, members)
+        for model in self._leases.keys() - registered:
+            found |= assign({model}, members)
+        self._assigned = {model for model, chosen in found.items() if chosen == self._settings.id}
+        for lease in self._leases.values():
+            lease.wake()
 
 
 async def _stand(lease: Lease, make: Callable[[], Leader]) -> None:
-    """Lead whenever the lease is ours, each time with a new leader that knows nothing yet."""
+    """Lead while the lease is ours, each time with a new leader that knows nothing yet."""
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(lease.run(), name="lease")
             while True:
                 await lease.gained.wait()
                 await _lead(lease, make())
+                if not lease.wanted():
+                    await lease.release()
     finally:
         await lease.release()
 

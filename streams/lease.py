@@ -1,13 +1,14 @@
 """Leadership by a lease in a KV bucket: one holder at a time, lost by silence.
 
 The bucket's age limit removes a lease that is not renewed, so a standby takes over within the lease
-and one retry. A holder stops believing in its lease before the broker does.
+and one retry. A holder stops believing in its lease before the broker does. Of several candidates
+the one that the lease is meant for asks; another one that holds it gives it up.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
@@ -22,17 +23,27 @@ log = structlog.get_logger()
 
 BUCKET = "leases"
 STREAM = f"KV_{BUCKET}"
+RENEWALS = 5  # in one lease
+DELETED = {"KV-Operation": "DEL"}
 _BELIEVED = 0.8  # of the lease
-_RENEWALS = 5  # in one lease
-_OPERATION = "KV-Operation"
 
 
 class Lease:
-    """One named lease as one candidate sees it; `run` keeps trying to get and keep it."""
+    """One named lease as one candidate sees it; `run` keeps trying to get and keep it.
+
+    It is asked for only while it is `wanted`; `wake` when that has changed.
+    """
 
     def __init__(
-        self, broker: Broker, name: str, holder: str, seconds: float, scale: Scale
+        self,
+        broker: Broker,
+        name: str,
+        holder: str,
+        seconds: float,
+        scale: Scale,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
+        self.wanted = wanted
         self._broker, self._seconds, self._scale = broker, seconds, scale
         self._key = subjects.escape(name)
         self._subject = f"$KV.{BUCKET}.{self._key}"
@@ -40,6 +51,7 @@ class Lease:
         self._revision = 0
         self._until = 0.0
         self._declared = False
+        self._stirs = asyncio.Event(), asyncio.Event()  # of `run` and of `lost`
         self.gained = asyncio.Event()
 
     @property
@@ -47,25 +59,30 @@ class Lease:
         """True while no other candidate can hold it."""
         return time.monotonic() < self._until
 
+    def wake(self) -> None:
+        """Whether it is wanted may have changed."""
+        for stir in self._stirs:
+            stir.set()
+
     async def run(self) -> None:
         """Acquire and renew until cancelled; sets `gained` whenever it becomes ours."""
         while True:
             asked = time.monotonic()
-            if await self._ask():
+            if self.wanted() and await self._ask():
                 if not self.gained.is_set():
                     log.info("lease_gained", lease=self._key)
                 self._until = asked + self._seconds * _BELIEVED
                 self.gained.set()
             elif not self.held:
                 self.gained.clear()
-            await asyncio.sleep(self._seconds / _RENEWALS)
+            await _wait(self._stirs[0], self._seconds / RENEWALS)
 
     async def lost(self) -> None:
-        """Return once the lease is no longer held."""
-        while self.held:
-            await asyncio.sleep(max(0.01, self._until - time.monotonic()))
+        """Return once the lease is no longer held, or no longer wanted: then `release` it."""
+        while self.held and self.wanted():
+            await _wait(self._stirs[1], self._until - time.monotonic())
         self.gained.clear()
-        log.warning("lease_lost", lease=self._key)
+        log.warning("lease_given_up" if self.held else "lease_lost", lease=self._key)
 
     async def release(self) -> None:
         """Give it up at once, so that a standby need not wait; silence does the same, later."""
@@ -73,14 +90,14 @@ class Lease:
             return
         self._until = 0.0
         try:
-            await self._write(b"", self._revision, {_OPERATION: "DEL"})
+            await self._write(b"", self._revision, DELETED)
         except (BrokerUnavailable, StoreRefused) as error:
             log.warning("lease_not_released", lease=self._key, reason=str(error))
 
     async def _ask(self) -> bool:
         try:
             if not self._declared:
-                await topology.declare_stream(self._broker.js, _bucket(self._seconds), self._scale)
+                await topology.declare_stream(self._broker.js, bucket(self._seconds), self._scale)
                 self._declared = True
             return await self._acquired()
         except BrokerUnavailable as error:
@@ -101,7 +118,7 @@ class Lease:
     async def _is_ours_or_free(self) -> bool:
         found = await self._broker.read(STREAM, {"last_by_subj": self._subject})
         last = found[0] if found else None
-        free = last is None or _OPERATION in last.headers
+        free = last is None or DELETED.items() <= last.headers.items()
         ours = last is not None and last.data == self._mark
         if not free and not ours:
             return False
@@ -116,7 +133,16 @@ class Lease:
         return (await self._broker.store(self._subject, value, expecting)).seq
 
 
-def _bucket(seconds: float) -> StreamConfig:
+async def _wait(stir: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(max(0.01, seconds)):
+            await stir.wait()
+    except TimeoutError:
+        return
+    stir.clear()
+
+
+def bucket(seconds: float) -> StreamConfig:
     """A KV bucket (ADR-8) in memory, whose values live for one lease."""
     return StreamConfig(
         name=STREAM,

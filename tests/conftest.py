@@ -16,6 +16,8 @@ import pytest
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine.md, "Exactness").
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# As a worker has it (engines/factory.py): threads that spin endlessly starve each other beside load.
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 
 PROCESSES = ("tests/integration/", "tests/e2e/")

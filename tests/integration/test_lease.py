@@ -4,6 +4,7 @@ import asyncio
 
 from streams.connection import connect
 from streams.lease import Lease
+from streams.membership import Membership
 from streams.topology import Scale
 from tests.conftest import NatsServer
 from tests.eventually import eventually
@@ -36,6 +37,43 @@ async def test_a_released_lease_is_free_at_once(nats_url: str) -> None:
         tasks.append(asyncio.create_task(second.run()))
         await eventually(lambda: second.held)
         tasks[1].cancel()
+
+
+async def test_a_lease_that_is_meant_for_another_is_handed_over(nats_url: str) -> None:
+    """Its holder is told before anybody else can have it, so that its work ends first."""
+    wanted = {"a"}
+    async with connect(nats_url, "test") as broker:
+        first = Lease(broker, "m", "a", 60.0, Scale(), lambda: "a" in wanted)
+        second = Lease(broker, "m", "b", 60.0, Scale(), lambda: "b" in wanted)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(lease.run()) for lease in (second, first)]
+            await eventually(lambda: first.held)
+            wanted.symmetric_difference_update("ab")
+            first.wake()
+            second.wake()
+            await first.lost()
+            assert (first.held, second.held) == (True, False)
+            await first.release()
+            second.wake()
+            await eventually(lambda: second.held)
+            assert (first.held, second.held) == (False, True)
+            for task in running:
+                task.cancel()
+
+
+async def test_members_come_and_go(nats_url: str) -> None:
+    """Everybody hears of everybody, at once of one who leaves and in time of one who dies."""
+    async with connect(nats_url, "test") as broker:
+        names = "a b", "b", "c"
+        seen = {name: Membership(broker, "g", name, 1.0, Scale()) for name in names}
+        tasks = {name: asyncio.create_task(each.run()) for name, each in seen.items()}
+        await eventually(lambda: all(each.members == set(names) for each in seen.values()))
+        tasks["b"].cancel()  # dies
+        await eventually(lambda: seen["c"].members == {"a b", "c"})
+        tasks["c"].cancel()
+        await seen["c"].leave()
+        await eventually(lambda: seen["a b"].members == {"a b"})
+        tasks["a b"].cancel()
 
 
 async def test_a_lease_whose_renewal_was_not_confirmed_is_kept(nats_url: str) -> None:

@@ -1,12 +1,15 @@
 """A dispatcher dies, freezes, or is not there yet: nothing is lost and nothing is done twice."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import dispatcher.service
 import gpu_worker.service
+from registry.models import mock_model
 from streams import subjects, topology
 from streams.headers import MESSAGE_ID
+from streams.lease import STREAM
 from streams.subjects import Pool, Priority
 from tests.eventually import eventually
 from tests.integration.processes import process
@@ -158,3 +161,27 @@ async def test_what_is_queued_for_a_model_that_was_removed_ends_with_an_error(
             terminal = await eventually(lambda: c.terminal(request))
             assert terminal["code"] == "model_not_found"
             await eventually(c.at_rest)
+
+
+async def holders(c: Client) -> Counter[str]:
+    """How many models each dispatcher leads."""
+    leases = await c.broker.read_subject(STREAM, "$KV.leases.*")
+    return Counter(lease.data.decode().partition(".")[0] for lease in leases if lease.data)
+
+
+async def test_models_are_led_by_whoever_is_there(nats_url: str, tmp_path: Path) -> None:
+    """Two share them, and what one led is the other's within the lease when it dies."""
+    async with client(nats_url, **QUICK) as c:
+        for number in range(5):
+            await c.registry.put(mock_model(f"model-{number}"))
+
+        async def are(**wanted: int) -> bool:
+            return await holders(c) == wanted
+
+        with process("dispatcher", nats_url, tmp_path / "a.log", id="a", lease_seconds=1) as first:
+            await eventually(c.report)  # there are leases
+            await eventually(lambda: are(a=6))
+            with process("dispatcher", nats_url, tmp_path / "b.log", id="b", lease_seconds=1):
+                await eventually(lambda: are(a=3, b=3))
+                first.kill()
+                await eventually(lambda: are(b=6))

@@ -1,19 +1,16 @@
 """The transformers engine. One step: schedule, one packed forward pass, sample, report."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import torch
 from torch import Tensor
 
-from gpu_worker.detokenizer import TextStream
 from gpu_worker.engine import (
     DeviceLost,
     DoesNotFit,
     EngineError,
-    Finish,
     Output,
     Room,
     Sequence,
@@ -24,64 +21,21 @@ from gpu_worker.engines.paged.adapters import Adapters
 from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, blocks_for
 from gpu_worker.engines.paged.cache import Cache, pool_sizes
-from gpu_worker.engines.paged.grammars import Grammars, Matcher
-from gpu_worker.engines.paged.penalties import Penalties, penalties
+from gpu_worker.engines.paged.generation import Generation, Vocabulary
+from gpu_worker.engines.paged.grammars import Grammars
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Run, Slice
-from gpu_worker.engines.paged.sampler import Choice, Sampled, sample, uniform
+from gpu_worker.engines.paged.sampler import Sampled, sample
 from gpu_worker.engines.paged.scheduler import Scheduler
 from gpu_worker.engines.paged.stats import Stats
-from gpu_worker.limits import Limits, reserved
-from gpu_worker.seeds import seed_of
+from gpu_worker.limits import Limits
 from streams.errors import BadGrammar
-from streams.messages import Logprob, Sampling
+from streams.messages import Sampling
 
 log = structlog.get_logger()
 
 WARM_UP_SEQUENCES = 8
 ADAPTER_BYTES = 1 << 30
-
-
-@dataclass(eq=False)
-class _Generation:
-    """One sequence in the engine: its run, its text, its randomness."""
-
-    sequence: Sequence
-    run: Run
-    text: TextStream
-    seed: int
-    penalties: Penalties | None
-    matcher: Matcher | None = None
-
-    @property
-    def generated(self) -> int:
-        return len(self.run.tokens) - len(self.sequence.prompt)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that it may come to need."""
-        return blocks_for(reserved(self.sequence))
-
-    def choice(self) -> Choice:
-        """How to choose the next token."""
-        sampling = self.sequence.sampling
-        draws = sampling.temperature > 0
-        shape = self._shape if self.matcher or self.penalties else None
-        return Choice(sampling, uniform(self.seed, self.generated) if draws else 0.0, shape)
-
-    def _shape(self, row: Tensor) -> None:
-        if self.matcher:
-            self.matcher.mask(row)
-        if self.penalties:
-            self.penalties.apply(row)
-
-    def push(self, token: int) -> None:
-        """The next token was chosen."""
-        self.run.tokens.append(token)
-        if self.matcher:
-            self.matcher.advance([token])
-        if self.penalties:
-            self.penalties.count(token)
 
 
 class TransformersEngine:
@@ -102,7 +56,8 @@ class TransformersEngine:
         prefix_cache: bool = True,
         adapter_bytes: int = ADAPTER_BYTES,
     ) -> None:
-        self._model, self._tokenizer, self._ends = loaded.model, loaded.tokenizer, loaded.ends
+        self._model = loaded.model
+        self._vocabulary = Vocabulary(loaded.tokenizer, loaded.ends)
         if kv_tokens is None:
             spare = memory.spare_bytes(loaded.model.device)
             kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
@@ -119,7 +74,7 @@ class TransformersEngine:
         self._limits = Limits(loaded.vocabulary, longest, adapters=True)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
-        self._generations: dict[str, _Generation] = {}
+        self._generations: dict[str, Generation] = {}
         self._reserved = 0
         self._ready: list[Output] = []
         self._stats = Stats()
@@ -209,8 +164,8 @@ class TransformersEngine:
         if refusal := self._limits.refusal(sequence) or self._adapters.refusal(adapter):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
-        generation = self._generation(sequence)
-        if finish := self._finish(generation):
+        generation = Generation(sequence, self._vocabulary, self._model.device)
+        if finish := generation.finish():
             self._ready.append(Output(sequence.request_id, finish=finish))
             return
         self._generations[sequence.request_id] = generation
@@ -281,7 +236,7 @@ class TransformersEngine:
         del self._model
         memory.give_back(device)
 
-    def _schedule(self, generation: _Generation) -> None:
+    def _schedule(self, generation: Generation) -> None:
         """Let a sequence run as soon as its adapter is there."""
         if adapter := generation.sequence.adapter:
             self._adapters.want(generation.sequence.request_id, adapter)
@@ -298,7 +253,7 @@ class TransformersEngine:
                 continue
             generation.matcher = found
             found.advance(generation.sequence.generated)
-            if finish := self._finish(generation):
+            if finish := generation.finish():
                 self._leave(generation)
                 self._ready.append(Output(request_id, finish=finish))
             else:
@@ -313,7 +268,7 @@ class TransformersEngine:
             else:
                 self._scheduler.add(generation.run)
 
-    def _refuse(self, generation: _Generation, error: EngineError) -> None:
+    def _refuse(self, generation: Generation, error: EngineError) -> None:
         """End a sequence that cannot have what it waited for."""
         self._leave(generation)
         self._ready.append(Output(generation.sequence.request_id, error=error))
@@ -376,16 +331,15 @@ class TransformersEngine:
         if token is None:
             return self._fail(run, "the model's output is not a number")
         generation = self._generations[run.request_id]
-        generation.push(token)
+        text = generation.push(token)
         if generation.matcher and (failure := generation.matcher.failure):
             return self._fail(run, failure, BadGrammar.code)
         self._stats.generated += 1
-        text = "" if self._ends_with(generation, token) else generation.text.push(token)
-        if finish := self._finish(generation):
+        if finish := generation.finish():
             text += generation.text.finish()
             self._leave(generation)
             self._scheduler.remove(run)
-        logprobs = self._logprobs(token, sampled)
+        logprobs = self._vocabulary.logprobs(sampled)
         return Output(run.request_id, [token], text, logprobs, finish=finish)
 
     def _fail(self, run: Run, reason: str, code: str = "engine_failed") -> Output:
@@ -394,48 +348,10 @@ class TransformersEngine:
         self._scheduler.discard(run)
         return Output(run.request_id, error=EngineError(code, reason))
 
-    def _leave(self, generation: _Generation) -> None:
+    def _leave(self, generation: Generation) -> None:
         del self._generations[generation.sequence.request_id]
         self._adapters.leave(generation.sequence.request_id)
         self._reserved -= generation.blocks
-
-    def _generation(self, sequence: Sequence) -> _Generation:
-        """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
-        sampling = sequence.sampling
-        salt = bytes.fromhex(sequence.adapter.digest) if sequence.adapter else b""
-        tokens = sequence.prompt + sequence.generated
-        run = Run(sequence.request_id, tokens, salt, sequence.priority)
-        seed = seed_of(sequence.request_id) if sampling.seed is None else sampling.seed
-        skip = sampling.skip_special_tokens
-        text = TextStream(self._tokenizer, sequence.prompt, sampling.stop, skip)
-        counted = penalties(sampling, sequence.prompt, sequence.generated, self._model.device)
-        generation = _Generation(sequence, run, text, seed, counted)
-        for token in sequence.generated:
-            if not self._ends_with(generation, token):
-                text.push(token)
-        return generation
-
-    def _finish(self, generation: _Generation) -> Finish | None:
-        """Why the sequence ends with the tokens that it has, if it does."""
-        last = generation.run.tokens[-1]
-        ended = generation.generated > 0 and self._ends_with(generation, last)
-        complete = generation.matcher is not None and generation.matcher.complete
-        if ended or complete or generation.text.stopped:
-            return "stop"
-        return "length" if generation.generated >= generation.sequence.sampling.max_tokens else None
-
-    def _ends_with(self, generation: _Generation, token: int) -> bool:
-        return token in self._ends and not generation.sequence.sampling.ignore_eos
-
-    def _logprobs(self, token: int, sampled: Sampled) -> list[Logprob] | None:
-        if sampled.logprob is None:
-            return None
-        top = [(other, self._text(other), value) for other, value in sampled.top]
-        return [Logprob(token, self._text(token), sampled.logprob, top)]
-
-    def _text(self, token: int) -> str:
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text
 
 
 def _kv_bytes(loaded: models.Loaded, memory_bytes: int | None) -> int:

@@ -1,0 +1,67 @@
+"""Who is there: each member of a group renews a mark in the bucket of the leases.
+
+The bucket's age limit removes the mark of a member that is silent for one lease, so the members and
+the leases of one that died go at the same time.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from streams import subjects, topology
+from streams.connection import Broker, StoreRefused
+from streams.errors import BrokerUnavailable
+from streams.lease import BUCKET, DELETED, RENEWALS, STREAM, bucket
+from streams.topology import Scale
+
+log = structlog.get_logger()
+
+
+class Membership:
+    """One group as one of its members sees it; `run` keeps it up to date.
+
+    `members` is empty until the broker has answered, and stays as it was while it does not; from
+    then on we are always among them.
+    """
+
+    def __init__(
+        self, broker: Broker, group: str, member: str, seconds: float, scale: Scale
+    ) -> None:
+        self._broker, self._seconds, self._scale = broker, seconds, scale
+        self._group = f"$KV.{BUCKET}.members.{subjects.escape(group)}"
+        self._member = member
+        self.members: frozenset[str] = frozenset()
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Renew our mark and look for others' until cancelled."""
+        while True:
+            try:
+                await topology.declare_stream(self._broker.js, bucket(self._seconds), self._scale)
+                await self._renew()
+            except (BrokerUnavailable, StoreRefused) as error:
+                log.warning("members_unknown", group=self._group, reason=str(error))
+            await asyncio.sleep(self._seconds / RENEWALS)
+
+    async def leave(self) -> None:
+        """Be gone at once; silence does the same, later."""
+        try:
+            await self._mark(DELETED)
+        except (BrokerUnavailable, StoreRefused) as error:
+            log.warning("membership_not_left", group=self._group, reason=str(error))
+
+    async def _renew(self) -> None:
+        await self._mark({})
+        found = await self._broker.read_subject(STREAM, f"{self._group}.*")
+        present = (message for message in found if not DELETED.items() <= message.headers.items())
+        names = {subjects.unescape(message.subject.rpartition(".")[2]) for message in present}
+        members = frozenset(names | {self._member})
+        if members != self.members:
+            self.members = members
+            log.info("members_changed", group=self._group, members=sorted(members))
+            self.on_change()
+
+    async def _mark(self, headers: dict[str, str]) -> None:
+        subject = f"{self._group}.{subjects.escape(self._member)}"
+        await self._broker.store(subject, b"", headers)
