@@ -9,12 +9,14 @@ import time
 
 from rich.console import Console
 
-from bench.simulation import fairness, isolation
+from bench.simulation import fairness, isolation, overload
 from bench.simulation.engine import StepModel
 from bench.simulation.scenario import Setting
 from bench.simulation.tables import table
 
-SCENARIOS = {each.name: each for each in (*fairness.SCENARIOS, *isolation.SCENARIOS)}
+SCENARIOS = {
+    each.name: each for each in (*fairness.SCENARIOS, *isolation.SCENARIOS, *overload.SCENARIOS)
+}
 
 
 def main() -> None:
