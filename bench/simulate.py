@@ -9,13 +9,20 @@ import time
 
 from rich.console import Console
 
-from bench.simulation import fairness, isolation, overload
+from bench.simulation import affinity, fairness, isolation, mixture, overload
 from bench.simulation.engine import StepModel
 from bench.simulation.scenario import Setting
 from bench.simulation.tables import table
 
 SCENARIOS = {
-    each.name: each for each in (*fairness.SCENARIOS, *isolation.SCENARIOS, *overload.SCENARIOS)
+    each.name: each
+    for each in (
+        *fairness.SCENARIOS,
+        *isolation.SCENARIOS,
+        *overload.SCENARIOS,
+        *mixture.SCENARIOS,
+        *affinity.SCENARIOS,
+    )
 }
 
 
