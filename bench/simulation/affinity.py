@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from random import Random
 
 from bench.simulation import loads
@@ -36,7 +35,7 @@ SYSTEMS: dict[str, Build] = {"millstream": Millstream, "fcfs": behind(Fcfs)}
 
 def measure(setting: Setting, seed: int) -> Values:
     """A quarter of an hour of Mooncake's conversations, from a place by the seed."""
-    rows = loads.trace(Path(setting.traces) / TRACE, _asked)
+    rows = loads.trace(setting.traces / TRACE, _asked)
     begins = Random(seed).uniform(0, rows[-1].at - SECONDS)
     asked = [
         replace(row, at=row.at - begins) for row in rows if begins <= row.at < begins + SECONDS

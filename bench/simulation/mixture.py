@@ -1,7 +1,6 @@
 """B4: batch work fills what interactive work leaves, and does not delay it."""
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 from bench.simulation import loads, measures
@@ -33,7 +32,7 @@ class Scene:
 
     def __init__(self, setting: Setting, seed: int) -> None:
         self.plant = Plant((setting.worker,))
-        self._rows = loads.trace(Path(setting.traces) / TRACE, loads.sized)
+        self._rows = loads.trace(setting.traces / TRACE, loads.sized)
         self._capacity = capacity(setting.worker, tuple(self._rows[:CAPACITY_ROWS]))
         self._seed = seed
 

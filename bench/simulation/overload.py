@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from pathlib import Path
 from random import Random
 
 from bench.simulation import loads, measures
@@ -63,7 +62,7 @@ def _asked(arrivals: list[Asked]) -> list[Asked]:
 
 
 def _rows(setting: Setting, name: str) -> list[Asked]:
-    rows = loads.trace(Path(setting.traces) / name, loads.sized)
+    rows = loads.trace(setting.traces / name, loads.sized)
     fits = setting.worker.kv_tokens
     return [replace(row, tenant="all") for row in rows if row.cost <= fits]
 
@@ -161,6 +160,7 @@ FIGURES = (
             0.97 if level == JUDGED else None,
             "higher",
             "unbounded FCFS 0.04; early reject 1.03" if level == JUDGED else "",
+            x=level,
         )
         for level in LEVELS
     ),
