@@ -1,7 +1,6 @@
 """B1: tenants that ask for more than there is get the same, or what their weights say."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 
 from bench.simulation import loads, measures
@@ -52,7 +51,7 @@ def backlogged(setting: Setting, seed: int) -> Values:
 
 def arena(setting: Setting, seed: int) -> Values:
     """The Chatbot Arena's 27 clients; the seed shifts each client's requests by up to a second."""
-    rows = loads.trace(Path(setting.traces) / "vtc_lmsys_27clients.csv", loads.sized)
+    rows = loads.trace(setting.traces / "vtc_lmsys_27clients.csv", loads.sized)
     asked = loads.merged(loads.jittered(loads.patient(rows, PATIENT), 1.0, Random(seed)))
     outcomes = _outcomes(setting, Load(asked, SECONDS), {})
     values = {}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 from bench.simulation import loads, measures
@@ -33,7 +32,7 @@ class Scene:
     def __init__(self, setting: Setting, seed: int, kv_tokens: int = 0) -> None:
         worker = setting.worker
         self.plant = Plant((replace(worker, kv_tokens=max(worker.kv_tokens, kv_tokens)),))
-        self._rows = loads.trace(Path(setting.traces) / "vtc_lmsys_27clients.csv", loads.sized)
+        self._rows = loads.trace(setting.traces / "vtc_lmsys_27clients.csv", loads.sized)
         self._random = Random(seed)
         self.capacity = capacity(worker, tuple(self._rows[:CAPACITY_ROWS]))
 

@@ -67,3 +67,8 @@ def resized(asked: Iterable[Asked], rows: Sequence[Asked], random: Random) -> It
     for each in asked:
         row = random.choice(rows)
         yield replace(each, prompt_tokens=row.prompt_tokens, output_tokens=row.output_tokens)
+
+
+def by_tenants(asked: Iterable[Asked], tenants: int, random: Random) -> Iterator[Asked]:
+    """The same arrivals, each of some tenant."""
+    return (replace(each, tenant=f"t{random.randrange(tenants)}") for each in asked)

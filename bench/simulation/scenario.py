@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from bench.simulation.engine import StepModel
@@ -11,13 +12,14 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True)
 class Figure:
-    """One measure, the goal that Millstream is held against, and the issue's own baselines."""
+    """One measure, the goal that Millstream is held against, and what others were seen to reach."""
 
     key: str
     words: str
     goal: float | None = None
     better: Better = "lower"
     known: str = ""
+    x: float | None = None  # where it lies on a curve of figures of one scenario
 
     def met(self, value: float) -> bool:
         assert self.goal is not None
@@ -32,7 +34,7 @@ class Setting:
     """What every run of the program shares."""
 
     worker: StepModel
-    traces: str  # the directory of the CSVs
+    traces: Path  # the directory of the CSVs
 
 
 Values = Mapping[str, Mapping[str, float]]  # by system, then by a figure's key

@@ -18,6 +18,7 @@ from bench.simulation.worker import Listeners, Worker
 from streams.messages import Pressure
 
 TELL_SECONDS = 0.2
+TAKE_STEPS = 10  # after which VTC's server looks again whether there is room
 Ended = Callable[[Fate], None]
 
 
@@ -96,14 +97,14 @@ class Millstream:
 
 
 class Direct:
-    """One queue, whose engines take from its head whatever fits, before each of their steps.
+    """One queue, from whose head engines take what fits: when one of theirs ends, or soon after.
 
     A request joins a batch if the KV would hold until all of it has ended, as VTC's server judges.
     What has missed its deadline is run all the same, since nobody tells it.
     """
 
     def __init__(self, policy: Policy, plant: Plant, clock: Clock, ended: Ended) -> None:
-        self.policy = policy
+        self._policy = policy
         self.engines = plant.engines()
         self._clock, self._ended = clock, ended
         self._numbers = itertools.count()
@@ -113,51 +114,59 @@ class Direct:
 
     def submit(self, asked: Asked) -> Fate:
         fate = Fate(asked, f"r{next(self._numbers)}")
-        if not self.policy.admits(fate):
+        if not self._policy.admits(fate):
             fate.ended, fate.code = self._clock.now, "overloaded"
             self._ended(fate)
             return fate
         fate.accepted = self._clock.now
-        self.policy.push(fate)
+        self._policy.push(fate)
         for number in range(len(self.engines)):
             if number not in self._stepping:
+                self._take(number)
                 self._step(number)
         return fate
 
-    def _step(self, number: int) -> None:
+    def _take(self, number: int) -> None:
         engine = self.engines[number]
-        while (fate := self.policy.head()) and self._fits(number, fate):
-            self.policy.pop()
+        generated = dict(engine.progress())
+        for running, tokens in generated.items():
+            self._policy.progress(running, tokens)
+        while (fate := self._policy.head()) and self._fits(number, fate, generated):
+            self._policy.pop()
             fate.started, fate.worker = self._clock.now, f"w{number}"
             self._batches[number][fate.request_id] = fate
             engine.add(fate)
-        seconds = engine.begin()
+
+    def _fits(self, number: int, fate: Fate, generated: Mapping[Fate, int]) -> bool:
+        model, batch = self.engines[number].model, self._batches[number]
+        if len(batch) >= model.max_sequences:
+            return False
+        return peak_tokens([*batch.values(), fate], generated) <= model.kv_tokens
+
+    def _step(self, number: int) -> None:
+        seconds = self.engines[number].begin()
         if seconds is not None:
             self._stepping.add(number)
             self._clock.after(seconds, lambda: self._stepped(number))
 
-    def _fits(self, number: int, fate: Fate) -> bool:
-        model, batch = self.engines[number].model, self._batches[number]
-        if len(batch) >= model.max_sequences:
-            return False
-        ran = dict(self.engines[number].progress())
-        return peak_tokens([*batch.values(), fate], ran) <= model.kv_tokens
-
     def _stepped(self, number: int) -> None:
         self._stepping.discard(number)
-        engine, now = self.engines[number], self._clock.now
+        engine = self.engines[number]
         stepped = engine.end()
         for fate in stepped.first:
-            fate.first = now
-        for fate, generated in engine.progress():
-            self.policy.progress(fate, generated)
+            fate.first = self._clock.now
         for fate in stepped.ended:
-            del self._batches[number][fate.request_id]
-            late = now > fate.deadline
-            fate.ended, fate.code = now, "deadline_exceeded" if late else ""
-            self.policy.progress(fate, fate.generated)
-            self._ended(fate)
+            self._leave(number, fate)
+        if stepped.ended or engine.steps % TAKE_STEPS == 0:
+            self._take(number)
         self._step(number)
+
+    def _leave(self, number: int, fate: Fate) -> None:
+        del self._batches[number][fate.request_id]
+        fate.ended = self._clock.now
+        fate.code = "deadline_exceeded" if fate.ended > fate.deadline else ""
+        self._policy.progress(fate, fate.generated)
+        self._ended(fate)
 
 
 def peak_tokens(batch: list[Fate], generated: Mapping[Fate, int]) -> int:
