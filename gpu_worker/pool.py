@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 
 import structlog
 from nats.aio.msg import Msg
@@ -14,6 +13,7 @@ from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.mount import Mount
+from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
 from streams import subjects, topology
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable, MillstreamError
@@ -26,8 +26,6 @@ from streams.subjects import Priority
 log = structlog.get_logger()
 
 _BEAT_GAP_SECONDS = 0.01  # beats on change are at least this far apart
-_PROGRESS_SECONDS = 0.2  # and those that tell of progress
-_MOST_PROGRESS = 256  # requests that one of them tells of, in turn
 _CLOSING_SECONDS = 2.0  # for what was stopped at the end of draining to be given back
 Observer = Callable[[Finished], None]
 
@@ -71,7 +69,7 @@ class Pool:
         self._pulled: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._rate = Rate(time.monotonic())
-        self._progress_at, self._progress_next = 0.0, 0
+        self._progress = Progress()
         self._is_open = True
         self.draining = False
         self.failure: EngineCrashed | EngineHung | None = None  # of the engine it had last
@@ -249,7 +247,7 @@ class Pool:
             except BrokerUnavailable as error:
                 log.warning("beat_not_sent", reason=str(error))
             await asyncio.sleep(_BEAT_GAP_SECONDS)
-            rest = min(seconds, _PROGRESS_SECONDS) if self._attempts else seconds
+            rest = min(seconds, PROGRESS_SECONDS) if self._attempts else seconds
             try:
                 async with asyncio.timeout(rest):
                     await self._changed.wait()
@@ -278,21 +276,15 @@ class Pool:
             draining=self.draining,
             resident=self._mount.driver is not None,
             room=self._room_by_priority() if credit.preempts else {},
-            progress=self._progress(time.monotonic()),
+            progress=self._progress.some(self._counts, time.monotonic()),
         )
 
     def _room_by_priority(self) -> dict[str, tuple[int, int]]:
         return {str(p): self.credit.room(p) if self.taking else (0, 0) for p in Priority}
 
-    def _progress(self, now: float) -> list[tuple[int, int]]:
-        """Tokens stored of some attempts, the next of them each time; seldom, since many beat."""
-        if now - self._progress_at < _PROGRESS_SECONDS:
-            return []
-        self._progress_at = now
-        first = self._progress_next if self._progress_next < len(self._attempts) else 0
-        some = list(islice(self._attempts.values(), first, first + _MOST_PROGRESS))
-        self._progress_next = first + len(some)
-        return [(attempt.delivery.seq, attempt.tokens) for attempt in some if attempt.tokens]
+    def _counts(self) -> Counts:
+        attempts = self._attempts.values()
+        return [(attempt.delivery.seq, attempt.tokens) for attempt in attempts if attempt.tokens]
 
     async def _hold(self, seconds: float, ack_wait_seconds: float) -> None:
         """Tell the broker that the held work is alive; a frozen process falls silent here.
