@@ -74,14 +74,14 @@ class Books:
 
     def _leaves_room(self, item: Queued, version: str, lane: Priority, now: float) -> bool:
         """Whether enough stays free for others when an item goes that fits."""
-        if self.queue.starves(item.priority, now):
-            return True
         division, yields = self.queue.division, self.fleet.yields(version)
+        if division.is_idle or self.queue.starves(item.priority, now):
+            return True
         if is_urgent(item.priority):
             kept = division.kept_free(item.tenant, item.cost, yields, now)
         else:
             kept = division.kept_free_of_batch(yields, now)
-        return not kept or self.fleet.spare(version, lane, item.cost) >= kept
+        return self.fleet.spare(version, lane, item.cost) >= kept
 
     def beat(self, beat: Beat, now: float) -> None:
         """Take in a worker's heartbeat: its credit, and how far its requests have come."""

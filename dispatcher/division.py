@@ -50,7 +50,7 @@ class Division:
         self._calm, self._heavy = _Side(), _Side()
         self._released = Flow()
         self._reserving: set[str] = set()
-        self._reserved = self._unclaimed = 0  # tokens: of all tenants, and not made use of
+        self._reserved, self._unclaimed = 0, 0.0  # tokens: of all tenants, and not made use of
         self._active: OrderedDict[str, tuple[float, float]] = OrderedDict()  # since when, weight
         self._active_weight = 0.0
         self._now = 0.0  # of the last that was asked for
@@ -68,7 +68,10 @@ class Division:
     def resize(self, sequences: int, tokens: int) -> None:
         """The room of the whole fleet, in use or not."""
         self._tokens = tokens if sequences else inf
-        self._place = tokens / sequences if sequences else 0.0
+        place = tokens / sequences if sequences else 0.0
+        if place != self._place:
+            self._place = place
+            self._count_unclaimed()
 
     def set_weight(self, tenant: str, weight: float) -> None:
         account = self.account(tenant)
@@ -78,11 +81,19 @@ class Division:
     def reserve(self, tokens: Mapping[str, int]) -> None:
         """What each tenant has reserved; one that is not named has nothing."""
         for tenant in self._reserving | tokens.keys():
-            account = self.account(tenant)
-            self._unclaimed -= _unclaimed(account)
-            account.reserved_tokens = tokens.get(tenant, 0)
-            self._unclaimed += _unclaimed(account)
+            self.account(tenant).reserved_tokens = tokens.get(tenant, 0)
         self._reserving, self._reserved = set(tokens), sum(tokens.values())
+        self._count_unclaimed()
+
+    def _count_unclaimed(self) -> None:
+        accounts = (self._accounts[tenant] for tenant in self._reserving)
+        self._unclaimed = sum(self._unclaimed_of(account) for account in accounts)
+
+    def _unclaimed_of(self, account: Account) -> float:
+        """What a tenant has reserved and does not use."""
+        if not account.reserved_tokens:
+            return 0.0
+        return max(0.0, account.reserved_tokens - account.held.size(self._place))
 
     # What happens to urgent requests: to those that are not batch work
 
@@ -103,20 +114,20 @@ class Division:
     def holds(self, tenant: str, cost: int) -> None:
         """It is in flight."""
         account = self.account(tenant)
-        self._unclaimed -= _unclaimed(account)
+        self._unclaimed -= self._unclaimed_of(account)
         account.held.add(cost)
         self._in_flight.add(cost)
         self._side(account).held.add(cost)
-        self._unclaimed += _unclaimed(account)
+        self._unclaimed += self._unclaimed_of(account)
 
     def freed(self, tenant: str, cost: int) -> None:
         """It has ended."""
         account = self.account(tenant)
-        self._unclaimed -= _unclaimed(account)
+        self._unclaimed -= self._unclaimed_of(account)
         account.held.remove(cost)
         self._in_flight.remove(cost)
         self._side(account).held.remove(cost)
-        self._unclaimed += _unclaimed(account)
+        self._unclaimed += self._unclaimed_of(account)
         self._released.add(max(cost, self._place), self._now)
 
     def holds_batch(self, cost: int) -> None:
@@ -126,6 +137,11 @@ class Division:
     def freed_batch(self, cost: int) -> None:
         """It has ended."""
         self._in_flight.remove(cost)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing at all is in flight."""
+        return not self._in_flight.requests
 
     def judge(self, tenant: str) -> bool:
         """Put a tenant on its side by what it asks for and holds; True if that has changed."""
@@ -155,29 +171,33 @@ class Division:
     def kept_free(self, tenant: str, cost: int, yields: bool, now: float) -> float:
         """The share of the fleet that an urgent request must leave free for other tenants.
 
-        It is less where what goes beyond a tenant's part `yields` to the others.
+        It is less where what goes beyond a tenant's part `yields` to the others. Where nothing is
+        kept for anybody it is -inf: the request may also wait in WORK for what is not free yet.
         """
         account = self.account(tenant)
-        own = _unclaimed(account)
-        if cost <= own:
-            return 0.0
-        kept = self._promised(own)
-        starts = not account.held.requests
-        if account.is_heavy and not starts and self.is_beyond_part(tenant, cost):
+        own = self._unclaimed_of(account)
+        kept = 0.0
+        if account.is_heavy and account.held.requests and self.is_beyond_part(tenant, cost):
             headroom = self._headroom(self._calm.demand, self._calm.held, yields, now)
-            kept += min(headroom, self._unfilled())
-        return kept / self._tokens
+            kept = min(headroom, self._unfilled())
+        reserved = self._reserved - account.reserved_tokens
+        if max(cost, self._place) <= own or not (kept or reserved):
+            return -inf
+        return (kept + self._promised(own)) / self._tokens
 
     def kept_free_of_batch(self, yields: bool, now: float) -> float:
-        """The share of the fleet that batch work must leave free for urgent work."""
+        """The share of the fleet that batch work must leave free for urgent work; -inf as above."""
         heavy, calm = self._heavy, self._calm
         held = Load(heavy.held.requests + calm.held.requests, heavy.held.tokens + calm.held.tokens)
         demand = Flow()
         demand.join(heavy.demand, +1)
         demand.join(calm.demand, +1)
-        return (self._promised(0) + self._headroom(demand, held, yields, now)) / self._tokens
+        headroom = self._headroom(demand, held, yields, now)
+        if not (headroom or self._reserved):
+            return -inf
+        return (self._promised(0.0) + headroom) / self._tokens
 
-    def _promised(self, own: int) -> float:
+    def _promised(self, own: float) -> float:
         """What is reserved for others and not in use."""
         most = RESERVABLE * self._tokens
         share = min(1.0, most / self._reserved) if self._reserved else 0.0
@@ -247,8 +267,3 @@ class Division:
         while (oldest := next(iter(self._active.values())))[0] < now - ACTIVE_SECONDS:
             self._active.popitem(last=False)
             self._active_weight -= oldest[1]
-
-
-def _unclaimed(account: Account) -> int:
-    """What a tenant has reserved and does not use."""
-    return max(0, account.reserved_tokens - account.held.tokens)

@@ -212,6 +212,27 @@ def test_reserved_capacity_waits_for_whom_it_is_reserved() -> None:
     assert [item.tenant for item in cell.send()][:4] == ["gold"] * 4
 
 
+def test_a_request_that_leaves_no_room_for_a_reservation_runs_on_an_idle_fleet() -> None:
+    """Else it would wait for ever, beside a fleet that does nothing."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": KV // 2})
+    cell.ask("long", cost=KV)
+    assert len(cell.send()) == 1
+
+
+def test_nobody_queues_for_a_place_that_is_reserved() -> None:
+    """What waits in WORK would take it at the moment that its tenant's request ends."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": 2000})
+    cell.ask("gold", 4)
+    cell.ask("other", 100)
+    cell.send()
+    others = cell.by_tenant()["other"]
+    cell.end("gold", 4)
+    cell.send()
+    assert cell.by_tenant()["other"] == others == (KV - 2000) // 500
+
+
 def test_who_has_used_its_reservation_is_like_the_others() -> None:
     """More than that is a matter of fair shares again."""
     cell = Cell()
