@@ -66,6 +66,9 @@ class FairQueue:
     def set_weight(self, tenant: str, weight: float) -> None:
         self._weights[tenant] = weight
 
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
     def push(self, item: Queued, now: float) -> None:
         """Queue an item; one that is queued already is ignored."""
         if item.request_id in self._items:
@@ -120,8 +123,7 @@ class FairQueue:
 
     def charge(self, tenant: str, virtual_tokens: float) -> None:
         """Add service to a tenant's counter, or correct it (a negative amount)."""
-        weight = self._weights.get(tenant, 1.0)
-        self._counters[tenant] = self.counter(tenant) + virtual_tokens / weight
+        self._counters[tenant] = self.counter(tenant) + virtual_tokens / self.weight(tenant)
         if tenant in self._waiting:
             for lines in self._lines.values():
                 for line in lines.values():

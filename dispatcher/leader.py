@@ -126,6 +126,7 @@ class Leader:
     async def _on_ledger(self, msg: Msg) -> None:
         record = messages.known(LedgerRecord, messages.unpack(msg.data))
         spent = service(record.prompt_tokens, record.completion_tokens)
+        self.books.learn(record)
         self.books.settle(record.request_id, spent, time.monotonic())
         self._sending.wake()
 

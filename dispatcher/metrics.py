@@ -30,9 +30,21 @@ WAIT = Gauge(
 )
 
 
-def observe_dispatch(model: str, priority: str, queue_seconds: float) -> None:
-    """One request was sent on."""
+WAIT_ERROR = Histogram(
+    "millstream_dispatcher_wait_error_seconds",
+    "Time from acceptance to dispatch less what was estimated at acceptance.",
+    ["model", "priority"],
+    buckets=(-100, -30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
+
+
+def observe_dispatch(
+    model: str, priority: str, queue_seconds: float, told_seconds: float | None
+) -> None:
+    """One request was sent on; `told_seconds` is the wait that was estimated for it."""
     QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
+    if told_seconds is not None:
+        WAIT_ERROR.labels(model, priority).observe(queue_seconds - told_seconds)
 
 
 def observe_queue(books: Books, pressure: Pressure) -> None:
