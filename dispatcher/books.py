@@ -7,21 +7,16 @@ what it really took when it is settled.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dispatcher.backlog import ahead, ahead_of_newcomer, basins
-from dispatcher.compute import Learned, Ran
 from dispatcher.fair_queue import FairQueue, expected_service, service
 from dispatcher.fleet import Fleet
 from dispatcher.lines import Queued
-from dispatcher.pace import Pace
+from dispatcher.outlook import Outlook
 from dispatcher.recent import Recent
 from streams.headers import Envelope
 from streams.messages import LedgerRecord, Pressure
 from streams.subjects import Pool, Priority
 
 VersionFor = Callable[[Queued], str | None]
-MILLISECOND = 0.001
-LATE_AFTER_SECONDS = 1.0  # a request that has waited for less is tried, whatever is expected of it
-ANSWERED = "stop", "length"  # outcomes that tell how long a request takes
 SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's word of what is in WORK may be old
 
 
@@ -44,12 +39,9 @@ class Books:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.queue, self.fleet, self.pace = FairQueue(), Fleet(), Pace()
-        self.learned = Learned()
+        self.queue, self.fleet, self.outlook = FairQueue(), Fleet(), Outlook()
         self.in_flight: dict[str, InFlight] = {}
         self._settled = Recent(SETTLED_MEMORY_SECONDS)
-        self._manned_at: float | None = None  # when there was a worker, or at the first tick
-        self._unmanned_seconds = 0.0
 
     def next(self, version_for: VersionFor, now: float) -> tuple[Queued, str | None] | None:
         """Who is next, and the version that is to serve it; None for one that is gone.
@@ -100,22 +92,14 @@ class Books:
             return
         del self.in_flight[request_id]
         self._settled.add(request_id, now)
-        self.pace.release(flight.cost, spent)
+        self.outlook.pace.release(flight.cost, spent)
         if spent is not None:
             self.queue.charge(flight.tenant, spent - flight.charged)
 
     def learn(self, record: LedgerRecord) -> None:
-        """How long a request has taken, before it is settled."""
-        flight = self.in_flight.get(record.request_id)
-        if flight and record.first and record.attempts == 1 and record.outcome in ANSWERED:
-            self.learned.add(_ran(flight, record))
-
-    def too_late(self, item: Queued, now: float) -> bool:
-        """True for what has waited, and would not see its first output before its deadline."""
-        compute = self.learned.compute
-        if compute is None or now - item.accepted * MILLISECOND < LATE_AFTER_SECONDS:
-            return False
-        return now + compute.first_seconds(item.prompt_tokens) > item.deadline * MILLISECOND
+        """How long a request has taken; call it before the request is settled."""
+        if flight := self.in_flight.get(record.request_id):
+            self.outlook.learn(flight.dispatched, flight.cost, record)
 
     def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
         """Work of an earlier leader: charge its tenant as that leader did."""
@@ -130,7 +114,7 @@ class Books:
             charged,
             envelope.deadline,
             seq,
-            envelope.dispatched * MILLISECOND,
+            envelope.dispatched / 1000,
         )
         self.queue.charge(envelope.tenant, charged)
         self.fleet.sending(pool.version, envelope.cost)
@@ -139,60 +123,10 @@ class Books:
     def tick(self, now: float) -> list[str]:
         """Let time pass; names the workers that have fallen silent."""
         self._settled.forget(now)
-        silent, workers = self.fleet.forget_stale(now), len(self.fleet.workers())
-        self.pace.tick(now, backlogged=len(self.queue) > 0, workers=workers)
-        if workers or self._manned_at is None:
-            self._manned_at = now
-        self._unmanned_seconds = now - self._manned_at
+        silent = self.fleet.forget_stale(now)
+        self.outlook.tick(now, len(self.queue) > 0, len(self.fleet.workers()))
         return silent
 
     def pressure(self) -> Pressure:
         """What the gateways are told: how much waits, and for how long a new request would."""
-        pace, turn, higher = self.pace, self._turn(), 0.0
-        waiting = basins(self.queue)
-        lowest = min((basin.counter for all in waiting.values() for basin in all), default=0.0)
-        queued: dict[str, int] = {}
-        wait: dict[str, float | None] = {}
-        tenants: dict[str, dict[str, float]] = {}
-        for priority, theirs in waiting.items():
-            queued[priority], tokens = self.queue.queued(priority)
-            first = max(turn, ahead_of_newcomer(theirs, lowest)) if turn else 0.0
-            wait[priority] = pace.wait_seconds(higher + first)
-            for tenant, before in ahead(theirs, pace.charge_per_token):
-                if (seconds := pace.wait_seconds(higher + before + turn)) is not None:
-                    tenants.setdefault(tenant, {})[priority] = seconds
-            higher += tokens
-        return Pressure(
-            self.model,
-            len(self.fleet.workers()),
-            queued,
-            wait,
-            tenants,
-            pace.seconds_per_token,
-            self.learned.compute,
-            self._unmanned_seconds,
-        )
-
-    def _turn(self) -> float:
-        """What must be released before the next in line has room: nothing, or one request."""
-        if not len(self.queue):
-            return 0.0
-        tokens = sum(self.queue.queued(priority)[1] for priority in Priority)
-        mean = tokens / len(self.queue)
-        return 0.0 if self._has_room(mean) else mean
-
-    def _has_room(self, cost: float) -> bool:
-        beats = [beat for beat in self.fleet.workers() if not beat.draining]
-        sequences = sum(beat.free_sequences for beat in beats) - len(self.fleet.unpulled)
-        return sequences > 0 and any(beat.free_tokens >= cost for beat in beats)
-
-
-def _ran(flight: InFlight, record: LedgerRecord) -> Ran:
-    first = record.first * MILLISECOND
-    return Ran(
-        prompt_tokens=record.prompt_tokens,
-        most_output=flight.cost - record.prompt_tokens,
-        output=record.completion_tokens,
-        first_seconds=max(0.0, first - flight.dispatched),
-        rest_seconds=max(0.0, record.finished * MILLISECOND - first),
-    )
+        return self.outlook.pressure(self.model, self.queue, self.fleet)

@@ -4,11 +4,12 @@ import math
 
 from dispatcher.averages import Ratio
 
-SMOOTHING_SECONDS = 20.0
+SMOOTHING_SECONDS = 60.0
 MEMORY = 200  # requests
 DEFAULT_CHARGE = 2.0  # virtual tokens per reserved one, were it all generated
 LEAST_TOLD_SECONDS = 0.5  # below, an estimate's error says nothing about those that matter
 TRUSTED_SECONDS = 20.0  # of told waits, against which the first errors weigh little
+DEFAULT_UNCERTAINTY = 0.25
 CORRECTION = 0.5, 3.0  # at most
 
 
@@ -32,6 +33,7 @@ class Pace:
         self._workers = 1
         self._charge = Ratio(MEMORY, prior=DEFAULT_CHARGE)
         self._correction = Ratio(MEMORY, prior=1.0, weight=TRUSTED_SECONDS)
+        self._squares = Ratio(MEMORY, prior=DEFAULT_UNCERTAINTY**2, weight=TRUSTED_SECONDS**2)
 
     def release(self, cost: int, spent: int | None = None) -> None:
         """A request of this reserved cost has left the fleet; `spent` is its service, if known."""
@@ -42,7 +44,13 @@ class Pace:
     def waited(self, told_seconds: float, seconds: float) -> None:
         """A request was dispatched: how long it was told to wait, and how long it has."""
         if told_seconds >= LEAST_TOLD_SECONDS:
+            self._squares.add((seconds - told_seconds) ** 2, told_seconds**2)
             self._correction.add(seconds * self.correction, told_seconds)
+
+    @property
+    def uncertainty(self) -> float:
+        """How far waits are from what was told, as a share of it (root of the mean square)."""
+        return math.sqrt(self._squares.value)
 
     def tick(self, now: float, backlogged: bool, workers: int = 1) -> None:
         """Close an interval; call it regularly."""

@@ -60,7 +60,7 @@ class Sending:
             item, version = found
             if version is None:
                 self._refuse(item)
-            elif self._books.too_late(item, time.time()):
+            elif self._books.outlook.too_late(item, time.time()):
                 self._expire(item)
             else:
                 return item, version
@@ -130,7 +130,7 @@ class Sending:
         told_seconds = None if told is None else told / 1000
         observe_dispatch(self._books.model, item.priority, waited, told_seconds)
         if told_seconds is not None:
-            self._books.pace.waited(told_seconds, waited)
+            self._books.outlook.pace.waited(told_seconds, waited)
 
 
 def _work_headers(message: StoredMessage, request_id: str, now_ms: int) -> dict[str, str]:

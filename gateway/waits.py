@@ -16,6 +16,7 @@ TRUST_SECONDS = 2.0  # a dispatcher tells every 0.2 s; older news is no reason t
 GRACE_SECONDS = 30.0  # without a worker: it restarts, or the first one is on its way
 NO_WORKER_RETRY_SECONDS = 10.0
 MARGIN_SECONDS = 0.1  # of a goal or deadline, for the way there and back
+SURE = 2.33  # standard deviations: 99 of 100 waits are not longer
 RESUMES_AT = 0.8  # of the longest wait that is let in: those refused try again all at once
 _Lane = tuple[str, Priority]
 
@@ -87,6 +88,7 @@ class Waits:
     def _check(self, pressure: Pressure, wish: Wish, wait: float) -> None:
         lane = wish.tenant, wish.priority
         longest, what = wish.longest_wait(pressure.compute or Compute())
+        longest /= 1 + SURE * pressure.uncertainty
         if wait <= longest * (RESUMES_AT if lane in self._refusing else 1.0):
             self._refusing.discard(lane)
             return

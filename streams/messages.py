@@ -263,6 +263,7 @@ class Pressure:
     seconds_per_token: float | None = None
     compute: Compute | None = None  # None while nothing is known
     unmanned_seconds: float = 0.0  # since there was a worker
+    uncertainty: float = 0.0  # of the waits, as a share of them: one standard deviation
 
     def wait_of(self, tenant: str, priority: str) -> float | None:
         """The estimated wait of a tenant's next request; None while nothing is known."""

@@ -35,6 +35,7 @@ PURE = (
     "dispatcher/fair_queue.py",
     "dispatcher/fleet.py",
     "dispatcher/lines.py",
+    "dispatcher/outlook.py",
     "dispatcher/pace.py",
     "dispatcher/recent.py",
     "gateway/result_frame.py",
