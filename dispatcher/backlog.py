@@ -68,9 +68,9 @@ def ahead(basins: Iterable[Basin], charge_per_token: float) -> Iterator[tuple[st
     longest = heapq.nlargest(MOST, every, key=lambda entry: entry[:2])
     rest = sum(basin.tokens for _, _, basin in every) - sum(b.tokens for _, _, b in longest)
     for end, tenant, _ in longest:
-        yield tenant, rest + sum(_served(other, end, charge_per_token) for *_, other in longest)
+        yield tenant, rest + sum(served(other, end, charge_per_token) for *_, other in longest)
 
 
-def _served(basin: Basin, level: float, charge_per_token: float) -> float:
-    """What a basin holds below a level."""
+def served(basin: Basin, level: float, charge_per_token: float) -> float:
+    """The reserved tokens that a basin holds below a level of the counters."""
     return min(basin.tokens, basin.weight * max(0.0, level - basin.counter) / charge_per_token)

@@ -12,6 +12,7 @@ from dispatcher.fleet import Fleet
 from dispatcher.lines import Queued
 from dispatcher.outlook import Outlook
 from dispatcher.recent import Recent
+from dispatcher.usage import Usage
 from streams.headers import Envelope
 from streams.messages import LedgerRecord, Pressure
 from streams.subjects import Pool, Priority
@@ -42,6 +43,8 @@ class Books:
         self.queue, self.fleet, self.outlook = FairQueue(), Fleet(), Outlook()
         self.in_flight: dict[str, InFlight] = {}
         self._settled = Recent(SETTLED_MEMORY_SECONDS)
+        self._usage = Usage()
+        self._now = 0.0  # of the last tick
 
     def next(self, version_for: VersionFor, now: float) -> tuple[Queued, str | None] | None:
         """Who is next, and the version that is to serve it; None for one that is gone.
@@ -94,6 +97,7 @@ class Books:
         self._settled.add(request_id, now)
         self.outlook.pace.release(flight.cost, spent)
         if spent is not None:
+            self._usage.add(flight.tenant, spent, now)
             self.queue.charge(flight.tenant, spent - flight.charged)
 
     def learn(self, record: LedgerRecord) -> None:
@@ -122,10 +126,15 @@ class Books:
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; names the workers that have fallen silent."""
+        self._now = now
         self._settled.forget(now)
         silent = self.fleet.forget_stale(now)
         self.outlook.tick(now, len(self.queue) > 0, len(self.fleet.workers()))
         return silent
+
+    def recently_used(self) -> dict[str, float]:
+        """Virtual tokens by tenant, of what has ended in about the last minute."""
+        return self._usage.recent(self._now)
 
     def pressure(self) -> Pressure:
         """What the gateways are told: how much waits, and for how long a new request would."""

@@ -11,13 +11,13 @@ import structlog
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from dispatcher import dead_letters, report
+from dispatcher import dead_letters, explain, report
 from dispatcher.audit import Audit, IndexLost
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.fair_queue import service
 from dispatcher.lines import Queued
-from dispatcher.metrics import observe_oldest, observe_queue
+from dispatcher.metrics import observe_blocked, observe_oldest, observe_queue
 from dispatcher.recent import Recent
 from dispatcher.sending import Sending
 from registry.store import Registry
@@ -153,7 +153,16 @@ class Leader:
             await self._broker.publish(msg.reply, b"known")
 
     async def _on_report(self, msg: Msg) -> None:
-        await self._broker.publish(msg.reply, json.dumps(report.report(self.books)).encode())
+        answer = self._explained(json.loads(msg.data)) if msg.data else report.report(self.books)
+        await self._broker.publish(msg.reply, json.dumps(answer).encode())
+
+    def _explained(self, asked: dict[str, str]) -> explain.Facts | None:
+        """What `millstream why` asks: how a request or a tenant stands."""
+        if tenant := asked.get("tenant"):
+            return explain.of_tenant(self.books, tenant)
+        item = self.books.queue.get(asked["request_id"])
+        version = self._sending.version_for(item) if item else None
+        return explain.of_request(self.books, asked["request_id"], version, time.time())
 
     # What happens by time
 
@@ -168,8 +177,15 @@ class Leader:
         self._cancelled.forget(time.monotonic())
         pressure = self.books.pressure()
         observe_queue(self.books, pressure)
+        self._observe_blocked()
         self._sending.wake()
         await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+
+    def _observe_blocked(self) -> None:
+        """What the next in line has waited for since the last time."""
+        if head := self.books.queue.peek(time.time()):
+            why = explain.reason(self.books, self._sending.version_for(head), head.cost)
+            observe_blocked(self.model, why, TELL_SECONDS)
 
     async def _look(self, consumer: str) -> None:
         await self._audit.work()

@@ -2,7 +2,7 @@
 
 import time
 
-from prometheus_client import Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from dispatcher.books import Books
 from streams.messages import Pressure
@@ -45,6 +45,28 @@ def observe_dispatch(
     QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
     if told_seconds is not None:
         WAIT_ERROR.labels(model, priority).observe(queue_seconds - told_seconds)
+
+
+BLOCKED = Counter(
+    "millstream_dispatcher_blocked_seconds_total",
+    "Time for which the next in line could not be sent, by reason.",
+    ["model", "reason"],
+)
+ENDED = Counter(
+    "millstream_dispatcher_ended_total",
+    "Requests that ended without being sent to a worker, by outcome.",
+    ["model", "outcome"],
+)
+
+
+def observe_blocked(model: str, reason: str, seconds: float) -> None:
+    """The next in line has waited for so long, because of this."""
+    BLOCKED.labels(model, reason).inc(seconds)
+
+
+def observe_ended(model: str, outcome: str) -> None:
+    """A request was ended in the queue."""
+    ENDED.labels(model, outcome).inc()
 
 
 def observe_queue(books: Books, pressure: Pressure) -> None:

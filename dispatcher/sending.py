@@ -56,7 +56,7 @@ class Sending:
 
     def _next(self) -> tuple[Queued, str] | None:
         """The next request and the version that serves it, if there is one with room."""
-        while found := self._books.next(self._version_for, time.time()):
+        while found := self._books.next(self.version_for, time.time()):
             item, version = found
             if version is None:
                 self._refuse(item)
@@ -71,7 +71,8 @@ class Sending:
         message = "the deadline would pass before the first output"
         self._endings.put(item, "deadline_exceeded", message)
 
-    def _version_for(self, item: Queued) -> str | None:
+    def version_for(self, item: Queued) -> str | None:
+        """The version that is to serve a request now; None if the registry has it no more."""
         model = self._books.model
         named = f"{model}@{item.version}" if item.version else model
         try:
