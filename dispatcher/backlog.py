@@ -11,66 +11,64 @@ those that stand there, too.
 """
 
 import heapq
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from dispatcher.fair_queue import FairQueue
 from streams.subjects import Priority
 
 MOST = 64  # tenants whose wait is told apart
+Weight = Callable[[str], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Basin:
+class Basin(NamedTuple):
     """One tenant's backlog of one priority: reserved tokens, and where its counter stands."""
 
+    tokens: int
     tenant: str
     requests: int
-    tokens: int
     counter: float
-    weight: float
+
+    def level(self, charge_per_token: float, weight: float) -> float:
+        """Where its counter will be when all of it has been served."""
+        return self.counter + charge_per_token * self.tokens / weight
+
+    def below(self, level: float, charge_per_token: float, weight: float) -> float:
+        """The reserved tokens that are served before all counters have come to a level."""
+        return min(self.tokens, weight * max(0.0, level - self.counter) / charge_per_token)
 
 
 def basins(queue: FairQueue) -> dict[Priority, list[Basin]]:
     """Every backlog by priority; it looks at every lane."""
-    requests = {priority: Counter[str]() for priority in Priority}
-    tokens = {priority: Counter[str]() for priority in Priority}
-    for tenant, priority, lane in queue.lanes():  # a tenant has a lane for each version it pins
-        requests[priority][tenant] += lane.queued
-        tokens[priority][tenant] += lane.tokens
-    return {
-        priority: [
-            Basin(name, count, tokens[priority][name], queue.counter(name), queue.weight(name))
-            for name, count in lanes.items()
-        ]
-        for priority, lanes in requests.items()
-    }
+    found: dict[Priority, dict[str, Basin]] = {priority: {} for priority in Priority}
+    for tenant, priority, lane in queue.lanes():
+        tokens, requests = lane.tokens, lane.queued
+        if other := found[priority].get(tenant):  # a tenant has a lane for each version it pins
+            tokens, requests = tokens + other.tokens, requests + other.requests
+        found[priority][tenant] = Basin(tokens, tenant, requests, queue.counter(tenant))
+    return {priority: list(theirs.values()) for priority, theirs in found.items()}
 
 
-def ahead_of_newcomer(basins: Iterable[Basin], lowest_counter: float) -> float:
+def ahead_of_newcomer(basins: Collection[Basin], lowest_counter: float) -> float:
     """Reserved tokens ahead of a request whose tenant has nothing queued."""
-    level = (basin for basin in basins if basin.counter <= lowest_counter)
-    return sum(basin.tokens / basin.requests for basin in level)
+    return sum(each.tokens / each.requests for each in basins if each.counter <= lowest_counter)
 
 
-def ahead(basins: Iterable[Basin], charge_per_token: float) -> Iterator[tuple[str, float]]:
-    """Tenants and the reserved tokens ahead of what they queue next, the `MOST` longest first.
+def ahead(
+    basins: Collection[Basin], weight: Weight, charge_per_token: float
+) -> Iterator[tuple[str, float]]:
+    """Tenants and the reserved tokens ahead of what they queue next, for the `MOST` heaviest.
 
-    `charge_per_token` turns reserved tokens into those of the counters. Tenants beyond `MOST` have
-    less: what they have is ahead of all the others, so nobody's wait is estimated too short.
+    `charge_per_token` turns reserved tokens into those of the counters. What the tenants beyond
+    `MOST` have is ahead of all the others, so that nobody's wait is estimated too short.
     """
-
-    def level(basin: Basin) -> float:
-        return basin.counter + charge_per_token * basin.tokens / basin.weight
-
-    every = [(level(basin), basin.tenant, basin) for basin in basins]
-    longest = heapq.nlargest(MOST, every, key=lambda entry: entry[:2])
-    rest = sum(basin.tokens for _, _, basin in every) - sum(b.tokens for _, _, b in longest)
-    for end, tenant, _ in longest:
-        yield tenant, rest + sum(served(other, end, charge_per_token) for *_, other in longest)
-
-
-def served(basin: Basin, level: float, charge_per_token: float) -> float:
-    """The reserved tokens that a basin holds below a level of the counters."""
-    return min(basin.tokens, basin.weight * max(0.0, level - basin.counter) / charge_per_token)
+    heaviest = heapq.nlargest(MOST, basins)
+    weights = [weight(basin.tenant) for basin in heaviest]
+    rest = sum(basin.tokens for basin in basins) - sum(basin.tokens for basin in heaviest)
+    for basin, own in zip(heaviest, weights, strict=True):
+        level = basin.level(charge_per_token, own)
+        parts = (
+            other.below(level, charge_per_token, theirs)
+            for other, theirs in zip(heaviest, weights, strict=True)
+        )
+        yield basin.tenant, rest + sum(parts)

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from dispatcher.backlog import Basin, basins, served
+from dispatcher.backlog import Basin, basins
 from dispatcher.books import Books, InFlight
 from dispatcher.lines import Queued
 from streams.messages import Beat
@@ -123,7 +123,10 @@ def _others_ahead(books: Books, item: Queued, own_tokens: int) -> dict[str, int]
     requests = tokens = 0.0
     for priority, theirs in waiting.items():
         for basin in theirs:
-            part = 1.0 if priority is not item.priority else _part(basin, item, level, charge)
+            part = 1.0
+            if priority is item.priority:
+                weight = queue.weight(basin.tenant)
+                part = _part(basin, item, basin.below(level, charge, weight))
             requests += part * basin.requests
             tokens += part * basin.tokens
         if priority is item.priority:
@@ -131,10 +134,9 @@ def _others_ahead(books: Books, item: Queued, own_tokens: int) -> dict[str, int]
     return {"requests": round(requests), "tokens": round(tokens)}
 
 
-def _part(basin: Basin, item: Queued, level: float, charge: float) -> float:
-    if basin.tenant == item.tenant:
-        return 0.0
-    return served(basin, level, charge) / basin.tokens
+def _part(basin: Basin, item: Queued, tokens: float) -> float:
+    """The part of a backlog that so many tokens are; of its own tenant's, nothing."""
+    return 0.0 if basin.tenant == item.tenant else tokens / basin.tokens
 
 
 def _in_flight(books: Books, request_id: str, flight: InFlight, now: float) -> Facts:

@@ -26,13 +26,15 @@ from streams import messages, subjects, topology
 from streams.connection import Broker, Handler, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
-from streams.messages import Beat, LedgerRecord
+from streams.messages import Beat, LedgerRecord, Pressure
 from streams.pull import Delivery, Pull
 
 log = structlog.get_logger()
 
 INDEX_BATCH = 2000
 TELL_SECONDS = 0.2
+TELL_SHARE = 0.05  # of the time may be spent on what is told
+MOST_TELL_SECONDS = 1.0  # gateways trust it for two
 AUDIT_SECONDS = 2.0
 CANCEL_MEMORY_SECONDS = 30.0  # a cancel may overtake its request
 
@@ -48,6 +50,7 @@ class Leader:
         self._broker, self._tenants, self._shards = broker, tenants, shards
         self._cancelled = Recent(CANCEL_MEMORY_SECONDS)
         self._unreadable: list[Delivery] = []
+        self._tells_at = 0.0
         self._endings = Endings(broker, model, shards)
         self._sending = Sending(broker, registry, self.books, self._endings)
         self._audit = Audit(broker, self.books, self._endings, self._sending, shards)
@@ -175,11 +178,20 @@ class Leader:
         for worker in self.books.tick(time.monotonic()):
             log.warning("worker_silent", model=self.model, worker=worker)
         self._cancelled.forget(time.monotonic())
-        pressure = self.books.pressure()
-        observe_queue(self.books, pressure)
         self._observe_blocked()
         self._sending.wake()
-        await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+        if time.monotonic() >= self._tells_at:
+            pressure = self._pressure()
+            observe_queue(self.books, pressure)
+            await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+
+    def _pressure(self) -> Pressure:
+        """With ten thousand tenants it takes a while; then it is told less often."""
+        began = time.monotonic()
+        pressure = self.books.pressure()
+        spent = time.monotonic() - began
+        self._tells_at = began + min(MOST_TELL_SECONDS, spent / TELL_SHARE)
+        return pressure
 
     def _observe_blocked(self) -> None:
         """What the next in line has waited for since the last time."""

@@ -1,6 +1,6 @@
 """What a model's requests have to expect: their wait, their computing, and who is late. Pure."""
 
-from dispatcher.backlog import Basin, ahead, ahead_of_newcomer, basins
+from dispatcher.backlog import Basin, Weight, ahead, ahead_of_newcomer, basins
 from dispatcher.compute import Learned, Ran
 from dispatcher.fair_queue import FairQueue
 from dispatcher.fleet import Fleet
@@ -52,7 +52,7 @@ class Outlook:
             queued[priority], tokens = queue.queued(priority)
             first = max(turn, ahead_of_newcomer(theirs, lowest)) if turn else 0.0
             wait[priority] = self.pace.wait_seconds(higher + first)
-            for tenant, seconds in self._waits(theirs, higher + turn):
+            for tenant, seconds in self._waits(theirs, queue.weight, higher + turn):
                 tenants.setdefault(tenant, {})[priority] = seconds
             higher += tokens
         return Pressure(
@@ -67,13 +67,13 @@ class Outlook:
             self.pace.uncertainty,
         )
 
-    def _waits(self, theirs: list[Basin], before: float) -> list[tuple[str, float]]:
+    def _waits(self, theirs: list[Basin], weight: Weight, before: float) -> list[tuple[str, float]]:
         """Of tenants with a backlog: the wait behind it and behind `before` tokens."""
         pace = self.pace
-        if pace.seconds_per_token is None:
+        if (seconds := pace.seconds_per_token) is None:
             return []
-        found = ahead(theirs, pace.charge_per_token)
-        return [(name, (before + tokens) * pace.seconds_per_token) for name, tokens in found]
+        found = ahead(theirs, weight, pace.charge_per_token)
+        return [(name, (before + tokens) * seconds) for name, tokens in found]
 
 
 def _turn(queue: FairQueue, fleet: Fleet) -> float:

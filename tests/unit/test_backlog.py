@@ -10,12 +10,12 @@ from dispatcher.lines import Queued
 from streams.subjects import Priority
 
 
-def basin(tenant: str, tokens: int, counter: float = 0.0, weight: float = 1.0) -> Basin:
-    return Basin(tenant, max(1, tokens // 100), tokens, counter, weight)
+def basin(tenant: str, tokens: int, counter: float = 0.0) -> Basin:
+    return Basin(tokens, tenant, max(1, tokens // 100), counter)
 
 
-def of(*all: Basin, charge: float = 1.0) -> dict[str, float]:
-    return dict(ahead(all, charge))
+def of(*all: Basin, charge: float = 1.0, **weights: float) -> dict[str, float]:
+    return dict(ahead(all, lambda tenant: weights.get(tenant, 1.0), charge))
 
 
 def test_alone_only_its_own_requests_are_ahead() -> None:
@@ -33,7 +33,7 @@ def test_a_heavy_neighbour_is_ahead_by_as_much_as_one_has_oneself() -> None:
 
 def test_weights_are_shares() -> None:
     """While the one with weight 3 is served 300, the other is served 100."""
-    found = of(basin("acme", 300, weight=3.0), basin("other", 10_000))
+    found = of(basin("acme", 300), basin("other", 10_000), acme=3.0)
     assert found["acme"] == pytest.approx(400)
 
 
@@ -54,8 +54,8 @@ def test_tenants_that_are_not_told_apart_are_ahead_of_all_the_others() -> None:
 
 def test_a_newcomer_waits_for_one_request_of_those_at_its_level() -> None:
     """A thousand tenants with one request each are a queue, too."""
-    level = [Basin(f"t{i}", 2, 200, 7.0, 1.0) for i in range(1000)]
-    assert ahead_of_newcomer([*level, Basin("spent", 9, 900, 8.0, 1.0)], 7.0) == 100 * 1000
+    level = [Basin(200, f"t{i}", 2, 7.0) for i in range(1000)]
+    assert ahead_of_newcomer([*level, Basin(900, "spent", 9, 8.0)], 7.0) == 100 * 1000
 
 
 def test_the_order_is_that_of_the_fair_queue() -> None:
@@ -64,7 +64,7 @@ def test_the_order_is_that_of_the_fair_queue() -> None:
     for number in range(600):
         tenant = "light" if number % 30 == 0 else "heavy"
         queue.push(_queued(number, tenant), now)
-    told = dict(ahead(basins(queue)[Priority.STANDARD], charge_per_token=1.5))
+    told = dict(ahead(basins(queue)[Priority.STANDARD], queue.weight, charge_per_token=1.5))
     popped, last = 0, {}
     while item := queue.peek(now):
         queue.pop(item, now)
