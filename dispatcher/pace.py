@@ -9,7 +9,7 @@ MEMORY = 200  # requests
 DEFAULT_CHARGE = 2.0  # virtual tokens per reserved one, were it all generated
 LEAST_TOLD_SECONDS = 0.5  # below, an estimate's error says nothing about those that matter
 TRUSTED_SECONDS = 20.0  # of told waits, against which the first errors weigh little
-DEFAULT_UNCERTAINTY = 0.25
+DEFAULT_UNCERTAINTY = 0.5  # of a wait, before any has come to its end
 CORRECTION = 0.5, 3.0  # at most
 
 
