@@ -37,8 +37,8 @@ def about_tenant(facts: Facts) -> str:
 def _queued(facts: Facts) -> list[str]:
     own, every = facts["ahead_of_its_tenant"], facts["ahead"]
     return [
-        f"Request {facts['request_id']} of tenant {facts['tenant']} waits for {facts['model']}"
-        f" ({facts['priority']}) since {_seconds(facts['waited_seconds'])}.",
+        f"Request {facts['request_id']} of tenant {facts['tenant']} has waited"
+        f" {_seconds(facts['waited_seconds'])} for {facts['model']} ({facts['priority']}).",
         f"{_requests(own)} of the same tenant {_are(own)} ahead of it, {every} of all tenants"
         f" ({facts['ahead_tokens']:,} tokens).",
         _REASONS[facts["reason"]],

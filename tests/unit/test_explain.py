@@ -55,7 +55,7 @@ def test_a_waiting_request_knows_what_is_ahead_of_it(books: Books) -> None:
     assert (facts["waited_seconds"], facts["deadline_in_seconds"]) == (8.0, 52.0)
     assert facts["reason"] == "behind_others"
     text = about_request(facts)
-    assert "Request r4 of tenant acme waits for mock (standard) since 8.0 s." in text
+    assert "Request r4 of tenant acme has waited 8.0 s for mock (standard)." in text
     assert "2 requests of the same tenant are ahead of it, 4 of all tenants" in text
     assert "1 of 1 workers are full" in text
 
