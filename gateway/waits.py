@@ -88,7 +88,8 @@ class Waits:
     def _check(self, pressure: Pressure, wish: Wish, wait: float) -> None:
         lane = wish.tenant, wish.priority
         longest, what = wish.longest_wait(pressure.compute or Compute())
-        longest /= 1 + SURE * pressure.uncertainty
+        spread = 1 + SURE * pressure.uncertainty
+        longest /= spread
         if wait <= longest * (RESUMES_AT if lane in self._refusing else 1.0):
             self._refusing.discard(lane)
             return
@@ -96,7 +97,10 @@ class Waits:
         alone = self._wait(pressure, wish, pressure.wait_seconds.get(wish.priority), own=False)
         refusal = TenantBacklog if alone is not None and alone <= longest else Overloaded
         whose = "behind this tenant's own requests " if refusal is TenantBacklog else ""
-        message = f"the estimated wait of {wait:.1f} s {whose}is too long for {what}"
+        message = (
+            f"the estimated wait of {wait:.1f} s {whose}(at worst {wait * spread:.1f} s) "
+            f"is too long for {what}"
+        )
         raise refusal(message, max(1.0, wait - RESUMES_AT * longest), wait)
 
     def _wait(
@@ -111,8 +115,7 @@ class Waits:
             return told
         recent = self._admitted[wish.priority]
         mine = recent[wish.tenant] if own else 0
-        others = recent.total() - recent[wish.tenant]
-        ahead = mine + min(others, _shares(recent, wish.tenant, mine))
+        ahead = mine + _shares(recent, wish.tenant, mine)
         ahead += sum(self._admitted[p].total() for p in _above(wish.priority))
         return told + ahead * pressure.seconds_per_token
 

@@ -39,7 +39,14 @@ def test_an_overloaded_model_says_so_with_the_estimate() -> None:
     assert type(error) is Overloaded
     assert error.estimated_wait_seconds == 100.0
     assert error.retry_after_seconds == pytest.approx(100 - RESUMES_AT * 59.9)
-    assert "100.0 s is too long for the deadline of 60 s" in str(error)
+    assert "100.0 s (at worst 100.0 s) is too long for the deadline of 60 s" in str(error)
+
+
+def test_what_is_let_in_is_in_time_at_worst() -> None:
+    """As far as waits have been from what was told, of late."""
+    found = waits(40.0, uncertainty=0.1)
+    assert found.admit(WISH, 0.0) == 40.0
+    assert "55.0 s (at worst 67.8 s)" in str(refusal(waits(55.0, uncertainty=0.1)))
 
 
 def test_a_tenant_behind_its_own_backlog_is_told_so() -> None:
