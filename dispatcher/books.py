@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from dispatcher.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service
 from dispatcher.fleet import Fleet
 from dispatcher.lines import Queued
-from dispatcher.pace import Pace
+from dispatcher.outlook import Outlook
 from dispatcher.recent import Recent
+from dispatcher.usage import Usage
 from streams.headers import Envelope
-from streams.messages import Beat, Pressure
+from streams.messages import Beat, LedgerRecord, Pressure
 from streams.subjects import Pool, Priority
 
 VersionFor = Callable[[Queued], str | None]
@@ -33,6 +34,7 @@ class InFlight:
     charged: int
     deadline: int  # epoch ms
     seq: int = 0  # in WORK; 0 while it is on its way there
+    dispatched: float = 0.0  # epoch seconds
 
 
 class Books:
@@ -40,10 +42,12 @@ class Books:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.queue, self.fleet, self.pace = FairQueue(), Fleet(), Pace()
+        self.queue, self.fleet, self.outlook = FairQueue(), Fleet(), Outlook()
         self.in_flight: dict[str, InFlight] = {}
         self._by_seq: dict[int, InFlight] = {}
         self._settled = Recent(SETTLED_MEMORY_SECONDS)
+        self._usage = Usage()
+        self._now = 0.0  # of the last tick
 
     def next(self, version_for: VersionFor, now: float) -> tuple[Queued, str | None] | None:
         """Who is next, and the version that is to serve it; None for one that is gone.
@@ -109,6 +113,7 @@ class Books:
             item.cost,
             charged,
             item.deadline,
+            dispatched=now,
         )
         return lane
 
@@ -137,9 +142,10 @@ class Books:
         del self.in_flight[request_id]
         self._by_seq.pop(flight.seq, None)
         self._settled.add(request_id, now)
-        self.pace.release(flight.cost)
+        self.outlook.pace.release(flight.cost, spent)
         self.queue.end(flight.tenant, flight.priority, flight.cost)
         if spent is not None:
+            self._usage.add(flight.tenant, spent, now)
             self._charge(flight, spent)
             generated = max(0, spent - flight.prompt_tokens) // OUTPUT_WEIGHT
             self.queue.learn(flight.tenant, generated)
@@ -150,6 +156,11 @@ class Books:
             self.queue.charge(flight.tenant, service - flight.charged)
             flight.charged = service
 
+    def learn(self, record: LedgerRecord) -> None:
+        """How long a request has taken; call it before the request is settled."""
+        if flight := self.in_flight.get(record.request_id):
+            self.outlook.learn(flight.dispatched, flight.cost, record)
+
     def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
         """Work of an earlier leader: charge its tenant as that leader did."""
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
@@ -158,24 +169,24 @@ class Books:
         charged = self.queue.begin(tenant, pool.priority, prompt, cost)
         lane, deadline = pool.priority, envelope.deadline
         flight = InFlight(tenant, lane, lane, pool.version, prompt, cost, charged, deadline, seq)
+        flight.dispatched = envelope.dispatched / 1000
         self.in_flight[envelope.request_id] = self._by_seq[seq] = flight
         self.fleet.sending(pool.version, pool.priority, cost)
         self.fleet.sent(pool.version, pool.priority, seq, cost)
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; names the workers that have fallen silent."""
+        self._now = now
         self._settled.forget(now)
-        self.pace.tick(now, backlogged=len(self.queue) > 0)
         silent = self.fleet.forget_stale(now)
         self._resize()
+        self.outlook.tick(now, len(self.queue) > 0, len(self.fleet.workers()))
         return silent
+
+    def recently_used(self) -> dict[str, float]:
+        """Virtual tokens by tenant, of what has ended in about the last minute."""
+        return self._usage.recent(self._now)
 
     def pressure(self) -> Pressure:
         """What the gateways are told: how much waits, and for how long a new request would."""
-        queued, wait, ahead = {}, {}, 0
-        for priority in Priority:
-            count, tokens = self.queue.queued(priority)
-            ahead += tokens
-            queued[priority.value] = count
-            wait[priority.value] = self.pace.wait_seconds(ahead)
-        return Pressure(self.model, len(self.fleet.workers()), queued, wait)
+        return self.outlook.pressure(self.model, self.queue, self.fleet)

@@ -71,6 +71,9 @@ class FairQueue:
     def get(self, request_id: str) -> Queued | None:
         return self._items.get(request_id)
 
+    def weight(self, tenant: str) -> float:
+        return self.division.account(tenant).weight
+
     def push(self, item: Queued, now: float) -> None:
         """Queue an item; one that is queued already is ignored."""
         if item.request_id in self._items:

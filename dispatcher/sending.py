@@ -13,7 +13,7 @@ from registry.store import Registry
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, ModelNotFound
-from streams.headers import MESSAGE_ID
+from streams.headers import MESSAGE_ID, Envelope
 from streams.subjects import Pool
 
 log = structlog.get_logger()
@@ -57,14 +57,23 @@ class Sending:
 
     def _next(self) -> tuple[Queued, str] | None:
         """The next request and the version that serves it, if there is one with room."""
-        while found := self._books.next(self._version_for, time.time()):
+        while found := self._books.next(self.version_for, time.time()):
             item, version = found
-            if version is not None:
+            if version is None:
+                self._refuse(item)
+            elif self._books.outlook.too_late(item, time.time()):
+                self._expire(item)
+            else:
                 return item, version
-            self._refuse(item)
         return None
 
-    def _version_for(self, item: Queued) -> str | None:
+    def _expire(self, item: Queued) -> None:
+        self._books.queue.remove(item.request_id)
+        message = "the deadline would pass before the first output"
+        self._endings.put(item, "deadline_exceeded", message)
+
+    def version_for(self, item: Queued) -> str | None:
+        """The version that is to serve a request now; None if the registry has it no more."""
         model = self._books.model
         named = f"{model}@{item.version}" if item.version else model
         try:
@@ -114,7 +123,15 @@ class Sending:
         stored = await self._broker.store(subjects.work(pool), message.data, headers)
         self._books.sent(item.request_id, stored.seq, stored.duplicate)
         await self._broker.publish(item.reply, b"+ACK")
-        observe_dispatch(self._books.model, item.priority, (now_ms - item.accepted) / 1000)
+        self._compare(item, message, (now_ms - item.accepted) / 1000)
+
+    def _compare(self, item: Queued, message: StoredMessage, waited: float) -> None:
+        """What was told at acceptance with what came of it."""
+        told = Envelope.from_headers(message.headers).told_wait
+        told_seconds = None if told is None else told / 1000
+        observe_dispatch(self._books.model, item.priority, waited, told_seconds)
+        if told_seconds is not None:
+            self._books.outlook.pace.waited(told_seconds, waited)
 
 
 def _work_headers(message: StoredMessage, request_id: str, now_ms: int) -> dict[str, str]:

@@ -281,6 +281,7 @@ class Attempt:
             accepted=envelope.accepted,
             finished=int(time.time() * 1000),
             adapter=envelope.adapter,
+            first=round(self._clock.first),
         )
 
     async def _confirm(self, before: Contents) -> None:

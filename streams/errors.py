@@ -9,7 +9,7 @@
     │   └── PayloadTooLarge
     ├── Refused              try again later
     │   ├── LaneFull
-    │   ├── Overloaded
+    │   ├── Overloaded, TenantBacklog, NoWorkers
     │   └── BrokerUnavailable
     │       └── NotConnected
     └── Ended                the request was accepted and ended without its full answer
@@ -35,6 +35,7 @@ STATUS: dict[str, int] = {
     "idempotency_conflict": 409,
     "payload_too_large": 413,
     "queue_full": 429,
+    "tenant_backlog": 429,
     "upstream_refused": 400,
     "cancelled": 499,
     "adapter_failed": 500,
@@ -43,6 +44,7 @@ STATUS: dict[str, int] = {
     "attempts_exhausted": 500,
     "upstream_failed": 502,
     "overloaded": 503,
+    "no_workers": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "deadline_exceeded": 504,
@@ -171,13 +173,22 @@ class PayloadTooLarge(BadRequest):
 
 
 class Refused(MillstreamError):
-    """Not now: nothing was accepted, the same request may succeed after `retry_after_seconds`."""
+    """Not now: nothing was accepted, the same request may succeed after `retry_after_seconds`.
+
+    `estimated_wait_seconds` is how long it would have waited, where that is the reason.
+    """
 
     code = "overloaded"
 
-    def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        retry_after_seconds: float = 1.0,
+        estimated_wait_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.estimated_wait_seconds = estimated_wait_seconds
 
 
 class LaneFull(Refused):
@@ -187,9 +198,21 @@ class LaneFull(Refused):
 
 
 class Overloaded(Refused):
-    """The estimated wait is longer than the request may take."""
+    """The model has more to do than it can in the time that the request has."""
 
     code = "overloaded"
+
+
+class TenantBacklog(Refused):
+    """The model would be in time; what the tenant has queued itself keeps it from that."""
+
+    code = "tenant_backlog"
+
+
+class NoWorkers(Refused):
+    """The model is registered, and nobody has served it for a while."""
+
+    code = "no_workers"
 
 
 class BrokerUnavailable(Refused):

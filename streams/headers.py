@@ -12,6 +12,7 @@ MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 ROUTE = "Route"
 CONTENT_TYPE = "Content-Type"
+TOLD_WAIT = "Told-Wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Envelope:
     """What the outside of a request says.
 
     `cost` is prompt tokens plus the most it may generate; `version` pins a version; `adapter` names
-    one of the model's; `dispatched` is 0 until the dispatcher has sent it on.
+    one of the model's; `dispatched` is 0 until the dispatcher has sent it on. `told_wait` is the
+    wait in ms that was estimated when it was accepted; None if nothing was known.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class Envelope:
     version: str = ""
     dispatched: int = 0
     adapter: str = ""
+    told_wait: int | None = None
 
     def to_headers(self) -> dict[str, str]:
         headers = {
@@ -49,6 +52,8 @@ class Envelope:
             "Adapter": self.adapter,
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
+        if self.told_wait is not None:
+            headers[TOLD_WAIT] = str(self.told_wait)
         return headers
 
     @classmethod
@@ -65,4 +70,5 @@ class Envelope:
             version=headers.get("Version", ""),
             dispatched=int(headers.get("Dispatched", "0")),
             adapter=headers.get("Adapter", ""),
+            told_wait=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
         )

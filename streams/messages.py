@@ -193,6 +193,7 @@ class LedgerRecord:
     accepted: int
     finished: int
     adapter: str = ""
+    first: int = 0  # when its first output was made; 0: there was none
 
 
 @dataclass(frozen=True)
@@ -241,20 +242,53 @@ class Beat:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """What a request takes once it has been dispatched, in seconds, as measured."""
+
+    first: float = 0.0  # to its first output, and for each token of its prompt:
+    per_prompt_token: float = 0.0
+    per_output_token: float = 0.0
+    output_share: float = 1.0  # of the tokens that it may generate
+
+    def first_seconds(self, prompt_tokens: int) -> float:
+        """From dispatch to the first output."""
+        return self.first + self.per_prompt_token * prompt_tokens
+
+    def seconds(self, prompt_tokens: int, most_output: int) -> float:
+        """From dispatch to the end."""
+        output = self.output_share * most_output
+        return self.first_seconds(prompt_tokens) + self.per_output_token * output
+
+
+@dataclass(frozen=True)
 class Pressure:
     """What a model's dispatcher tells the gateways several times a second.
 
-    `wait_seconds` is the estimated wait of a new request per priority; None while nothing is known.
+    `wait_seconds` is the estimated wait of a request per priority if its tenant has nothing queued;
+    None while nothing is known. `tenants` has it for those with a backlog: not all, but those that
+    wait longest. `seconds_per_token` is how much longer each reserved token ahead makes it.
     """
 
     model: str
     workers: int
     queued: dict[str, int]
     wait_seconds: dict[str, float | None]
+    tenants: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds_per_token: float | None = None
+    compute: Compute | None = None  # None while nothing is known
+    unmanned_seconds: float = 0.0  # since there was a worker
+    uncertainty: float = 0.0  # of the waits, as a share of them: one standard deviation
+
+    def wait_of(self, tenant: str, priority: str) -> float | None:
+        """The estimated wait of a tenant's next request; None while nothing is known."""
+        return self.tenants.get(tenant, {}).get(priority, self.wait_seconds.get(priority))
 
     def pack(self) -> bytes:
         return pack(asdict(self))
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        return known(cls, unpack(data))
+        wire = unpack(data)
+        if compute := wire.get("compute"):
+            wire["compute"] = known(Compute, compute)
+        return known(cls, wire)

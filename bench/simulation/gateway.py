@@ -1,10 +1,9 @@
 """A gateway on the virtual clock: the real admission, with what it heard last of the queue."""
 
 from bench.simulation.clock import Clock
-from bench.simulation.request import Asked
-from gateway import admission
-from gateway.submission import Submission
-from streams.errors import Overloaded
+from bench.simulation.request import Asked, Fate
+from gateway.waits import Waits, Wish
+from streams.errors import Refused
 from streams.messages import Pressure
 
 
@@ -13,17 +12,27 @@ class Gateway:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pressure: Pressure | None = None
-        self._heard = 0.0
+        self._waits = Waits()
 
     def hear(self, pressure: Pressure) -> None:
-        self._pressure, self._heard = pressure, self._clock.now
+        self._waits.hear(pressure, self._clock.now)
 
-    def admits(self, asked: Asked) -> bool:
-        submission = Submission("generate", "sim", asked.priority, None)
-        age = self._clock.now - self._heard
+    def admits(self, fate: Fate) -> bool:
+        """Notes the code of a refusal, or the wait that is told to the dispatcher."""
         try:
-            admission.check_wait(self._pressure, age, submission, asked.deadline_seconds)
-        except Overloaded:
+            fate.told_wait = self._waits.admit(_wish(fate.asked), self._clock.now)
+        except Refused as refusal:
+            fate.code = refusal.code
             return False
         return True
+
+
+def _wish(asked: Asked) -> Wish:
+    return Wish(
+        asked.tenant,
+        asked.priority,
+        asked.prompt_tokens,
+        asked.cost,
+        asked.deadline_seconds,
+        asked.goal_seconds,
+    )

@@ -16,7 +16,7 @@ from dispatcher.books import Books
 from dispatcher.fair_queue import service
 from dispatcher.lines import Queued
 from dispatcher.sending import AT_ONCE
-from streams.messages import Beat, Pressure
+from streams.messages import Beat, LedgerRecord, Pressure
 
 End = Callable[[Fate, str], None]
 
@@ -59,6 +59,7 @@ class Leader:
         """The ledger's record of a request that a worker has ended."""
         self._fates.pop(fate.request_id, None)
         spent = service(fate.asked.prompt_tokens, fate.generated)
+        self.books.learn(_record(fate))
         self.books.settle(fate.request_id, spent, self._clock.now)
         self._send()
 
@@ -80,8 +81,13 @@ class Leader:
             self._clock.after(self._delays.fetch + self._delays.store, self._storing(item))
 
     def _next(self) -> Queued | None:
-        found = self.books.next(lambda item: VERSION, self._clock.now)
-        return found[0] if found else None
+        while found := self.books.next(lambda item: VERSION, self._clock.now):
+            item, _ = found
+            if not self.books.outlook.too_late(item, self._clock.now):
+                return item
+            self.books.queue.remove(item.request_id)
+            self._end(item)
+        return None
 
     def _storing(self, item: Queued) -> Callable[[], None]:
         return lambda: self._store(item)
@@ -92,9 +98,30 @@ class Leader:
             self.books.not_sent(item.request_id)
             self._end(item)
         else:
-            seq = self._pool.put(self._fates[item.request_id])
+            fate = self._fates[item.request_id]
+            seq = self._pool.put(fate)
+            if fate.told_wait is not None:
+                self.books.outlook.pace.waited(fate.told_wait, self._clock.now - fate.asked.at)
             self.books.sent(item.request_id, seq, duplicate=False)
         self._send()
+
+
+def _record(fate: Fate) -> LedgerRecord:
+    """What a worker writes of a request that has ended."""
+    return LedgerRecord(
+        request_id=fate.request_id,
+        tenant=fate.asked.tenant,
+        model="sim",
+        version=VERSION,
+        outcome=fate.code or "stop",
+        prompt_tokens=fate.asked.prompt_tokens,
+        completion_tokens=fate.generated,
+        attempts=1,
+        worker=fate.worker,
+        accepted=int(fate.asked.at * 1000),
+        finished=round(1000 * (fate.ended or 0.0)),
+        first=round(1000 * (fate.first or 0.0)),
+    )
 
 
 def _queued(fate: Fate, seq: int) -> Queued:

@@ -65,6 +65,7 @@ class Fate:
     computed: int = 0
     hit_tokens: int = 0  # of its prompt, found in a prefix cache
     worker: str = ""
+    told_wait: float | None = None
     lane: Priority | None = None  # of the work, if not the priority that was asked for
 
     @property

@@ -67,8 +67,8 @@ class Millstream:
 
     def submit(self, asked: Asked) -> Fate:
         fate = Fate(asked, f"r{next(self._numbers)}")
-        if not self._gateways[asked.gateway % len(self._gateways)].admits(asked):
-            self._over(fate, "overloaded")
+        if not self._gateways[asked.gateway % len(self._gateways)].admits(fate):
+            self._over(fate, fate.code)
             return fate
         fate.accepted = self._clock.now
         arrival = self._delays.store + self._delays.hop
