@@ -1,6 +1,7 @@
 """What a request takes once it has been dispatched, learned from those that have ended. Pure."""
 
 from dataclasses import dataclass
+from math import sqrt
 
 from dispatcher.averages import Line, Ratio
 from streams.messages import Compute
@@ -28,9 +29,14 @@ class Learned:
         self._first = Line(MEMORY)
         self._per_output_token = Ratio(MEMORY)
         self._output_share = Ratio(MEMORY, prior=1.0)
+        self._squares = Ratio(MEMORY)  # of what the line was wrong by
 
     def add(self, ran: Ran) -> None:
         self._seen += 1
+        begins, rises = self._first.line
+        if self._seen > 1:
+            expected = begins + rises * ran.prompt_tokens
+            self._squares.add((ran.first_seconds - expected) ** 2, 1)
         self._first.add(ran.prompt_tokens, ran.first_seconds)
         if ran.most_output:
             self._per_output_token.add(ran.rest_seconds, ran.output)
@@ -42,5 +48,10 @@ class Learned:
         if self._seen < ENOUGH:
             return None
         base, per_prompt_token = self._first.line
-        per_output_token = self._per_output_token.value
-        return Compute(base, per_prompt_token, per_output_token, self._output_share.value)
+        return Compute(
+            base,
+            per_prompt_token,
+            self._per_output_token.value,
+            self._output_share.value,
+            sqrt(self._squares.value),
+        )

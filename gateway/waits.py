@@ -42,7 +42,8 @@ class Wish:
         longest = self.deadline_seconds - seconds
         what = f"the deadline of {self.deadline_seconds:g} s"
         if self.goal_seconds is not None:
-            to_goal = self.goal_seconds - compute.first_seconds(self.prompt_tokens)
+            first = compute.first_seconds(self.prompt_tokens) + SURE * compute.first_spread
+            to_goal = self.goal_seconds - first
             if to_goal < longest:
                 longest = to_goal
                 what = f"the goal of {self.goal_seconds:g} s to the first token"

@@ -249,6 +249,7 @@ class Compute:
     per_prompt_token: float = 0.0
     per_output_token: float = 0.0
     output_share: float = 1.0  # of the tokens that it may generate
+    first_spread: float = 0.0  # of the seconds to the first output: one standard deviation
 
     def first_seconds(self, prompt_tokens: int) -> float:
         """From dispatch to the first output."""

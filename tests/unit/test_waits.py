@@ -137,3 +137,10 @@ def test_news_of_an_older_dispatcher_is_understood() -> None:
     found.hear(pressure, 0.0)
     assert isinstance(refusal(found), Overloaded)
     assert Pressure.unpack(pressure.pack()) == pressure
+
+
+def test_a_goal_is_met_though_computing_takes_longer_at_times() -> None:
+    """By as much as it lately has."""
+    wish = replace(WISH, goal_seconds=4.0)
+    assert waits(1.5, compute=Compute(first=1.0, first_spread=0.5)).admit(wish, 0.0) == 1.5
+    refusal(waits(1.8, compute=Compute(first=1.0, first_spread=0.5)), wish)
