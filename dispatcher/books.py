@@ -1,19 +1,20 @@
 """What the leader of one model knows: who waits, what is in flight, what the fleet may take. Pure.
 
-A request is charged its expected service when it is taken out of the queue, and the difference to
-what it really took when it is settled.
+A request is charged its expected service when it is taken out of the queue, more when it turns out
+to take more, and the difference to what it really took when it is settled.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dispatcher.fair_queue import FairQueue, expected_service, service
+from dispatcher.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service
 from dispatcher.fleet import Fleet
 from dispatcher.lines import Queued
-from dispatcher.pace import Pace
+from dispatcher.outlook import Outlook
 from dispatcher.recent import Recent
+from dispatcher.usage import Usage
 from streams.headers import Envelope
-from streams.messages import Pressure
+from streams.messages import Beat, LedgerRecord, Pressure
 from streams.subjects import Pool, Priority
 
 VersionFor = Callable[[Queued], str | None]
@@ -26,11 +27,14 @@ class InFlight:
 
     tenant: str
     priority: Priority
+    lane: Priority  # of WORK
     version: str
+    prompt_tokens: int
     cost: int
     charged: int
     deadline: int  # epoch ms
     seq: int = 0  # in WORK; 0 while it is on its way there
+    dispatched: float = 0.0  # epoch seconds
 
 
 class Books:
@@ -38,45 +42,97 @@ class Books:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.queue, self.fleet, self.pace = FairQueue(), Fleet(), Pace()
+        self.queue, self.fleet, self.outlook = FairQueue(), Fleet(), Outlook()
         self.in_flight: dict[str, InFlight] = {}
+        self._by_seq: dict[int, InFlight] = {}
         self._settled = Recent(SETTLED_MEMORY_SECONDS)
+        self._usage = Usage()
+        self._now = 0.0  # of the last tick
 
     def next(self, version_for: VersionFor, now: float) -> tuple[Queued, str | None] | None:
         """Who is next, and the version that is to serve it; None for one that is gone.
 
-        What is next at a version that has no room keeps all behind it from that version.
+        What is next at a version that has no room keeps all behind it from that version. What has
+        to leave room for other tenants keeps back only its own like.
         """
-        full: set[str | None] = set()
+        full: dict[str, Priority] = {}
         for item in self.queue.candidates(now):
             version = version_for(item)
-            if version is None or (version not in full and self.fleet.fits(version, item.cost)):
+            if version is None:
+                return item, None
+            lane = self.lane(item, version)
+            if version in full and not lane.is_above(full[version]):
+                continue
+            if not self.fleet.fits(version, lane, item.cost):
+                full[version] = lane if self.fleet.yields(version) else Priority.INTERACTIVE
+            elif self._leaves_room(item, version, lane, now):
                 return item, version
-            full.add(version)
         return None
 
-    def take(self, item: Queued, version: str, now: float) -> None:
-        """Take an item out of the queue, to be sent to a version's pool."""
-        self.queue.pop(item, now)
-        self.fleet.sending(version, item.cost)
+    def lane(self, item: Queued, version: str) -> Priority:
+        """The priority of an item among work: what is beyond its tenant's part gives way."""
+        division = self.queue.division
+        if self.fleet.yields(version) and division.is_beyond_part(item.tenant, item.cost):
+            return Priority.BATCH
+        return item.priority
+
+    def _leaves_room(self, item: Queued, version: str, lane: Priority, now: float) -> bool:
+        """Whether enough stays free for others when an item goes that fits."""
+        division, yields = self.queue.division, self.fleet.yields(version)
+        if division.is_idle or self.queue.starves(item.priority, now):
+            return True
+        if is_urgent(item.priority):
+            kept = division.kept_free(item.tenant, item.cost, yields, now)
+        else:
+            kept = division.kept_free_of_batch(yields, now)
+        return self.fleet.spare(version, lane, item.cost) >= kept
+
+    def beat(self, beat: Beat, now: float) -> None:
+        """Take in a worker's heartbeat: its credit, and how far its requests have come."""
+        self.fleet.beat(beat, now)
+        self._resize()
+        for seq, generated in beat.progress:
+            if flight := self._by_seq.get(seq):
+                self._charge(flight, max(flight.charged, service(flight.prompt_tokens, generated)))
+
+    def _resize(self) -> None:
+        whole = self.fleet.whole
+        self.queue.division.resize(whole.sequences, whole.tokens)
+
+    def take(self, item: Queued, version: str, now: float) -> Priority:
+        """Take an item out of the queue, to be sent to a version's pool; says at which priority."""
+        lane = self.lane(item, version)
+        charged = self.queue.pop(item, now)
+        self.fleet.sending(version, lane, item.cost)
         self.in_flight[item.request_id] = InFlight(
-            item.tenant, item.priority, version, item.cost, expected_service(item), item.deadline
+            item.tenant,
+            item.priority,
+            lane,
+            version,
+            item.prompt_tokens,
+            item.cost,
+            charged,
+            item.deadline,
+            dispatched=now,
         )
+        return lane
 
     def sent(self, request_id: str, seq: int, duplicate: bool) -> None:
         """It lies in WORK; a duplicate did before, and may have been pulled."""
         if flight := self.in_flight.get(request_id):
             flight.seq = seq
+            self._by_seq[seq] = flight
             if duplicate:
-                self.fleet.not_sent(flight.version, flight.cost)
+                self.fleet.not_sent(flight.version, flight.lane, flight.cost)
             else:
-                self.fleet.sent(flight.version, flight.priority, seq, flight.cost)
+                self.fleet.sent(flight.version, flight.lane, seq, flight.cost)
 
     def not_sent(self, request_id: str) -> None:
         """It could not be sent, or somebody else had done so: nothing is charged."""
         if flight := self.in_flight.pop(request_id, None):
-            self.fleet.not_sent(flight.version, flight.cost)
-            self.queue.charge(flight.tenant, -flight.charged)
+            self.fleet.not_sent(flight.version, flight.lane, flight.cost)
+            self.queue.end(flight.tenant, flight.priority, flight.cost)
+            self._charge(flight, 0)
 
     def settle(self, request_id: str, spent: int | None, now: float) -> None:
         """It has ended: replace what it was charged by what it took, if that is known."""
@@ -84,41 +140,53 @@ class Books:
         if flight is None or not flight.seq:
             return
         del self.in_flight[request_id]
+        self._by_seq.pop(flight.seq, None)
         self._settled.add(request_id, now)
-        self.pace.release(flight.cost)
+        self.outlook.pace.release(flight.cost, spent)
+        self.queue.end(flight.tenant, flight.priority, flight.cost)
         if spent is not None:
-            self.queue.charge(flight.tenant, spent - flight.charged)
+            self._usage.add(flight.tenant, spent, now)
+            self._charge(flight, spent)
+            generated = max(0, spent - flight.prompt_tokens) // OUTPUT_WEIGHT
+            self.queue.learn(flight.tenant, generated)
+
+    def _charge(self, flight: InFlight, service: int) -> None:
+        """A request in flight costs its tenant so much, whatever was charged before."""
+        if service != flight.charged:
+            self.queue.charge(flight.tenant, service - flight.charged)
+            flight.charged = service
+
+    def learn(self, record: LedgerRecord) -> None:
+        """How long a request has taken; call it before the request is settled."""
+        if flight := self.in_flight.get(record.request_id):
+            self.outlook.learn(flight.dispatched, flight.cost, record)
 
     def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
         """Work of an earlier leader: charge its tenant as that leader did."""
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
-        charged = service(envelope.prompt_tokens, envelope.cost - envelope.prompt_tokens)
-        self.in_flight[envelope.request_id] = InFlight(
-            envelope.tenant,
-            pool.priority,
-            pool.version,
-            envelope.cost,
-            charged,
-            envelope.deadline,
-            seq,
-        )
-        self.queue.charge(envelope.tenant, charged)
-        self.fleet.sending(pool.version, envelope.cost)
-        self.fleet.sent(pool.version, pool.priority, seq, envelope.cost)
+        tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
+        charged = self.queue.begin(tenant, pool.priority, prompt, cost)
+        lane, deadline = pool.priority, envelope.deadline
+        flight = InFlight(tenant, lane, lane, pool.version, prompt, cost, charged, deadline, seq)
+        flight.dispatched = envelope.dispatched / 1000
+        self.in_flight[envelope.request_id] = self._by_seq[seq] = flight
+        self.fleet.sending(pool.version, pool.priority, cost)
+        self.fleet.sent(pool.version, pool.priority, seq, cost)
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; names the workers that have fallen silent."""
+        self._now = now
         self._settled.forget(now)
-        self.pace.tick(now, backlogged=len(self.queue) > 0)
-        return self.fleet.forget_stale(now)
+        silent = self.fleet.forget_stale(now)
+        self._resize()
+        self.outlook.tick(now, len(self.queue) > 0, len(self.fleet.workers()))
+        return silent
+
+    def recently_used(self) -> dict[str, float]:
+        """Virtual tokens by tenant, of what has ended in about the last minute."""
+        return self._usage.recent(self._now)
 
     def pressure(self) -> Pressure:
         """What the gateways are told: how much waits, and for how long a new request would."""
-        queued, wait, ahead = {}, {}, 0
-        for priority in Priority:
-            count, tokens = self.queue.queued(priority)
-            ahead += tokens
-            queued[priority.value] = count
-            wait[priority.value] = self.pace.wait_seconds(ahead)
-        return Pressure(self.model, len(self.fleet.workers()), queued, wait)
+        return self.outlook.pressure(self.model, self.queue, self.fleet)

@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 
 from dispatcher.lines import Queued
+from dispatcher.metrics import observe_ended
 from streams import messages
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
@@ -89,7 +90,9 @@ class Endings:
             request_id=item.request_id,
             tenant=item.tenant,
             outcome=outcome,
+            reason=message,
         )
+        observe_ended(self._model, outcome)
 
 
 async def end(

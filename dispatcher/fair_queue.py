@@ -2,20 +2,27 @@
 
 Virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each
 tenant's counter grows by the service it got, prompt tokens + 2 * generated tokens over its weight,
-and the tenant with the lowest counter is next. A request is charged its reserved cost when it is
-popped and corrected when it is settled. A tenant that returns gets no credit for its absence.
+and the tenant with the lowest counter is next. A request is charged what it is expected to take
+when it is popped, and corrected by what it has taken. A tenant that returns gets no credit for its
+absence.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from dispatcher.accounts import Mean
+from dispatcher.division import Division
 from dispatcher.lines import SLACK, Lane, Line, Queued
 from streams.subjects import Priority
 
 OUTPUT_WEIGHT = 2  # a generated token costs about twice a prompt token (the paper's w_q)
 DEFAULT_TRICKLE_SECONDS = 5.0
+AGING_SECONDS = 60.0  # a priority that has waited for so long trickles twice as often
+MOST_OFTEN_SECONDS = 1.0  # and at most so often
+PRIOR_REQUESTS = 4  # how many of its own a tenant's mean needs to outweigh the model's
 MILLISECOND = 0.001
+_PRIORITIES = tuple(Priority)
 
 
 def service(prompt_tokens: int, generated_tokens: int) -> int:
@@ -23,34 +30,35 @@ def service(prompt_tokens: int, generated_tokens: int) -> int:
     return prompt_tokens + OUTPUT_WEIGHT * generated_tokens
 
 
-def expected_service(item: Queued) -> int:
-    """What a request is charged until its usage is known."""
-    return service(item.prompt_tokens, item.cost - item.prompt_tokens)
+def is_urgent(priority: Priority) -> bool:
+    """Batch work fills what others leave."""
+    return priority is not Priority.BATCH
 
 
 @dataclass(slots=True)
 class _Backlog:
-    """One priority over all tenants; `served` is when it last was, or began to wait."""
+    """One priority over all tenants: since when it waits, was served (or began to wait), popped."""
 
     queued: int = 0
     tokens: int = 0
+    since: float = 0.0
     served: float = 0.0
+    popped: float = 0.0
 
 
 class FairQueue:
     """Queue requests per tenant; pop them so that tenants spend alike.
 
-    Priorities are strict, but a lower one that has waited `trickle_seconds` without being served
-    gets one request through. Requests that pin a version wait in lines of their own, so that a
-    version without room holds up nobody else; the counters are shared. Times are epoch seconds,
-    given by the caller. `push`, `pop` and `remove` cost O(log tenants).
+    Priorities are strict, but a lower one that has been overtaken for `trickle_seconds` gets one
+    request through, and more often the longer it waits. Requests that pin a version wait in lines
+    of their own, so that a version without room holds up nobody else; the counters are shared.
+    Times are epoch seconds, given by the caller. `push`, `pop` and `remove` cost O(log tenants).
     """
 
     def __init__(self, trickle_seconds: float = DEFAULT_TRICKLE_SECONDS) -> None:
+        self.division = Division()
         self._trickle = trickle_seconds
-        self._counters: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
-        self._waiting: dict[str, int] = {}  # requests by tenant
+        self._generated = Mean()  # tokens of a request, whoever's
         self._backlogs = {priority: _Backlog() for priority in Priority}
         self._lines: dict[Priority, dict[str, Line]] = {priority: {} for priority in Priority}
         self._items: dict[str, Queued] = {}
@@ -63,50 +71,80 @@ class FairQueue:
     def get(self, request_id: str) -> Queued | None:
         return self._items.get(request_id)
 
-    def set_weight(self, tenant: str, weight: float) -> None:
-        self._weights[tenant] = weight
+    def weight(self, tenant: str) -> float:
+        return self.division.account(tenant).weight
 
     def push(self, item: Queued, now: float) -> None:
         """Queue an item; one that is queued already is ignored."""
         if item.request_id in self._items:
             return
-        if item.tenant not in self._waiting:
-            self._counters[item.tenant] = max(self.counter(item.tenant), self._lowest_counter())
+        account = self.division.account(item.tenant)
+        if not account.waiting:
+            account.counter = max(account.counter, self._lowest_counter())
         backlog = self._backlogs[item.priority]
         if not backlog.queued:
-            backlog.served = now
+            backlog.since = backlog.served = now
         self._line(item).push(item)
         self._items[item.request_id] = item
         heapq.heappush(self._deadlines, (item.deadline, item.request_id))
         self._count(item, +1)
+        if is_urgent(item.priority):
+            self.division.asked(item.tenant, item.cost, now)
+            self._judge(item.tenant)
 
     def candidates(self, now: float) -> Iterator[Queued]:
-        """The first item of each line: by priority, then by the counter of its tenant.
+        """Whoever may be next: by priority, then by the counter of the tenant.
 
-        Whoever takes one, or lets one wait, decides; the queue may change meanwhile.
+        Of each line the first item of the calm and the first of the heavy. Whoever takes one, or
+        lets one wait, decides; the queue may change meanwhile.
         """
         for priority in self._by_urgency(now):
-            heads = [head for line in self._lines[priority].values() if (head := line.head())]
+            heads = [head for line in self._lines[priority].values() for head in line.heads()]
             if len(heads) > 1:
-                heads.sort(key=lambda item: (self._counters[item.tenant], item.seq))
+                heads.sort(key=lambda item: (self.counter(item.tenant), item.seq))
             yield from heads
 
     def peek(self, now: float) -> Queued | None:
         """The item that is next, which stays queued."""
         return next(self.candidates(now), None)
 
-    def pop(self, item: Queued, now: float) -> None:
-        """Take out an item that was a candidate, and charge its tenant."""
+    def pop(self, item: Queued, now: float) -> int:
+        """Take out an item that was a candidate, and charge its tenant; says how much."""
         self._drop(item)
-        self._backlogs[item.priority].served = now
+        backlog = self._backlogs[item.priority]
+        backlog.served = backlog.popped = now
         self._last_left = item.tenant
-        self.charge(item.tenant, expected_service(item))
+        return self.begin(item.tenant, item.priority, item.prompt_tokens, item.cost)
+
+    def begin(self, tenant: str, priority: Priority, prompt_tokens: int, cost: int) -> int:
+        """A request is in flight: charge what it is expected to take; says how much."""
+        if is_urgent(priority):
+            self.division.holds(tenant, cost)
+        else:
+            self.division.holds_batch(cost)
+        charged = service(prompt_tokens, self._expected(tenant, cost - prompt_tokens))
+        self.charge(tenant, charged)
+        return charged
+
+    def end(self, tenant: str, priority: Priority, cost: int) -> None:
+        """It is in flight no more."""
+        if is_urgent(priority):
+            self.division.freed(tenant, cost)
+            self._judge(tenant)
+        else:
+            self.division.freed_batch(cost)
+
+    def learn(self, tenant: str, generated_tokens: int) -> None:
+        """A request of a tenant has ended after so many tokens; later ones may be like it."""
+        self.division.account(tenant).generated.add(generated_tokens)
+        self._generated.add(generated_tokens)
 
     def remove(self, request_id: str) -> Queued | None:
         """Take out an item that is not to be run; nothing is charged."""
         item = self._items.get(request_id)
         if item:
             self._drop(item)
+            self._judge(item.tenant)
         return item
 
     def expired(self, now: float) -> list[Queued]:
@@ -120,12 +158,27 @@ class FairQueue:
 
     def charge(self, tenant: str, virtual_tokens: float) -> None:
         """Add service to a tenant's counter, or correct it (a negative amount)."""
-        weight = self._weights.get(tenant, 1.0)
-        self._counters[tenant] = self.counter(tenant) + virtual_tokens / weight
-        if tenant in self._waiting:
-            for lines in self._lines.values():
-                for line in lines.values():
-                    line.moved(tenant)
+        account = self.division.account(tenant)
+        account.counter += virtual_tokens / account.weight
+        self._moved(tenant)
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        self.division.set_weight(tenant, weight)
+
+    def reserve(self, tokens: Mapping[str, int]) -> None:
+        """Keep room for so many tokens in flight of tenants' urgent requests; others have none."""
+        self.division.reserve(tokens)
+
+    def starves(self, priority: Priority, now: float) -> bool:
+        """Whether a priority has been overtaken for so long that one request of it is due."""
+        backlog = self._backlogs[priority]
+        if not backlog.queued or now - backlog.served < min(self._trickle, MOST_OFTEN_SECONDS):
+            return False
+        aging = 1 + max(0.0, now - backlog.since) / AGING_SECONDS
+        patience = min(self._trickle, max(MOST_OFTEN_SECONDS, self._trickle / aging))
+        above = (b for p, b in self._backlogs.items() if p.is_above(priority))
+        overtaken = any(other.popped > backlog.served for other in above)
+        return overtaken and now - backlog.served >= patience
 
     def queued(self, priority: Priority) -> tuple[int, int]:
         """Requests and reserved tokens of one priority."""
@@ -146,30 +199,42 @@ class FairQueue:
 
     def counter(self, tenant: str) -> float:
         """The service that a tenant got, over its weight."""
-        return self._counters.get(tenant, 0.0)
+        account = self.division.accounts.get(tenant)
+        return account.counter if account else 0.0
 
     def _line(self, item: Queued) -> Line:
         lines = self._lines[item.priority]
         if (line := lines.get(item.version)) is None:
-            line = lines[item.version] = Line(self._counters)
+            line = lines[item.version] = Line(self.division.accounts)
         return line
+
+    def _expected(self, tenant: str, most: int) -> int:
+        """Tokens that a request is likely to generate: as its tenant's, or the model's, did."""
+        if not self._generated.count:
+            return most
+        own = self.division.account(tenant).generated
+        known = own.count * own.value + PRIOR_REQUESTS * self._generated.value
+        return min(most, round(known / (own.count + PRIOR_REQUESTS)))
 
     def _lowest_counter(self) -> float:
         """The lowest counter of the tenants that wait now, else that of the one served last."""
-        heads = (line.head() for lines in self._lines.values() for line in lines.values())
-        waiting = [self._counters[head.tenant] for head in heads if head]
+        lines = (line for lines in self._lines.values() for line in lines.values())
+        waiting = [self.counter(head.tenant) for line in lines for head in line.heads()]
         return min(waiting) if waiting else self.counter(self._last_left)
 
     def _by_urgency(self, now: float) -> list[Priority]:
-        starving = [priority for priority in Priority if self._starves(priority, now)]
-        if not starving:
-            return list(Priority)
-        return starving[::-1] + [p for p in Priority if p not in starving]
+        starving = [priority for priority in _PRIORITIES if self.starves(priority, now)]
+        return [*reversed(starving), *(p for p in _PRIORITIES if p not in starving)]
 
-    def _starves(self, priority: Priority, now: float) -> bool:
-        backlog = self._backlogs[priority]
-        waits = backlog.queued > 0 and now - backlog.served >= self._trickle
-        return waits and priority is not Priority.INTERACTIVE
+    def _judge(self, tenant: str) -> None:
+        if self.division.judge(tenant):
+            self._moved(tenant)
+
+    def _moved(self, tenant: str) -> None:
+        if self.division.account(tenant).waiting:
+            for lines in self._lines.values():
+                for line in lines.values():
+                    line.moved(tenant)
 
     def _drop(self, item: Queued) -> None:
         del self._items[item.request_id]
@@ -178,6 +243,8 @@ class FairQueue:
         if not lines[item.version].lanes:
             del lines[item.version]
         self._count(item, -1)
+        if is_urgent(item.priority):
+            self.division.left(item.tenant, item.cost)
         if len(self._deadlines) > 2 * len(self._items) + SLACK:
             self._deadlines = [(item.deadline, name) for name, item in self._items.items()]
             heapq.heapify(self._deadlines)
@@ -186,8 +253,4 @@ class FairQueue:
         backlog = self._backlogs[item.priority]
         backlog.queued += sign
         backlog.tokens += sign * item.cost
-        waiting = self._waiting.get(item.tenant, 0) + sign
-        if waiting:
-            self._waiting[item.tenant] = waiting
-        else:
-            del self._waiting[item.tenant]
+        self.division.account(item.tenant).waiting += sign

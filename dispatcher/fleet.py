@@ -1,7 +1,8 @@
 """The fleet of one model as its beats tell: who is there, and how much it may be sent. Pure.
 
 Credit is derived, never counted up and down on its own: what the workers say is free, less what was
-dispatched and, by their own account, has not been pulled yet.
+dispatched and, by their own account, has not been pulled yet. It is told by priority, since engines
+take the place of less urgent work for more urgent.
 """
 
 import heapq
@@ -12,6 +13,7 @@ from streams.subjects import Priority
 
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
+_LEAST_URGENT_FIRST = tuple(reversed(Priority))
 
 
 @dataclass(slots=True)
@@ -23,16 +25,34 @@ class _Lane:
 
 
 @dataclass(slots=True)
-class _Unpulled:
-    """What was put into WORK and not pulled yet, or is about to be put there."""
+class Credit:
+    """Sequences and tokens that are free, or are waited for (negative)."""
 
-    lanes: dict[Priority, _Lane] = field(default_factory=lambda: {p: _Lane() for p in Priority})
-    requests: int = 0
+    sequences: int = 0
     tokens: int = 0
 
-    def count(self, sign: int, cost: int) -> None:
-        self.requests += sign
-        self.tokens += sign * cost
+    def count(self, sign: int, sequences: int, tokens: int) -> None:
+        self.sequences += sign * sequences
+        self.tokens += sign * tokens
+
+
+def _by_priority() -> dict[Priority, Credit]:
+    return {priority: Credit() for priority in Priority}
+
+
+@dataclass(slots=True)
+class _Unpulled:
+    """What was put into WORK and not pulled yet, or is about to be put there, by priority."""
+
+    lanes: dict[Priority, _Lane] = field(default_factory=lambda: {p: _Lane() for p in Priority})
+    taken: dict[Priority, Credit] = field(default_factory=_by_priority)
+
+    def count(self, sign: int, priority: Priority, cost: int) -> None:
+        """What is sent takes the room of its own priority, and what less urgent work may take."""
+        for p in _LEAST_URGENT_FIRST:
+            self.taken[p].count(sign, 1, cost)
+            if p is priority:
+                return
 
     def sent(self, priority: Priority, seq: int, cost: int) -> None:
         lane = self.lanes[priority]
@@ -43,14 +63,14 @@ class _Unpulled:
         lane = self.lanes[priority]
         lane.pulled = max(lane.pulled, seq)
         while lane.waiting and lane.waiting[0][0] <= lane.pulled:
-            self.count(-1, heapq.heappop(lane.waiting)[1])
+            self.count(-1, priority, heapq.heappop(lane.waiting)[1])
 
     def left(self, sequences: set[int]) -> None:
-        for lane in self.lanes.values():
+        for priority, lane in self.lanes.items():
             gone = [entry for entry in lane.waiting if entry[0] in sequences]
             for entry in gone:
                 lane.waiting.remove(entry)
-                self.count(-1, entry[1])
+                self.count(-1, priority, entry[1])
             heapq.heapify(lane.waiting)
 
 
@@ -59,24 +79,38 @@ class _Pool:
     """The sums over one version's workers, but those that drain."""
 
     workers: int = 0
-    free_sequences: int = 0
-    free_tokens: int = 0
-    waiting: int = 0
+    yielding: int = 0  # of the workers, those whose batch work gives way
+    yields: bool = True  # all do
+    whole: Credit = field(default_factory=Credit)
+    free: dict[Priority, Credit] = field(default_factory=_by_priority)
     unpulled: _Unpulled = field(default_factory=_Unpulled)
 
     def count(self, sign: int, beat: Beat) -> None:
-        if not beat.draining:
-            self.workers += sign
-            self.free_sequences += sign * beat.free_sequences
-            self.free_tokens += sign * beat.free_tokens
-            self.waiting += sign * beat.waiting
+        if beat.draining:
+            return
+        self.workers += sign
+        self.yielding += sign * bool(beat.room)
+        self.yields = self.yielding == self.workers
+        self.whole.count(sign, beat.max_sequences, beat.kv_tokens)
+        for priority, free in self.free.items():
+            free.count(sign, *beat.room_for(priority))
 
-    def fits(self, cost: int) -> bool:
-        ahead = self.unpulled.requests + self.waiting
-        if ahead < PREFETCH * self.workers:
+    def fits(self, priority: Priority, cost: int) -> bool:
+        free, taken = self.free[priority], self._taken(priority)
+        prefetch = PREFETCH * self.workers
+        if taken.sequences - min(0, free.sequences) < prefetch:
             return True
-        has_sequence = ahead < self.free_sequences + PREFETCH * self.workers
-        return has_sequence and cost <= self.free_tokens - self.unpulled.tokens
+        places = free.sequences - taken.sequences + prefetch
+        return places > 0 and cost <= free.tokens - taken.tokens
+
+    def spare(self, priority: Priority, cost: int) -> float:
+        free, taken = self.free[priority], self._taken(priority)
+        sequences = (free.sequences - taken.sequences - 1) / max(1, self.whole.sequences)
+        return min(sequences, (free.tokens - taken.tokens - cost) / max(1, self.whole.tokens))
+
+    def _taken(self, priority: Priority) -> Credit:
+        """What has been sent and may not give way to this priority."""
+        return self.unpulled.taken[priority if self.yields else Priority.BATCH]
 
 
 class Fleet:
@@ -95,13 +129,13 @@ class Fleet:
         for priority, pulled in beat.pulled.items():
             pool.unpulled.pulled(Priority(priority), pulled)
 
-    def sending(self, version: str, cost: int) -> None:
+    def sending(self, version: str, priority: Priority, cost: int) -> None:
         """Something is about to be put into WORK: its room is taken."""
-        self._pool(version).unpulled.count(+1, cost)
+        self._pool(version).unpulled.count(+1, priority, cost)
 
-    def not_sent(self, version: str, cost: int) -> None:
+    def not_sent(self, version: str, priority: Priority, cost: int) -> None:
         """It was not put there, or lies there already."""
-        self._pool(version).unpulled.count(-1, cost)
+        self._pool(version).unpulled.count(-1, priority, cost)
 
     def sent(self, version: str, priority: Priority, seq: int, cost: int) -> None:
         """It lies in WORK as message `seq`, until a worker says that it has pulled so far."""
@@ -130,9 +164,25 @@ class Fleet:
             self._forget(name)
         return silent
 
-    def fits(self, version: str, cost: int) -> bool:
+    def fits(self, version: str, priority: Priority, cost: int) -> bool:
         """True if the pool of a version may be sent a request of this cost now."""
-        return version in self._pools and self._pools[version].fits(cost)
+        return version in self._pools and self._pools[version].fits(priority, cost)
+
+    def yields(self, version: str) -> bool:
+        """True if a pool's batch work gives way to what is more urgent."""
+        return version in self._pools and self._pools[version].yields
+
+    def spare(self, version: str, priority: Priority, cost: int) -> float:
+        """The share of a pool's room that stays free when it is sent this request, 1 at most."""
+        return self._pools[version].spare(priority, cost)
+
+    @property
+    def whole(self) -> Credit:
+        """The room of all workers, in use or not."""
+        whole = Credit()
+        for pool in self._pools.values():
+            whole.count(+1, pool.whole.sequences, pool.whole.tokens)
+        return whole
 
     def _pool(self, version: str) -> _Pool:
         if (pool := self._pools.get(version)) is None:

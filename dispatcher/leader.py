@@ -12,13 +12,13 @@ import structlog
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from dispatcher import dead_letters, report
+from dispatcher import dead_letters, explain, report
 from dispatcher.audit import Audit, IndexLost
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.fair_queue import service
 from dispatcher.lines import Queued
-from dispatcher.metrics import observe_oldest, observe_queue
+from dispatcher.metrics import observe_blocked, observe_oldest, observe_queue
 from dispatcher.recent import Recent
 from dispatcher.sending import Sending
 from registry.store import Registry
@@ -27,13 +27,15 @@ from streams import messages, subjects, topology
 from streams.connection import Broker, Handler, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
-from streams.messages import Beat, LedgerRecord
+from streams.messages import Beat, LedgerRecord, Pressure
 from streams.pull import Delivery, Pull
 
 log = structlog.get_logger()
 
 INDEX_BATCH = 2000
 TELL_SECONDS = 0.2
+TELL_SHARE = 0.05  # of the time may be spent on what is told
+MOST_TELL_SECONDS = 1.0  # gateways trust it for two
 AUDIT_SECONDS = 2.0
 CANCEL_MEMORY_SECONDS = 30.0  # a cancel may overtake its request
 
@@ -49,6 +51,7 @@ class Leader:
         self._broker, self._tenants, self._shards = broker, tenants, shards
         self._cancelled = Recent(CANCEL_MEMORY_SECONDS)
         self._unreadable: list[Delivery] = []
+        self._tells_at = 0.0
         self._endings = Endings(broker, model, shards)
         self._sending = Sending(broker, registry, self.books, self._endings)
         self._audit = Audit(broker, self.books, self._endings, self._sending, shards)
@@ -60,6 +63,7 @@ class Leader:
             consumer = topology.index_consumer(self.model, secrets.token_hex(4))
             await topology.take_over_index(self._broker.js, consumer)
             await self._audit.work()
+            self._reserve()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())
             await self._broker.publish(subjects.muster(self.model))
@@ -121,12 +125,13 @@ class Leader:
         self._sending.wake()
 
     async def _on_beat(self, msg: Msg) -> None:
-        self.books.fleet.beat(Beat.unpack(msg.data), time.monotonic())
+        self.books.beat(Beat.unpack(msg.data), time.monotonic())
         self._sending.wake()
 
     async def _on_ledger(self, msg: Msg) -> None:
         record = messages.known(LedgerRecord, messages.unpack(msg.data))
         spent = service(record.prompt_tokens, record.completion_tokens)
+        self.books.learn(record)
         self.books.settle(record.request_id, spent, time.monotonic())
         self._sending.wake()
 
@@ -153,7 +158,16 @@ class Leader:
             await self._broker.publish(msg.reply, b"known")
 
     async def _on_report(self, msg: Msg) -> None:
-        await self._broker.publish(msg.reply, json.dumps(report.report(self.books)).encode())
+        answer = self._explained(json.loads(msg.data)) if msg.data else report.report(self.books)
+        await self._broker.publish(msg.reply, json.dumps(answer).encode())
+
+    def _explained(self, asked: dict[str, str]) -> explain.Facts | None:
+        """What `millstream why` asks: how a request or a tenant stands."""
+        if tenant := asked.get("tenant"):
+            return explain.of_tenant(self.books, tenant)
+        item = self.books.queue.get(asked["request_id"])
+        version = self._sending.version_for(item) if item else None
+        return explain.of_request(self.books, asked["request_id"], version, time.time())
 
     # What happens by time
 
@@ -166,16 +180,37 @@ class Leader:
         for worker in self.books.tick(time.monotonic()):
             log.warning("worker_silent", model=self.model, worker=worker)
         self._cancelled.forget(time.monotonic())
-        pressure = self.books.pressure()
-        observe_queue(self.books, pressure)
+        self._observe_blocked()
         self._sending.wake()
-        await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+        if time.monotonic() >= self._tells_at:
+            pressure = self._pressure()
+            observe_queue(self.books, pressure)
+            await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+
+    def _pressure(self) -> Pressure:
+        """With ten thousand tenants it takes a while; then it is told less often."""
+        began = time.monotonic()
+        pressure = self.books.pressure()
+        spent = time.monotonic() - began
+        self._tells_at = began + min(MOST_TELL_SECONDS, spent / TELL_SHARE)
+        return pressure
+
+    def _observe_blocked(self) -> None:
+        """What the next in line has waited for since the last time."""
+        if head := self.books.queue.peek(time.time()):
+            why = explain.reason(self.books, self._sending.version_for(head), head.cost)
+            observe_blocked(self.model, why, TELL_SECONDS)
 
     async def _look(self, consumer: str) -> None:
         await self._audit.work()
         await self._audit.requests(consumer)
+        self._reserve()
         observe_oldest(self.books)
         self._sending.wake()
+
+    def _reserve(self) -> None:
+        tenants = self._tenants.by_name.values()
+        self.books.queue.reserve({t.name: t.reserved_tokens for t in tenants if t.reserved_tokens})
 
 
 async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:

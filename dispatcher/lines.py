@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dispatcher.accounts import Account
 from streams.subjects import Priority
 
+_Entry = tuple[float, str]  # a tenant's counter, and its name
 SLACK = 64  # stale entries that are not worth a search
 
 
@@ -69,16 +71,18 @@ def _sequence(item: Queued) -> int:
 class Line:
     """The lanes of one priority and pinned version; the tenant with the lowest counter is next.
 
-    `counters` are the owner's; it tells by `moved` when one has changed. The order is a heap whose
-    entries are stale when they differ from the counters: skipped at its top, bounded in number.
+    The calm and the heavy have an order each, since the heavy may have to wait when the calm need
+    not. `accounts` are the owner's; it tells by `moved` when one has changed. An order is a heap
+    whose entries are stale when they differ from the account: skipped at its top, bounded in
+    number.
     """
 
-    __slots__ = ("_counters", "_order", "lanes")
+    __slots__ = ("_accounts", "_orders", "lanes")
 
-    def __init__(self, counters: Mapping[str, float]) -> None:
+    def __init__(self, accounts: Mapping[str, Account]) -> None:
         self.lanes: dict[str, Lane] = {}
-        self._counters = counters
-        self._order: list[tuple[float, str]] = []
+        self._accounts = accounts
+        self._orders: tuple[list[_Entry], list[_Entry]] = ([], [])  # by `is_heavy`
 
     def push(self, item: Queued) -> None:
         lane = self.lanes.get(item.tenant)
@@ -88,18 +92,22 @@ class Line:
         lane.push(item)
 
     def moved(self, tenant: str) -> None:
-        """A tenant's counter has changed."""
+        """A tenant's counter or side has changed."""
         if tenant in self.lanes:
-            heapq.heappush(self._order, (self._counters[tenant], tenant))
-            self._trim()
+            account = self._accounts[tenant]
+            heapq.heappush(self._orders[account.is_heavy], (account.counter, tenant))
+            self._trim(account.is_heavy)
 
-    def head(self) -> Queued | None:
-        """The item that is next, which stays."""
-        order = self._order
+    def heads(self) -> list[Queued]:
+        """Of the calm and of the heavy the item that is next; both stay."""
+        return [head for side in (False, True) if (head := self._head(side))]
+
+    def _head(self, is_heavy: bool) -> Queued | None:
+        order = self._orders[is_heavy]
         while order:
-            counter, tenant = order[0]
-            if tenant in self.lanes and counter == self._counters[tenant]:
-                return self.lanes[tenant].head
+            entry = order[0]
+            if entry[1] in self.lanes and entry == self._entry(entry[1], is_heavy):
+                return self.lanes[entry[1]].head
             heapq.heappop(order)
         return None
 
@@ -110,7 +118,12 @@ class Line:
         if not lane.queued:
             del self.lanes[item.tenant]
 
-    def _trim(self) -> None:
-        if len(self._order) > 2 * len(self.lanes) + SLACK:
-            self._order = [(self._counters[tenant], tenant) for tenant in self.lanes]
-            heapq.heapify(self._order)
+    def _entry(self, tenant: str, is_heavy: bool) -> _Entry | None:
+        """Its place in an order, where it has one."""
+        account = self._accounts[tenant]
+        return (account.counter, tenant) if account.is_heavy == is_heavy else None
+
+    def _trim(self, is_heavy: bool) -> None:
+        if len(self._orders[is_heavy]) > 2 * len(self.lanes) + SLACK:
+            entries = (self._entry(tenant, is_heavy) for tenant in self.lanes)
+            self._orders[is_heavy][:] = sorted(entry for entry in entries if entry)

@@ -2,7 +2,7 @@
 
 import time
 
-from prometheus_client import Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from dispatcher.books import Books
 from streams.messages import Pressure
@@ -30,9 +30,43 @@ WAIT = Gauge(
 )
 
 
-def observe_dispatch(model: str, priority: str, queue_seconds: float) -> None:
-    """One request was sent on."""
+WAIT_ERROR = Histogram(
+    "millstream_dispatcher_wait_error_seconds",
+    "Time from acceptance to dispatch less what was estimated at acceptance.",
+    ["model", "priority"],
+    buckets=(-100, -30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
+
+
+def observe_dispatch(
+    model: str, priority: str, queue_seconds: float, told_seconds: float | None
+) -> None:
+    """One request was sent on; `told_seconds` is the wait that was estimated for it."""
     QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
+    if told_seconds is not None:
+        WAIT_ERROR.labels(model, priority).observe(queue_seconds - told_seconds)
+
+
+BLOCKED = Counter(
+    "millstream_dispatcher_blocked_seconds_total",
+    "Time for which the next in line could not be sent, by reason.",
+    ["model", "reason"],
+)
+ENDED = Counter(
+    "millstream_dispatcher_ended_total",
+    "Requests that ended without being sent to a worker, by outcome.",
+    ["model", "outcome"],
+)
+
+
+def observe_blocked(model: str, reason: str, seconds: float) -> None:
+    """The next in line has waited for so long, because of this."""
+    BLOCKED.labels(model, reason).inc(seconds)
+
+
+def observe_ended(model: str, outcome: str) -> None:
+    """A request was ended in the queue."""
+    ENDED.labels(model, outcome).inc()
 
 
 def observe_queue(books: Books, pressure: Pressure) -> None:

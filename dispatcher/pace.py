@@ -2,7 +2,15 @@
 
 import math
 
-SMOOTHING_SECONDS = 5.0
+from dispatcher.averages import Ratio
+
+SMOOTHING_SECONDS = 60.0
+MEMORY = 200  # requests
+DEFAULT_CHARGE = 2.0  # virtual tokens per reserved one, were it all generated
+LEAST_TOLD_SECONDS = 0.5  # below, an estimate's error says nothing about those that matter
+TRUSTED_SECONDS = 20.0  # of told waits, against which the first errors weigh little
+DEFAULT_UNCERTAINTY = 0.5  # of a wait, before any has come to its end
+CORRECTION = 0.5, 3.0  # at most
 
 
 class Pace:
@@ -10,7 +18,11 @@ class Pace:
 
     An idle fleet serves little because it is asked little; what it then serves says nothing about
     what it could. So only intervals that began and ended with a backlog count, and recent ones
-    count more: both sums, of tokens and of seconds, fade by 1/e in `SMOOTHING_SECONDS`.
+    count more: both sums, of tokens and of seconds, fade by 1/e in `SMOOTHING_SECONDS`. The seconds
+    are those of each worker, so that a worker that joins or leaves counts from its first moment.
+
+    What the sums leave out (requests that overtake, caps, trickles) shows in how long requests
+    have waited against what they were told: all estimates are corrected by that.
     """
 
     def __init__(self) -> None:
@@ -18,22 +30,59 @@ class Pace:
         self._released = 0
         self._at: float | None = None
         self._backlogged = False
+        self._workers = 1
+        self._charge = Ratio(MEMORY, prior=DEFAULT_CHARGE)
+        self._correction = Ratio(MEMORY, prior=1.0, weight=TRUSTED_SECONDS)
+        self._squares = Ratio(MEMORY, prior=DEFAULT_UNCERTAINTY**2, weight=TRUSTED_SECONDS**2)
 
-    def release(self, cost: int) -> None:
-        """A request of this reserved cost has left the fleet."""
+    def release(self, cost: int, spent: int | None = None) -> None:
+        """A request of this reserved cost has left the fleet; `spent` is its service, if known."""
         self._released += cost
+        if spent is not None:
+            self._charge.add(spent, cost)
 
-    def tick(self, now: float, backlogged: bool) -> None:
+    def waited(self, told_seconds: float, seconds: float) -> None:
+        """A request was dispatched: how long it was told to wait, and how long it has."""
+        if told_seconds >= LEAST_TOLD_SECONDS:
+            self._squares.add((seconds - told_seconds) ** 2, told_seconds**2)
+            self._correction.add(seconds * self.correction, told_seconds)
+
+    @property
+    def uncertainty(self) -> float:
+        """How far waits are from what was told, as a share of it (root of the mean square)."""
+        return math.sqrt(self._squares.value)
+
+    def tick(self, now: float, backlogged: bool, workers: int = 1) -> None:
         """Close an interval; call it regularly."""
         elapsed = 0.0 if self._at is None else now - self._at
-        if self._backlogged and backlogged and elapsed > 0:
+        if self._backlogged and backlogged and elapsed > 0 and workers:
             fading = math.exp(-elapsed / SMOOTHING_SECONDS)
             self._tokens = self._tokens * fading + self._released
-            self._seconds = self._seconds * fading + elapsed
+            self._seconds = self._seconds * fading + elapsed * workers
         self._released, self._at, self._backlogged = 0, now, backlogged
+        self._workers = workers or self._workers  # they may come back: until then as it was
 
-    def wait_seconds(self, tokens_ahead: int) -> float | None:
+    @property
+    def charge_per_token(self) -> float:
+        """The service, in virtual tokens, that a reserved token has turned out to be."""
+        return self._charge.value
+
+    @property
+    def correction(self) -> float:
+        """By how much longer requests wait than the backlog alone says."""
+        least, most = CORRECTION
+        return min(max(least, self._correction.value), most)
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """How long a reserved token ahead makes a request wait; None while nothing is known."""
+        if not self._tokens:
+            return None
+        return self._seconds / self._tokens / self._workers * self.correction
+
+    def wait_seconds(self, tokens_ahead: float) -> float | None:
         """Estimated wait behind `tokens_ahead` reserved tokens; None while nothing is known."""
         if tokens_ahead == 0:
             return 0.0
-        return tokens_ahead * self._seconds / self._tokens if self._tokens else None
+        seconds = self.seconds_per_token
+        return None if seconds is None else tokens_ahead * seconds

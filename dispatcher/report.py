@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from dispatcher.books import Books
@@ -19,13 +19,13 @@ def report(books: Books) -> dict[str, Any]:
         "model": books.model,
         "lanes": lanes[:MOST_LANES],
         "lanes_left_out": max(0, len(lanes) - MOST_LANES),
-        "workers": [asdict(beat) for beat in books.fleet.workers()],
+        "workers": [asdict(replace(beat, progress=[])) for beat in books.fleet.workers()],
     }
 
 
 def _lanes(books: Books) -> list[dict[str, Any]]:
     flying = Counter((f.tenant, f.priority) for f in books.in_flight.values())
-    waits = books.pressure().wait_seconds
+    pressure = books.pressure()
     queued, tokens, accepted = _waiting(books)
     now = time.time()
     return [
@@ -37,7 +37,7 @@ def _lanes(books: Books) -> list[dict[str, Any]]:
             "tokens": tokens[tenant, priority],
             "oldest_age_seconds": _age(accepted.get((tenant, priority)), now),
             "in_flight": flying[tenant, priority],
-            "estimated_wait_seconds": waits[priority],
+            "estimated_wait_seconds": pressure.wait_of(tenant, priority),
         }
         for tenant, priority in queued.keys() | flying.keys()
     ]

@@ -13,7 +13,7 @@ from registry.store import Registry
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, ModelNotFound
-from streams.headers import MESSAGE_ID
+from streams.headers import MESSAGE_ID, Envelope
 from streams.subjects import Pool
 
 log = structlog.get_logger()
@@ -50,20 +50,30 @@ class Sending:
                 self._changed.clear()
                 while len(self._under_way) < AT_ONCE and (found := self._next()):
                     item, version = found
-                    self._books.take(item, version, time.time())
+                    lane = self._books.take(item, version, time.time())
                     self._under_way[item.request_id] = item
-                    tasks.create_task(self._send(item, version), name=f"send-{item.request_id}")
+                    pool = Pool(self._books.model, version, lane)
+                    tasks.create_task(self._send(item, pool), name=f"send-{item.request_id}")
 
     def _next(self) -> tuple[Queued, str] | None:
         """The next request and the version that serves it, if there is one with room."""
-        while found := self._books.next(self._version_for, time.time()):
+        while found := self._books.next(self.version_for, time.time()):
             item, version = found
-            if version is not None:
+            if version is None:
+                self._refuse(item)
+            elif self._books.outlook.too_late(item, time.time()):
+                self._expire(item)
+            else:
                 return item, version
-            self._refuse(item)
         return None
 
-    def _version_for(self, item: Queued) -> str | None:
+    def _expire(self, item: Queued) -> None:
+        self._books.queue.remove(item.request_id)
+        message = "the deadline would pass before the first output"
+        self._endings.put(item, "deadline_exceeded", message)
+
+    def version_for(self, item: Queued) -> str | None:
+        """The version that is to serve a request now; None if the registry has it no more."""
         model = self._books.model
         named = f"{model}@{item.version}" if item.version else model
         try:
@@ -78,28 +88,28 @@ class Sending:
         message = f"{named if item.version else f'the model {self._books.model!r}'} is gone"
         self._endings.put(item, "model_not_found", message)
 
-    async def _send(self, item: Queued, version: str) -> None:
+    async def _send(self, item: Queued, pool: Pool) -> None:
         try:
-            while not await self._has_sent(item, version):
+            while not await self._has_sent(item, pool):
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
             del self._under_way[item.request_id]
             self._changed.set()
 
-    async def _has_sent(self, item: Queued, version: str) -> bool:
+    async def _has_sent(self, item: Queued, pool: Pool) -> bool:
         """True when there is nothing left to do: it was sent, or was not to be."""
         if item.deadline / 1000 < time.time():
             self._books.not_sent(item.request_id)
             self._endings.put(item, "deadline_exceeded", "the deadline passed in the queue")
             return True
         try:
-            await self._move(item, version)
+            await self._move(item, pool)
         except (BrokerUnavailable, StoreRefused) as error:  # no answer, or WORK is full: it drains
             log.warning("sending_waits", request_id=item.request_id, reason=str(error))
             return False
         return True
 
-    async def _move(self, item: Queued, version: str) -> None:
+    async def _move(self, item: Queued, pool: Pool) -> None:
         """Put a request into WORK and only then acknowledge it.
 
         A crash between repeats with the same message id, which the broker recognises.
@@ -109,12 +119,19 @@ class Sending:
             self._books.not_sent(item.request_id)
             return
         now_ms = int(time.time() * 1000)
-        subject = subjects.work(Pool(self._books.model, version, item.priority))
         headers = _work_headers(message, item.request_id, now_ms)
-        stored = await self._broker.store(subject, message.data, headers)
+        stored = await self._broker.store(subjects.work(pool), message.data, headers)
         self._books.sent(item.request_id, stored.seq, stored.duplicate)
         await self._broker.publish(item.reply, b"+ACK")
-        observe_dispatch(self._books.model, item.priority, (now_ms - item.accepted) / 1000)
+        self._compare(item, message, (now_ms - item.accepted) / 1000)
+
+    def _compare(self, item: Queued, message: StoredMessage, waited: float) -> None:
+        """What was told at acceptance with what came of it."""
+        told = Envelope.from_headers(message.headers).told_wait
+        told_seconds = None if told is None else told / 1000
+        observe_dispatch(self._books.model, item.priority, waited, told_seconds)
+        if told_seconds is not None:
+            self._books.outlook.pace.waited(told_seconds, waited)
 
 
 def _work_headers(message: StoredMessage, request_id: str, now_ms: int) -> dict[str, str]:

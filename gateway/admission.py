@@ -1,4 +1,4 @@
-"""May this request come in: limits of model and tenant, deadline, estimated wait. Pure."""
+"""May this request come in: limits of model and tenant, deadline. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,9 @@ from streams.errors import (
     BadRequest,
     ContextLengthExceeded,
     InputTooLong,
-    Overloaded,
     UnsupportedValue,
 )
-from streams.messages import Adapter, Pressure, Request, pack_tokens
-
-PRESSURE_TRUST_SECONDS = 2.0  # a dispatcher tells every 0.2 s; older news is no reason to refuse
+from streams.messages import Adapter, Request, pack_tokens
 
 
 @dataclass(frozen=True)
@@ -162,19 +159,4 @@ def check_tools(submission: Submission, model: Model) -> None:
         raise UnsupportedValue(
             f"the chat template of the model {model.name!r} has no tools that are known here",
             "tools",
-        )
-
-
-def check_wait(
-    pressure: Pressure | None, age_seconds: float, submission: Submission, deadline_seconds: float
-) -> None:
-    """Refuse at once what would only time out in the queue; raises `Overloaded`."""
-    if pressure is None or age_seconds > PRESSURE_TRUST_SECONDS:
-        return
-    wait = pressure.wait_seconds.get(submission.priority)
-    if wait is not None and wait > deadline_seconds:
-        raise Overloaded(
-            f"the estimated wait of {wait:.1f} s is longer than the deadline of "
-            f"{deadline_seconds:g} s",
-            retry_after_seconds=max(1.0, wait - deadline_seconds),
         )

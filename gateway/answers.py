@@ -252,8 +252,15 @@ def error(failure: MillstreamError) -> Answer:
             "type": error_type(status_of(failure.code)),
             "param": getattr(failure, "field", None),
             "code": failure.code,
+            **estimate(failure),
         }
     }
+
+
+def estimate(failure: MillstreamError) -> Answer:
+    """The wait for which a request was refused, if it was."""
+    wait = getattr(failure, "estimated_wait_seconds", None)
+    return {} if wait is None else {"estimated_wait_ms": round(wait * 1000)}
 
 
 def error_type(status: int) -> str:

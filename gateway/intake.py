@@ -3,12 +3,13 @@
 import asyncio
 import secrets
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
 import structlog
 from nats.aio.msg import Msg
 
-from gateway.admission import Admitted, Deadlines, admit, check_tools, check_wait
+from gateway.admission import Admitted, Deadlines, admit, check_tools
 from gateway.checks import Amounts
 from gateway.following import Following, Sink
 from gateway.grammars import Grammars
@@ -17,6 +18,7 @@ from gateway.quotas import Quotas
 from gateway.relay import Relay
 from gateway.submission import Submission
 from gateway.tokenizer import Tokenizers, check_tokens
+from gateway.waits import Waits, Wish, goal_seconds
 from registry.models import Model, Version
 from registry.store import Registry
 from registry.tenants import Tenant
@@ -60,6 +62,7 @@ class Prepared:
     seconds: float
     began: float  # when it came, by the monotonic clock
     adapter: str = ""
+    wait: float | None = None  # as estimated
 
     @property
     def amounts(self) -> Amounts:
@@ -80,6 +83,7 @@ class Prepared:
             version=self.pin,
             adapter=self.adapter,
             account=account,
+            told_wait=None if self.wait is None else round(self.wait * 1000),
         )
 
 
@@ -100,7 +104,7 @@ class Intake:
         self._relay, self._deadlines = relay, deadlines
         self._idempotency = Idempotency(broker)
         self.quotas = Quotas(broker)
-        self._pressure: dict[str, tuple[Pressure, float]] = {}
+        self._waits: dict[str, Waits] = defaultdict(Waits)
         self._counting: dict[Lane, asyncio.Lock] = {}
         self.max_queued = 1  # the stream's own bound on a lane
         self.has_served = False
@@ -112,13 +116,12 @@ class Intake:
 
     async def _on_pressure(self, msg: Msg) -> None:
         pressure = Pressure.unpack(msg.data)
-        self._pressure[pressure.model] = (pressure, time.monotonic())
+        self._waits[pressure.model].hear(pressure, time.monotonic())
         self.has_served = self.has_served or pressure.workers > 0
 
     def workers(self, model: str) -> int:
         """How many workers serve a model, as far as its dispatcher has told."""
-        pressure, _ = self._pressure.get(model, (None, 0.0))
-        return pressure.workers if pressure else 0
+        return self._waits[model].workers if model in self._waits else 0
 
     async def submit(
         self, tenant: Tenant, submission: Submission, sink: Sink, key: str | None = None
@@ -182,15 +185,31 @@ class Intake:
         reference = adapter.reference if adapter else None
         admitted = [admit(each, model, tenant, encoded, splits, reference) for each in choices]
         _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
-        pressure, at = self._pressure.get(model.name, (None, 0.0))
-        check_wait(pressure, time.monotonic() - at, submission, seconds)
+        waits = self._wait(tenant, submission, model, admitted, seconds)
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
         name = adapter.name if adapter else ""
         return [
-            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name)
-            for choice, each in zip(choices, admitted, strict=True)
+            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name, wait)
+            for choice, each, wait in zip(choices, admitted, waits, strict=True)
         ]
+
+    def _wait(
+        self,
+        tenant: Tenant,
+        submission: Submission,
+        model: Model,
+        admitted: list[Admitted],
+        seconds: float,
+    ) -> list[float | None]:
+        """The estimated wait of each choice; raises `Refused` if one cannot be in time."""
+        goal = goal_seconds(model.goals, submission.priority)
+        wishes = [
+            Wish(tenant.name, submission.priority, each.prompt_tokens, each.cost, seconds, goal)
+            for each in admitted
+        ]
+        waits = self._waits[model.name]
+        return [waits.admit(wish, time.monotonic()) for wish in wishes]
 
     async def _check_sampling(self, model: Model, submission: Submission) -> None:
         """Raises `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""

@@ -12,11 +12,14 @@ from streams.errors import MillstreamError, status_of
 
 
 def facts(error: MillstreamError) -> dict[str, Any]:
-    """`code`, `message` and, if it may be tried again, `retry_after_ms`."""
+    """`code`, `message` and, if it may be tried again, `retry_after_ms`.
+
+    With `estimated_wait_ms` if it was refused for that.
+    """
     found: dict[str, Any] = {"code": error.code, "message": error.message}
     if error.retry_after_seconds is not None:
         found["retry_after_ms"] = round(error.retry_after_seconds * 1000)
-    return found
+    return found | answers.estimate(error)
 
 
 def headers(error: MillstreamError) -> dict[str, str]:

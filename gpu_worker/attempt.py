@@ -191,6 +191,11 @@ class Attempt:
         )
 
     @property
+    def tokens(self) -> int:
+        """Tokens stored so far, by all attempts."""
+        return self._tokens
+
+    @property
     def priority(self) -> Priority:
         """That of the lane which the work came through."""
         return subjects.parse_work(self.delivery.subject).priority
@@ -277,6 +282,7 @@ class Attempt:
             finished=int(time.time() * 1000),
             adapter=envelope.adapter,
             account=envelope.account,
+            first=round(self._clock.first),
         )
 
     async def _confirm(self, before: Contents) -> None:

@@ -1,54 +1,90 @@
 """What a worker may still take, and how fast it is. Pure: time comes in as an argument."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from gpu_worker.engine import Room
+from streams.subjects import Priority
 
 _RATE_SECONDS = 5.0  # the tokens/s of a beat are an average over about this long
 
 
+@dataclass(slots=True)
+class _Held:
+    """A request: the tokens that it occupies, and how many it may yet generate."""
+
+    tokens: int
+    left: int
+    priority: Priority
+
+
 class Credit:
-    """Room for requests, reserved by the cost of what is held.
+    """Room for requests; reserved is the most that those which are held may come to occupy at once.
 
     It starts from the room of an idle engine; `capacity` is how many sequences it would run at once
-    now, which is less while it is throttled.
+    now, which is less while it is throttled. Where the engine takes the place of less urgent work
+    for more urgent (`preempts`), what is held of lower priorities takes no room from a higher one.
     """
 
-    def __init__(self, whole: Room) -> None:
-        self.resize(whole)
-        self._costs: dict[str, int] = {}
-        self._reserved = 0
+    def __init__(self, whole: Room, preempts: bool = False) -> None:
+        self.resize(whole, preempts)
+        self._requests: dict[str, _Held] = {}
 
-    def resize(self, whole: Room) -> None:
+    def resize(self, whole: Room, preempts: bool = False) -> None:
         """Another engine: what it has room for while it is idle."""
         self.max_sequences, self.kv_tokens = whole.sequences, whole.tokens
-        self.capacity = whole.sequences
+        self.capacity, self.preempts = whole.sequences, preempts
 
-    def take(self, request_id: str, cost: int) -> None:
-        self.free(request_id)
-        self._costs[request_id] = cost
-        self._reserved += cost
+    def take(self, request_id: str, prompt_tokens: int, cost: int, priority: Priority) -> None:
+        self._requests[request_id] = _Held(prompt_tokens, cost - prompt_tokens, priority)
+
+    def grown(self, request_id: str, prompt_tokens: int, cost: int, generated: int) -> None:
+        """It has generated so many tokens by now."""
+        if held := self._requests.get(request_id):
+            held.tokens = prompt_tokens + generated
+            held.left = max(0, cost - held.tokens)
 
     def free(self, request_id: str) -> None:
         """Idempotent."""
-        self._reserved -= self._costs.pop(request_id, 0)
+        self._requests.pop(request_id, None)
 
     @property
     def held(self) -> int:
-        return len(self._costs)
+        return len(self._requests)
 
     @property
     def free_sequences(self) -> int:
-        return max(0, min(self.capacity, self.max_sequences) - len(self._costs))
+        return max(0, min(self.capacity, self.max_sequences) - self.held)
 
     @property
     def free_tokens(self) -> int:
-        return max(0, self.kv_tokens - self._reserved)
+        return max(0, self.kv_tokens - _peak(self._requests.values()))
 
-    @property
-    def pull_batch(self) -> int:
+    def room(self, priority: Priority) -> tuple[int, int]:
+        """Sequences, of which negative ones wait for a place, and tokens for one more request."""
+        held = list(self._requests.values())
+        if self.preempts:
+            held = [each for each in held if not priority.is_above(each.priority)]
+        sequences = min(self.capacity, self.max_sequences) - len(held)
+        return sequences, max(0, self.kv_tokens - _peak(held))
+
+    def pull_batch(self, priority: Priority) -> int:
         """How many messages to ask for at once: few, since another worker may be free for them."""
-        if not self.free_sequences or not self.free_tokens:
-            return 0
-        return max(1, self.free_sequences // 8)
+        sequences, tokens = self.room(priority)
+        return max(1, sequences // 8) if sequences > 0 and tokens > 0 else 0
+
+
+def _peak(requests: Iterable[_Held]) -> int:
+    """The most tokens that requests come to occupy, if all generate side by side to their limits.
+
+    When one ends, those with more left still go on, and each has grown by what it had left.
+    """
+    tokens = peak = 0
+    ordered = sorted(requests, key=lambda held: held.left, reverse=True)
+    for count, held in enumerate(ordered, 1):
+        tokens += held.tokens
+        peak = max(peak, tokens + count * held.left)
+    return peak
 
 
 class Rate:

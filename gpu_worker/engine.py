@@ -124,3 +124,10 @@ class Throttled(Protocol):
 
     def capacity(self) -> int:
         """How many sequences it would run at once just now. Safe to call from any thread."""
+
+
+@runtime_checkable
+class Preemptive(Protocol):
+    """An engine in which less urgent sequences give their places and KV to more urgent ones."""
+
+    preempts: bool

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import structlog
 from nats.aio.msg import Msg
@@ -10,8 +11,9 @@ from nats.aio.msg import Msg
 from gpu_worker.attempt import FAILED_SECONDS, Attempt, Finished, Identity, Stopped
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
-from gpu_worker.engine import Engine, Output, Room, Throttled
+from gpu_worker.engine import Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.mount import Mount
+from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
 from streams import subjects, topology
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable, MillstreamError
@@ -67,6 +69,7 @@ class Pool:
         self._pulled: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._rate = Rate(time.monotonic())
+        self._progress = Progress()
         self._is_open = True
         self.draining = False
         self.failure: EngineCrashed | EngineHung | None = None  # of the engine it had last
@@ -91,7 +94,8 @@ class Pool:
     def put(self, engine: Engine) -> None:
         """Run a loaded engine, first over what has waited for it."""
         self.failure = None
-        self.credit.resize(engine.room())
+        preempts = isinstance(engine, Preemptive) and engine.preempts
+        self.credit.resize(engine.room(), preempts)
         self._throttled = engine if isinstance(engine, Throttled) else None
         driver = self._mount.put(engine)
         if self._tasks:
@@ -133,7 +137,8 @@ class Pool:
         await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
         name = consumer.durable_name
         assert name
-        return Pull(self._broker, topology.WORK, name, self._room, self._taking(priority))
+        room, take = partial(self._room, priority), self._taking(priority)
+        return Pull(self._broker, topology.WORK, name, room, take)
 
     def cancel(self, tenant: str, request_id: str) -> None:
         """The client wants no more of it. Idempotent; unknown requests are somebody else's."""
@@ -151,9 +156,9 @@ class Pool:
         await _ended(self._serving, seconds)
         await self.release()
 
-    def _room(self) -> int:
+    def _room(self, priority: Priority) -> int:
         self._follow_capacity()
-        return self.credit.pull_batch if self.taking else 0
+        return self.credit.pull_batch(priority) if self.taking else 0
 
     def _wake(self) -> None:
         """Credit has grown, or may have."""
@@ -167,6 +172,12 @@ class Pool:
             before, self.credit.capacity = self.credit.capacity, self._throttled.capacity()
             if self.credit.capacity > before:
                 self._wake()
+
+    def _follow_growth(self) -> None:
+        """Who has generated a part of what it may needs less room for the rest."""
+        for request_id, attempt in self._attempts.items():
+            envelope = attempt.envelope
+            self.credit.grown(request_id, envelope.prompt_tokens, envelope.cost, attempt.tokens)
 
     def _taking(self, priority: Priority) -> Callable[[Delivery], None]:
         def take(delivery: Delivery) -> None:
@@ -198,7 +209,8 @@ class Pool:
         assert self._tasks
         request_id = attempt.envelope.request_id
         self._attempts[request_id] = attempt
-        self.credit.take(request_id, attempt.envelope.cost)
+        envelope = attempt.envelope
+        self.credit.take(request_id, envelope.prompt_tokens, envelope.cost, attempt.priority)
         self._changed.set()
         self.stirred()
         serving = self._tasks.create_task(self._serve(attempt), name=f"attempt-{request_id}")
@@ -235,8 +247,9 @@ class Pool:
             except BrokerUnavailable as error:
                 log.warning("beat_not_sent", reason=str(error))
             await asyncio.sleep(_BEAT_GAP_SECONDS)
+            rest = min(seconds, PROGRESS_SECONDS) if self._attempts else seconds
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(rest):
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -245,6 +258,7 @@ class Pool:
     def beat(self) -> Beat:
         """This worker's credit of the moment."""
         self._follow_capacity()
+        self._follow_growth()
         credit = self.credit
         return Beat(
             worker=self.who.worker,
@@ -261,7 +275,16 @@ class Pool:
             pulled=dict(self._pulled),
             draining=self.draining,
             resident=self._mount.driver is not None,
+            room=self._room_by_priority() if credit.preempts else {},
+            progress=self._progress.some(self._counts, time.monotonic()),
         )
+
+    def _room_by_priority(self) -> dict[str, tuple[int, int]]:
+        return {str(p): self.credit.room(p) if self.taking else (0, 0) for p in Priority}
+
+    def _counts(self) -> Counts:
+        attempts = self._attempts.values()
+        return [(attempt.delivery.seq, attempt.tokens) for attempt in attempts if attempt.tokens]
 
     async def _hold(self, seconds: float, ack_wait_seconds: float) -> None:
         """Tell the broker that the held work is alive; a frozen process falls silent here.

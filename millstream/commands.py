@@ -73,6 +73,12 @@ COMMANDS = (
         "millstream.usage:run",
     ),
     Command(
+        "why",
+        "say why a request waits, or how a tenant stands",
+        "millstream.settings:WhySettings",
+        "millstream.why:run",
+    ),
+    Command(
         "bench",
         "put load on a gateway and report latencies",
         "millstream.bench.settings:BenchSettings",

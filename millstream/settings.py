@@ -1,12 +1,15 @@
-"""Settings of `millstream up`, `millstream lag` and `millstream usage`."""
+"""Settings of `millstream up`, `lag`, `usage` and `why`."""
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
+from pydantic.config import JsonDict
 
 from streams.settings import ClientSettings, Name, Port, Settings, TenantSettings
+from streams.subjects import token
 
 DATA_DIR = Path("~/.millstream")
+FLAG_ONLY: JsonDict = {"flag_only": True}
 CLOSING_SECONDS = 4.0  # for the goodbyes of all services, one after the other
 
 
@@ -60,3 +63,29 @@ class UsageSettings(ClientSettings):
 
     only: Name | None = Field(None, description="tenant to show, with its keys; default: all")
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+
+
+class WhySettings(ClientSettings):
+    """Whose standing to explain."""
+
+    request_id: str | None = Field(
+        None,
+        description="request to explain",
+        json_schema_extra={"positional": True, "flag_only": True},
+    )
+    tenant: Name | None = Field(
+        None, description="tenant to explain, instead of a request", json_schema_extra=FLAG_ONLY
+    )
+    model: str | None = Field(
+        None, description="only at this model; by default at every one", json_schema_extra=FLAG_ONLY
+    )
+    shards: int = Field(1, ge=1, description="token log streams; the same for every service")
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+    @model_validator(mode="after")
+    def _is_about_one(self) -> "WhySettings":
+        if (self.request_id is None) == (self.tenant is None):
+            raise ValueError("give either REQUEST_ID or --tenant")
+        if self.request_id:
+            token(self.request_id)
+        return self

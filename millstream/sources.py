@@ -69,6 +69,12 @@ def is_positional(info: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra.get("positional"))
 
 
+def is_flag_only(info: FieldInfo) -> bool:
+    """True for what is asked once, and is no setting of an installation."""
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("flag_only"))
+
+
 def flag(key: str) -> str:
     return "--" + key.replace("_", "-")
 
@@ -91,7 +97,8 @@ def load(
         found.put(key, value, flag(key))
     _find_server(found)
     known = keys(settings)
-    values = {key: _shaped(found.values[key], known[key]) for key in found.values.keys() & known}
+    taken = {k for k in found.values.keys() & known if k in flags or not is_flag_only(known[k])}
+    values = {key: _shaped(found.values[key], known[key]) for key in taken}
     try:
         return settings.model_validate({**values, "config": path})
     except ValidationError as error:
@@ -158,7 +165,7 @@ def _every_key(tables: bool = True) -> set[str]:
         key
         for settings in classes
         for key, info in keys(settings).items()
-        if tables or not is_table(info)
+        if (tables or not is_table(info)) and not is_flag_only(info)
     }
 
 

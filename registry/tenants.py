@@ -54,6 +54,7 @@ class Tenant(Limits):
 
     name: str
     weight: float = Field(default=1.0, gt=0)
+    reserved_tokens: int = Field(default=0, ge=0)  # of each model's fleet, for its urgent requests
     max_queued: int = Field(default=1000, ge=1)  # per model and priority
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None

@@ -12,7 +12,7 @@
     │   ├── LaneFull
     │   ├── RateLimited
     │   │   └── QuotaSpent
-    │   ├── Overloaded
+    │   ├── Overloaded, TenantBacklog, NoWorkers
     │   └── BrokerUnavailable
     │       └── NotConnected
     └── Ended                the request was accepted and ended without its full answer
@@ -41,6 +41,7 @@ STATUS: dict[str, int] = {
     "queue_full": 429,
     "rate_limit_exceeded": 429,
     "insufficient_quota": 429,
+    "tenant_backlog": 429,
     "upstream_refused": 400,
     "cancelled": 499,
     "adapter_failed": 500,
@@ -49,6 +50,7 @@ STATUS: dict[str, int] = {
     "attempts_exhausted": 500,
     "upstream_failed": 502,
     "overloaded": 503,
+    "no_workers": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "deadline_exceeded": 504,
@@ -188,13 +190,22 @@ class LargerThanQuota(BadRequest):
 
 
 class Refused(MillstreamError):
-    """Not now: nothing was accepted, the same request may succeed after `retry_after_seconds`."""
+    """Not now: nothing was accepted, the same request may succeed after `retry_after_seconds`.
+
+    `estimated_wait_seconds` is how long it would have waited, where that is the reason.
+    """
 
     code = "overloaded"
 
-    def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        retry_after_seconds: float = 1.0,
+        estimated_wait_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.estimated_wait_seconds = estimated_wait_seconds
 
 
 class LaneFull(Refused):
@@ -224,9 +235,21 @@ class QuotaSpent(RateLimited):
 
 
 class Overloaded(Refused):
-    """The estimated wait is longer than the request may take."""
+    """The model has more to do than it can in the time that the request has."""
 
     code = "overloaded"
+
+
+class TenantBacklog(Refused):
+    """The model would be in time; what the tenant has queued itself keeps it from that."""
+
+    code = "tenant_backlog"
+
+
+class NoWorkers(Refused):
+    """The model is registered, and nobody has served it for a while."""
+
+    code = "no_workers"
 
 
 class BrokerUnavailable(Refused):

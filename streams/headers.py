@@ -13,6 +13,7 @@ EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 INCREMENT = "Nats-Incr"
 ROUTE = "Route"
 CONTENT_TYPE = "Content-Type"
+TOLD_WAIT = "Told-Wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,9 @@ class Envelope:
     """What the outside of a request says.
 
     `cost` is prompt tokens plus the most it may generate; `version` pins a version; `adapter` names
-    one of the model's; `dispatched` is 0 until the dispatcher has sent it on; `account` says where
-    its use is counted (`streams/usage.py`), if anywhere.
+    one of the model's; `dispatched` is 0 until the dispatcher has sent it on. `account` says where
+    its use is counted (`streams/usage.py`), if anywhere. `told_wait` is the wait in ms that was
+    estimated when it was accepted; None if nothing was known.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class Envelope:
     dispatched: int = 0
     adapter: str = ""
     account: str = ""
+    told_wait: int | None = None
 
     def to_headers(self) -> dict[str, str]:
         headers = {
@@ -53,6 +56,8 @@ class Envelope:
             "Account": self.account,
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
+        if self.told_wait is not None:
+            headers[TOLD_WAIT] = str(self.told_wait)
         return headers
 
     @classmethod
@@ -70,4 +75,5 @@ class Envelope:
             dispatched=int(headers.get("Dispatched", "0")),
             adapter=headers.get("Adapter", ""),
             account=headers.get("Account", ""),
+            told_wait=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
         )

@@ -194,6 +194,7 @@ class LedgerRecord:
     finished: int
     adapter: str = ""
     account: str = ""  # where it is counted, as in the request's headers
+    first: int = 0  # when its first output was made; 0: there was none
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,11 @@ class Beat:
 
     `pulled` is, per priority, the highest sequence in WORK that this worker has pulled: what was
     dispatched up to there is no longer waiting to be pulled.
+
+    `room` is what the worker could take of each priority, if its engine takes the place of less
+    urgent work for more urgent: sequences (negative ones wait for a place) and tokens. `progress`
+    has pairs of a sequence in WORK and the tokens generated for it so far, of some that have gone
+    on.
     """
 
     worker: str
@@ -218,6 +224,15 @@ class Beat:
     pulled: dict[str, int] = field(default_factory=dict)
     draining: bool = False
     resident: bool = True  # its model is loaded; else it would be for the first request
+    room: dict[str, tuple[int, int]] = field(default_factory=dict)
+    progress: list[tuple[int, int]] = field(default_factory=list)
+
+    def room_for(self, priority: str) -> tuple[int, int]:
+        """Sequences and tokens: what is free, where they are not told by priority."""
+        sequences, tokens = self.room.get(
+            priority, (self.free_sequences - self.waiting, self.free_tokens)
+        )
+        return sequences, tokens
 
     def pack(self) -> bytes:
         return pack(asdict(self))
@@ -228,20 +243,54 @@ class Beat:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """What a request takes once it has been dispatched, in seconds, as measured."""
+
+    first: float = 0.0  # to its first output, and for each token of its prompt:
+    per_prompt_token: float = 0.0
+    per_output_token: float = 0.0
+    output_share: float = 1.0  # of the tokens that it may generate
+    first_spread: float = 0.0  # of the seconds to the first output: one standard deviation
+
+    def first_seconds(self, prompt_tokens: int) -> float:
+        """From dispatch to the first output."""
+        return self.first + self.per_prompt_token * prompt_tokens
+
+    def seconds(self, prompt_tokens: int, most_output: int) -> float:
+        """From dispatch to the end."""
+        output = self.output_share * most_output
+        return self.first_seconds(prompt_tokens) + self.per_output_token * output
+
+
+@dataclass(frozen=True)
 class Pressure:
     """What a model's dispatcher tells the gateways several times a second.
 
-    `wait_seconds` is the estimated wait of a new request per priority; None while nothing is known.
+    `wait_seconds` is the estimated wait of a request per priority if its tenant has nothing queued;
+    None while nothing is known. `tenants` has it for those with a backlog: not all, but those that
+    wait longest. `seconds_per_token` is how much longer each reserved token ahead makes it.
     """
 
     model: str
     workers: int
     queued: dict[str, int]
     wait_seconds: dict[str, float | None]
+    tenants: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds_per_token: float | None = None
+    compute: Compute | None = None  # None while nothing is known
+    unmanned_seconds: float = 0.0  # since there was a worker
+    uncertainty: float = 0.0  # of the waits, as a share of them: one standard deviation
+
+    def wait_of(self, tenant: str, priority: str) -> float | None:
+        """The estimated wait of a tenant's next request; None while nothing is known."""
+        return self.tenants.get(tenant, {}).get(priority, self.wait_seconds.get(priority))
 
     def pack(self) -> bytes:
         return pack(asdict(self))
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        return known(cls, unpack(data))
+        wire = unpack(data)
+        if compute := wire.get("compute"):
+            wire["compute"] = known(Compute, compute)
+        return known(cls, wire)

@@ -106,6 +106,9 @@ class TenantSettings(LimitSettings):
         (), description='API keys, kept only as hashes: "sk-…" or {key = "sk-…", limits}'
     )
     weight: float = Field(1.0, gt=0, description="share relative to the other tenants")
+    reserved_tokens: int = Field(
+        0, ge=0, description="KV tokens of each model that are kept for it, used or not"
+    )
     max_queued: int = Field(1000, ge=1, description="queued requests per model and priority")
     max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt")
     max_output_tokens: int | None = Field(

@@ -36,6 +36,13 @@ class Priority(StrEnum):
     STANDARD = "standard"
     BATCH = "batch"
 
+    def is_above(self, other: "Priority") -> bool:
+        """Whether it is more urgent."""
+        return _URGENCY[self] < _URGENCY[other]
+
+
+_URGENCY = {priority: index for index, priority in enumerate(Priority)}
+
 
 def token(value: str) -> str:
     """Return `value` if it is one subject token, else raise `InvalidToken`."""
@@ -140,6 +147,11 @@ def log_on_any_route(tenant: str, request_id: str, shards: int) -> str:
     return f"{PREFIX}.token.{shard(request_id, shards)}.{token(tenant)}.*.{token(request_id)}"
 
 
+def log_of_any_tenant(request_id: str, shards: int) -> str:
+    """Filter: a request's log when nothing but its id is known."""
+    return f"{PREFIX}.token.{shard(request_id, shards)}.*.*.{token(request_id)}"
+
+
 def parse_log(subject: str) -> Log:
     """The address in a log's subject or in a reply's."""
     tenant, route, request_id = subject.split(".")[-3:]
@@ -233,11 +245,12 @@ def work_of(model: str) -> str:
 
 
 def report(model: str) -> str:
-    """Asks the leader of a model for its lanes and workers."""
+    """Asks the leader of a model for its lanes and workers, or how a request or a tenant stands."""
     return f"{PREFIX}.report.{escape(model)}"
 
 
 ALL_REQUESTS = f"{PREFIX}.request.>"
+ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_FINDS = f"{PREFIX}.find.>"
 ALL_READERS = f"{PREFIX}.reader.>"

@@ -10,7 +10,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gpu_worker.detokenizer import StopStrings
 from gpu_worker.engine import Finish, Output, Room, Sequence
 from gpu_worker.limits import Limits, reserved
 from streams.messages import Logprob, pack_tokens
+from streams.subjects import Priority
 
 VOCABULARY = 256  # the mock's tokeniser is UTF-8 bytes
 DIMENSIONS = 8
@@ -44,9 +45,12 @@ class _Stream:
 class MockEngine:
     """Say each sequence's first word `ttft_ms` after it starts, then one each `itl_ms`.
 
-    At most `sequences` run at once, the others wait. `kv_tokens` bounds what `room` announces and
-    how long one sequence may be.
+    At most `sequences` run at once, the others wait; a more urgent one takes the place of the
+    newest of the least urgent. `kv_tokens` bounds what `room` announces and how long one sequence
+    may be.
     """
+
+    preempts = True
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class MockEngine:
         self._clock, self._sleep = clock, sleep
         self._streams: dict[str, _Stream] = {}
         self._waiting: deque[_Stream] = deque()
+        self._running: dict[str, _Stream] = {}  # oldest first
         self._due: list[tuple[float, int, _Stream]] = []
         self._order = itertools.count()
         self._ready: list[Output] = []
@@ -124,12 +129,31 @@ class MockEngine:
         """Forget every sequence."""
         self._streams.clear()
         self._waiting.clear()
+        self._running.clear()
         self._due.clear()
 
     def _admit(self) -> None:
-        while self._waiting and self._free > 0:
+        while self._waiting:
+            stream = min(self._waiting, key=_urgency)  # of like ones the first
+            if self._free <= 0 and not self._make_way(stream):
+                return
+            self._waiting.remove(stream)
             self._free -= 1
-            self._plan(self._clock() + self._ttft, self._waiting.popleft())
+            self._running[stream.sequence.request_id] = stream
+            self._plan(self._clock() + self._ttft, stream)
+
+    def _make_way(self, stream: _Stream) -> bool:
+        """Have the newest of the least urgent that run wait again, if they are less urgent."""
+        last = max(reversed(self._running.values()), key=_urgency, default=stream)
+        if _urgency(last) <= _urgency(stream):
+            return False
+        del self._running[last.sequence.request_id]
+        last.gone = True  # where it was due
+        again = replace(last, gone=False)
+        self._streams[again.sequence.request_id] = again
+        self._waiting.appendleft(again)
+        self._free += 1
+        return True
 
     def _leave(self, stream: _Stream) -> None:
         del self._streams[stream.sequence.request_id]
@@ -138,6 +162,7 @@ class MockEngine:
         if stream in self._waiting:
             self._waiting.remove(stream)
             return
+        del self._running[stream.sequence.request_id]
         self._free += 1
         self._admit()
 
@@ -185,6 +210,11 @@ def _stream(sequence: Sequence) -> _Stream:
             stops.push(WORDS[token])
     origin = _origin(sequence.prompt, sequence.sampling.seed or 0)
     return _Stream(sequence, origin, len(sequence.generated), stops)
+
+
+def _urgency(stream: _Stream) -> int:
+    """The less, the more urgent."""
+    return list(Priority).index(stream.sequence.priority)
 
 
 def _finish(stream: _Stream) -> Finish | None:

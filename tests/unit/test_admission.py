@@ -1,10 +1,10 @@
-"""May this request come in: limits of model and tenant, deadlines, the estimated wait."""
+"""May this request come in: limits of model and tenant, deadlines."""
 
 from typing import Any
 
 import pytest
 
-from gateway.admission import PRESSURE_TRUST_SECONDS, Deadlines, admit, check_wait
+from gateway.admission import Deadlines, admit
 from gateway.submission import Submission
 from registry.models import Model, Version, mock_model
 from registry.tenants import Tenant
@@ -12,10 +12,9 @@ from streams.errors import (
     BadRequest,
     ContextLengthExceeded,
     InputTooLong,
-    Overloaded,
     UnsupportedValue,
 )
-from streams.messages import Kind, Pressure, Request, Sampling, unpack_tokens
+from streams.messages import Kind, Request, Sampling, unpack_tokens
 from streams.subjects import Priority
 
 MODEL = mock_model(context_length=100)
@@ -144,26 +143,3 @@ def test_a_deadline_out_of_range_is_refused(asked: int) -> None:
     """A log does not outlive a later one."""
     with pytest.raises(BadRequest, match="1..600000"):
         DEADLINES.seconds(submission(deadline_ms=asked))
-
-
-@pytest.mark.parametrize(
-    ("wait", "age", "refused"),
-    [
-        (61.0, 0.0, True),
-        (59.0, 0.0, False),
-        (None, 0.0, False),
-        (61.0, PRESSURE_TRUST_SECONDS + 0.1, False),
-    ],
-)
-def test_what_would_only_time_out_is_refused_at_once(
-    wait: float | None, age: float, refused: bool
-) -> None:
-    """With the time after which it may fit; old or missing news is no reason."""
-    pressure = Pressure("mock", 1, {}, {"standard": wait})
-    if refused:
-        with pytest.raises(Overloaded) as error:
-            check_wait(pressure, age, submission(), 60)
-        assert error.value.retry_after_seconds == 1.0
-    else:
-        check_wait(pressure, age, submission(), 60)
-    check_wait(None, 0.0, submission(), 60)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dispatcher.fair_queue import FairQueue, expected_service
+from dispatcher.fair_queue import AGING_SECONDS, MOST_OFTEN_SECONDS, FairQueue, service
 from dispatcher.lines import SLACK, Queued
 from streams.subjects import Priority
 
@@ -41,6 +41,11 @@ def queued(
         seq=seq,
         reply="",
     )
+
+
+def expected_service(item: Queued) -> int:
+    """What is charged while nothing is known of what requests generate: what it reserves."""
+    return service(item.prompt_tokens, item.cost - item.prompt_tokens)
 
 
 def taken(queue: FairQueue, now: float = 0.0) -> Queued:
@@ -149,17 +154,59 @@ def test_a_higher_priority_overtakes_whoever_waits() -> None:
     assert order == [Priority.INTERACTIVE, Priority.STANDARD, Priority.BATCH]
 
 
+def trickled(seconds: int) -> dict[Priority, list[float]]:
+    """When each priority is served in a flood of interactive requests, ten a second."""
+    queue = FairQueue(TRICKLE)
+    for _ in range(10 * seconds + 1):
+        for priority in Priority:
+            queue.push(queued("a", priority), 0)
+    at: dict[Priority, list[float]] = {priority: [] for priority in Priority}
+    for i in range(10 * seconds + 1):
+        at[taken(queue, i / 10).priority].append(i / 10)
+    return at
+
+
 def test_a_lower_priority_trickles_through_a_flood() -> None:
     """Strict priorities alone would let a flood of urgent requests starve the others for ever."""
-    queue = FairQueue(TRICKLE)
-    for _ in range(400):
-        queue.push(queued("a", Priority.INTERACTIVE), 0)
+    at = trickled(20)
     for priority in (Priority.STANDARD, Priority.BATCH):
-        for _ in range(5):
-            queue.push(queued("b", priority), 0)
-    at = {i / 10: taken(queue, i / 10).priority for i in range(201)}
-    assert [t for t, p in at.items() if p is Priority.BATCH] == [5.0, 10.0, 15.0, 20.0]
-    assert [t for t, p in at.items() if p is Priority.STANDARD] == [5.1, 10.1, 15.1]
+        times = at[priority]
+        assert times[0] <= TRICKLE
+        assert max(b - a for a, b in itertools.pairwise(times)) <= TRICKLE
+        assert len(times) <= 20 / (TRICKLE / 2)
+
+
+def test_the_longer_a_priority_waits_the_more_of_it_trickles_through() -> None:
+    """Aging: who has waited for minutes is not as patient as who has just come; up to a bound."""
+    times = trickled(600)[Priority.BATCH]
+    first = sum(time < 60 for time in times)
+    last = sum(time >= 540 for time in times)
+    assert first < last <= 60 / MOST_OFTEN_SECONDS
+
+
+def test_who_was_overtaken_by_nobody_does_not_starve() -> None:
+    """A fleet full of batch work serves no one; the next free place is the urgent request's."""
+    queue = FairQueue(TRICKLE)
+    for _ in range(2):
+        queue.push(queued("a", Priority.BATCH), 0)
+    taken(queue)
+    queue.push(queued("b", Priority.INTERACTIVE), 100)
+    assert taken(queue, 100).priority is Priority.INTERACTIVE
+
+
+def test_a_request_is_charged_what_its_tenant_generates_as_a_rule() -> None:
+    """Whoever always asks for the most and ends early is not to wait for its refunds."""
+    queue = FairQueue()
+    for _ in range(20):
+        queue.learn("short", 5)
+        queue.learn("long", 400)
+    charged = {}
+    for tenant in ("short", "long"):
+        item = queued(tenant, prompt=10, output=100)
+        queue.push(item, 0)
+        charged[tenant] = queue.pop(item, 0)
+    assert charged["short"] < service(10, 100) / 2
+    assert charged["long"] == service(10, 100)
 
 
 def test_a_pinned_version_that_waits_holds_up_no_other() -> None:
@@ -197,7 +244,8 @@ def entries(queue: FairQueue) -> int:
     """Everything that the queue keeps per request or per change."""
     lines = [line for lines in queue._lines.values() for line in lines.values()]
     waiting = sum(len(lane.items) for _, _, lane in queue.lanes())
-    return waiting + len(queue._deadlines) + sum(len(line._order) for line in lines)
+    orders = sum(len(order) for line in lines for order in line._orders)
+    return waiting + len(queue._deadlines) + orders
 
 
 class Reference(RuleBasedStateMachine):
@@ -210,6 +258,8 @@ class Reference(RuleBasedStateMachine):
         self.counters: defaultdict[str, float] = defaultdict(float)
         self.weights = dict.fromkeys(TENANTS, 1.0)
         self.served = dict.fromkeys(Priority, 0.0)
+        self.since = dict.fromkeys(Priority, 0.0)
+        self.popped = dict.fromkeys(Priority, 0.0)
         self.last = "nobody"
         self.now = 0.0
 
@@ -231,7 +281,7 @@ class Reference(RuleBasedStateMachine):
             lowest = min(waiting, default=self.counters[self.last])
             self.counters[tenant] = max(self.counters[tenant], lowest)
         if all(other.priority is not priority for other in self.items):
-            self.served[priority] = self.now
+            self.served[priority] = self.since[priority] = self.now
         self.items.append(item)
         self.queue.push(item, self.now)
 
@@ -242,7 +292,7 @@ class Reference(RuleBasedStateMachine):
             item = order[0]
             self.queue.pop(item, self.now)
             self.items.remove(item)
-            self.served[item.priority] = self.now
+            self.served[item.priority] = self.popped[item.priority] = self.now
             self.last = item.tenant
             self.counters[item.tenant] += expected_service(item) / self.weights[item.tenant]
 
@@ -287,7 +337,11 @@ class Reference(RuleBasedStateMachine):
 
     def starves(self, priority: Priority) -> bool:
         waits = any(item.priority is priority for item in self.items)
-        return waits and self.now - self.served[priority] >= TRICKLE
+        above = [self.popped[p] for p in list(Priority)[: list(Priority).index(priority)]]
+        overtaken = any(popped > self.served[priority] for popped in above)
+        aging = 1 + (self.now - self.since[priority]) / AGING_SECONDS
+        patience = min(TRICKLE, max(MOST_OFTEN_SECONDS, TRICKLE / aging))
+        return waits and overtaken and self.now - self.served[priority] >= patience
 
     @invariant()
     def agrees(self) -> None:

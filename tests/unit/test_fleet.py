@@ -35,8 +35,8 @@ def beat(
 def fill(fleet: Fleet, cost: int = 10, version: str = "1", first: int = 1) -> int:
     """Dispatch for as long as it fits; how many did."""
     count = 0
-    while fleet.fits(version, cost):
-        fleet.sending(version, cost)
+    while fleet.fits(version, STANDARD, cost):
+        fleet.sending(version, STANDARD, cost)
         fleet.sent(version, STANDARD, first + count, cost)
         count += 1
     return count
@@ -58,7 +58,7 @@ def test_a_full_worker_is_sent_two() -> None:
 
 def test_nothing_is_sent_to_nobody() -> None:
     """Work without a pool would wait where no fairness rules."""
-    assert not Fleet().fits("1", 1)
+    assert not Fleet().fits("1", STANDARD, 1)
 
 
 def test_tokens_bound_what_sequences_would_allow() -> None:
@@ -66,14 +66,14 @@ def test_tokens_bound_what_sequences_would_allow() -> None:
     fleet = Fleet()
     fleet.beat(beat(free=100, tokens=1000), 0)
     assert fill(fleet, cost=300) == 3
-    assert Fleet().fits("1", 0) is False
+    assert Fleet().fits("1", STANDARD, 0) is False
 
 
 def test_a_request_larger_than_any_worker_is_sent_all_the_same() -> None:
     """The worker refuses it with the reason; in the queue it would block everybody behind it."""
     fleet = Fleet()
     fleet.beat(beat(tokens=1000), 0)
-    assert fleet.fits("1", 5000)
+    assert fleet.fits("1", STANDARD, 5000)
 
 
 def test_what_was_pulled_waits_no_more() -> None:
@@ -83,14 +83,14 @@ def test_what_was_pulled_waits_no_more() -> None:
     fill(fleet)
     fleet.beat(beat(free=0, pulled=4), 0)
     assert fleet.unpulled == {5, 6}
-    assert not fleet.fits("1", 10)
+    assert not fleet.fits("1", STANDARD, 10)
 
 
 def test_a_beat_may_be_faster_than_the_brokers_answer() -> None:
     """A worker can pull a message before the dispatcher knows its sequence."""
     fleet = Fleet()
     fleet.beat(beat(free=4), 0)
-    fleet.sending("1", 10)
+    fleet.sending("1", STANDARD, 10)
     fleet.beat(beat(free=3, pulled=7), 0)
     fleet.sent("1", STANDARD, 7, 10)
     assert fleet.unpulled == set()
@@ -112,14 +112,14 @@ def test_a_draining_worker_is_sent_nothing() -> None:
     fleet = Fleet()
     fleet.beat(beat(free=4), 0)
     fleet.beat(replace(beat(free=0), draining=True), 1)
-    assert not fleet.fits("1", 1)
+    assert not fleet.fits("1", STANDARD, 1)
 
 
 def test_versions_have_their_own_credit() -> None:
     """A worker serves one version; its room is of no use to another."""
     fleet = Fleet()
     fleet.beat(beat("w1", version="1"), 0)
-    assert not fleet.fits("2", 1)
+    assert not fleet.fits("2", STANDARD, 1)
     fill(fleet)
     fleet.beat(beat("w2", version="2", free=1), 0)
     assert fill(fleet, version="2", first=100) == 1 + PREFETCH
@@ -140,8 +140,8 @@ def test_what_could_not_be_sent_takes_no_room() -> None:
     fleet = Fleet()
     fleet.beat(beat(free=0), 0)
     for _ in range(10):
-        fleet.sending("1", 10)
-        fleet.not_sent("1", 10)
+        fleet.sending("1", STANDARD, 10)
+        fleet.not_sent("1", STANDARD, 10)
     assert fill(fleet) == PREFETCH
 
 
@@ -165,9 +165,9 @@ class Credit(RuleBasedStateMachine):
 
     @rule()
     def send(self) -> None:
-        if self.fleet.fits("1", 1):
+        if self.fleet.fits("1", STANDARD, 1):
             self.seq += 1
-            self.fleet.sending("1", 1)
+            self.fleet.sending("1", STANDARD, 1)
             self.fleet.sent("1", STANDARD, self.seq, 1)
             self.work.append(self.seq)
             self.never_more_than_the_room_and_the_prefetch()
@@ -205,7 +205,7 @@ def test_the_room_is_whole_again_when_everything_has_left(
     """A request that leaked would take its room for ever."""
     fleet = Fleet()
     for seq in sequences:
-        fleet.sending("1", seq)
+        fleet.sending("1", STANDARD, seq)
         fleet.sent("1", STANDARD, seq, seq)
     gone = set(data.draw(st.lists(st.sampled_from(sequences), unique=True)))
     fleet.left(gone)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from millstream import state
-from millstream.settings import LagSettings, UpSettings
+from millstream.settings import LagSettings, UpSettings, WhySettings
 from millstream.sources import UsageError, load
 
 
@@ -167,3 +167,11 @@ def test_what_a_dead_up_left_behind_is_passed_over(left: str, tmp_path: Path) ->
     state.path(tmp_path).write_text(left)
     found = load(LagSettings, {}, {"MILLSTREAM_DATA_DIR": str(tmp_path)})
     assert found.model_dump()["nats"] == "nats://127.0.0.1:4222"
+
+
+def test_what_is_asked_once_is_no_setting() -> None:
+    """`model` in the file is what `up` serves, not what `why` is asked about."""
+    write("model = ['a', 'b']")
+    settings = load(WhySettings, {"tenant": "acme"}, {"MILLSTREAM_MODEL": "a"})
+    assert isinstance(settings, WhySettings)
+    assert (settings.tenant, settings.model) == ("acme", None)

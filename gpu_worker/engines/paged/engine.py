@@ -45,6 +45,8 @@ class TransformersEngine:
     and a step computes at most `max_batch_tokens`.
     """
 
+    preempts = True
+
     def __init__(
         self,
         loaded: models.Loaded,

@@ -1,0 +1,89 @@
+"""`python -m bench.simulate [SCENARIO…]`: the scheduler's own code on a virtual clock.
+
+Runs each scenario with every seed, for Millstream and for baselines under the same load, and prints
+the median and, in brackets, the worst of the seeds.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+
+from bench.simulation import affinity, fairness, isolation, mixture, overload, pictures, scale
+from bench.simulation.engine import StepModel
+from bench.simulation.report import Report, table
+from bench.simulation.scenario import Scenario, Setting
+from millstream.bench import plot
+
+WIDTH = 120  # where the output is no terminal
+TRACES = "MILLSTREAM_BENCH_TRACES"
+SCENARIOS: tuple[Scenario, ...] = (
+    *fairness.SCENARIOS,
+    *isolation.SCENARIOS,
+    *overload.SCENARIOS,
+    *mixture.SCENARIOS,
+    *affinity.SCENARIOS,
+    *scale.SCENARIOS,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    words = parser.parse_args(arguments)
+    chosen = [each for each in SCENARIOS if _named(each.name, words.what)]
+    if strange := [what for what in words.what if not any(_named(s.name, [what]) for s in chosen)]:
+        names = ", ".join(scenario.name for scenario in SCENARIOS)
+        parser.error(f"no scenario begins with {strange[0]!r}; there are {names}")
+    if words.plot:
+        plot.require()
+    setting = Setting(_worker(parser, words), words.traces)
+    report = Report(sys.argv[1:] if arguments is None else list(arguments), setting)
+    console = Console(width=max(WIDTH, Console().width))
+    for scenario in chosen:
+        seeds = [scenario.measure(setting, seed) for seed in range(words.seeds)]
+        console.print(table(report.add(scenario, seeds)))
+    if words.json:
+        report.write(words.json)
+    if words.plot:
+        pictures.draw(words.plot, report.measured)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__)
+    parser.add_argument("what", nargs="*", metavar="SCENARIO", help="its name, or the start of it")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every seed's values")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png")
+    traces = Path(os.environ.get(TRACES, "traces"))
+    parser.add_argument("--traces", type=Path, default=traces, help=f"directory (or ${TRACES})")
+    worker = parser.add_argument_group("the worker, where a scenario does not bring its own")
+    worker.add_argument("--worker", type=Path, metavar="FILE.json", help="these as JSON")
+    for each in fields(StepModel):
+        assert each.default is not MISSING
+        name = f"--{each.name.replace('_', '-')}"
+        worker.add_argument(name, type=type(each.default), help=f"default {each.default:g}")
+    return parser
+
+
+def _named(name: str, starts: Sequence[str]) -> bool:
+    return not starts or any(name.startswith(start) for start in starts)
+
+
+def _worker(parser: argparse.ArgumentParser, words: argparse.Namespace) -> StepModel:
+    """What the file says, and the options over it."""
+    given = {f.name: value for f in fields(StepModel) if (value := getattr(words, f.name))}
+    read = TypeAdapter(StepModel)
+    try:
+        told = read.validate_json(words.worker.read_bytes()) if words.worker else StepModel()
+        return read.validate_python(vars(told) | given)
+    except (OSError, ValidationError) as error:
+        parser.error(f"--worker: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""B5: many workers, each with a prefix cache: what is found there, and how even the load is."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from random import Random
+
+from bench.simulation import loads
+from bench.simulation.baselines import Fcfs
+from bench.simulation.engine import StepModel
+from bench.simulation.loads import Load
+from bench.simulation.prefixes import BLOCK_TOKENS, Prefixes
+from bench.simulation.request import Asked
+from bench.simulation.runs import Outcome, Run
+from bench.simulation.scenario import Figure, Scenario, Setting, Values
+from bench.simulation.systems import Build, Millstream, Plant, behind
+
+SECONDS = 900.0
+DRAIN_SECONDS = 600.0
+WORKERS = 8
+TRACE = "mooncake_conversation.csv"
+# The default worker would need eleven of itself for the prompts alone, and some fit no A10G
+WORKER = StepModel(
+    step_ms=20,
+    sequence_ms=0.1,
+    context_us=0.02,
+    prefill_ms=5,
+    token_ms=0.05,
+    kv_tokens=4_000_000,
+    max_sequences=128,
+    max_batch_tokens=8192,
+)
+SYSTEMS: dict[str, Build] = {"millstream": Millstream, "fcfs": behind(Fcfs)}
+
+
+def measure(setting: Setting, seed: int) -> Values:
+    """A quarter of an hour of Mooncake's conversations, from a place by the seed."""
+    rows = loads.trace(setting.traces / TRACE, _asked)
+    begins = Random(seed).uniform(0, rows[-1].at - SECONDS)
+    asked = [
+        replace(row, at=row.at - begins) for row in rows if begins <= row.at < begins + SECONDS
+    ]
+    plant = Plant((WORKER,) * WORKERS, caches_prefixes=True)
+    best = _single(asked)
+    values = {
+        name: _values(Run(build, plant, Load(asked, SECONDS)).run(DRAIN_SECONDS), best)
+        for name, build in SYSTEMS.items()
+    }
+    return {"single cache": {"hits": best}} | values
+
+
+def _asked(row: dict[str, str]) -> Asked:
+    blocks = tuple(int(block) for block in row["prefix_blocks_512"].split())
+    return replace(loads.sized(row), blocks=blocks)
+
+
+def _single(asked: Sequence[Asked]) -> float:
+    """The share of prompt tokens that one cache without bounds would find."""
+    cache, found = Prefixes(sum(len(each.blocks) for each in asked) * BLOCK_TOKENS), 0
+    for each in asked:
+        found += min(cache.hit(each.blocks), each.prompt_tokens)
+        cache.keep(each.blocks)
+    return found / sum(each.prompt_tokens for each in asked)
+
+
+def _values(outcome: Outcome, best: float) -> dict[str, float]:
+    whole = sum(fate.asked.prompt_tokens for fate in outcome.fates)
+    hits = sum(fate.hit_tokens for fate in outcome.fates) / whole
+    busy = [engine.busy_seconds for engine in outcome.engines]
+    return {
+        "hits": hits,
+        "of_best": hits / best,
+        "load": max(busy) / (sum(busy) / len(busy)) if any(busy) else inf,
+    }
+
+
+SCENARIOS = (
+    Scenario(
+        "b5",
+        "B5: Mooncake's conversations on 8 workers",
+        (
+            Figure("hits", "prompt tokens found in a cache", None, "higher", "single cache 0.348"),
+            Figure("of_best", "of a single cache's", 0.8, "higher"),
+            Figure("load", "busiest worker over the mean", 1.25),
+        ),
+        measure,
+    ),
+)

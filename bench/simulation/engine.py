@@ -1,0 +1,335 @@
+"""A step model of an engine: continuous batching, chunked prefill, paged KV, priorities.
+
+It schedules as `gpu_worker/engines/paged/scheduler.py` does (see docs/engine.md), but counts tokens
+where that one keeps them, so that a step costs the same however many sequences decode in it. That
+is what lets a thousand of them run beside each other on one core.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bench.simulation.prefixes import Prefixes
+from bench.simulation.request import Fate
+from streams.subjects import Priority
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """How long a step takes, and what fits: an A10G with a 7B model unless measured otherwise.
+
+    A step that decodes takes `step_ms + sequence_ms * batch + context_us * tokens in their KV`; one
+    that prefills takes `prefill_ms + token_ms * tokens` more.
+    """
+
+    step_ms: float = 31.2
+    sequence_ms: float = 0.28
+    context_us: float = 0.4
+    prefill_ms: float = 10.0
+    token_ms: float = 0.26
+    kv_tokens: int = 10_000
+    max_sequences: int = 64
+    max_batch_tokens: int = 512
+
+    def seconds(self, decoding: int, context_tokens: int, prefill_tokens: int) -> float:
+        took = 0.0
+        if decoding:
+            took += self.step_ms + self.sequence_ms * decoding
+            took += self.context_us / 1000 * context_tokens
+        if prefill_tokens:
+            took += self.prefill_ms + self.token_ms * prefill_tokens
+        return took / 1000
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A request in the engine. `pending` tokens must be computed before it decodes on."""
+
+    fate: Fate
+    number: int  # in order of arrival
+    pending: int
+    done: int = 0  # tokens whose KV is in place; while it decodes, as of step `since`
+    since: int = 0  # the step after which it began to decode
+    decoding: bool = False
+    again: bool = False  # it has given way
+    gone: bool = False
+
+    @property
+    def priority(self) -> Priority:
+        return self.fate.priority
+
+
+@dataclass
+class Stepped:
+    """What a step brought: who got the first token, and who the last."""
+
+    first: list[Fate] = field(default_factory=list)
+    ended: list[Fate] = field(default_factory=list)
+
+
+@dataclass
+class _Line:
+    """The runs of one priority, oldest first; who prefills is running, too."""
+
+    running: dict[int, Run] = field(default_factory=dict)  # by number, in order of admission
+    prefilling: dict[int, Run] = field(default_factory=dict)
+    waiting: deque[Run] = field(default_factory=deque)
+
+
+class Engine:
+    """Steps over the requests it was given; its owner keeps the time.
+
+    Call `begin` for the seconds of the next step, or None if there is nothing to do, and `end` when
+    they have passed. In between, what is added waits, and what is cancelled goes when it ends.
+    """
+
+    def __init__(self, model: StepModel, prefixes: Prefixes | None = None) -> None:
+        self.model = model
+        self.prompt_tokens = self.generated_tokens = self.preemptions = self.steps = 0
+        self.busy_seconds = 0.0
+        self._prefixes = prefixes
+        self._lines = {priority: _Line() for priority in Priority}
+        self._runs: dict[str, Run] = {}
+        self._used = 0  # KV tokens of all that run
+        self._context = 0  # of those that decode
+        self._decoding = 0
+        self._count = 0  # of all that run
+        self._numbers = 0
+        self._ends: list[tuple[int, int, Run]] = []  # (step of its last token, number, run)
+        self._step: dict[int, tuple[Run, int]] | None = None  # prefill chunks of the open step
+        self._spare = 0
+        self._cancelled: list[str] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._runs
+
+    @property
+    def running(self) -> int:
+        return self._count
+
+    @property
+    def waiting(self) -> int:
+        return len(self._runs) - self._count
+
+    @property
+    def reserved_tokens(self) -> int:
+        """What the requests in here may come to occupy."""
+        return sum(run.fate.asked.cost for run in self._runs.values())
+
+    def add(self, fate: Fate) -> None:
+        assert fate.asked.cost <= self.model.kv_tokens, "it would never fit"
+        self._numbers += 1
+        run = Run(fate, self._numbers, fate.asked.prompt_tokens)
+        self._runs[fate.request_id] = run
+        self._lines[run.priority].waiting.append(run)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request by the end of the step that runs. Idempotent."""
+        if self._step is None:
+            self._drop(request_id)
+        else:
+            self._cancelled.append(request_id)
+
+    def progress(self) -> Iterator[tuple[Fate, int]]:
+        """The requests in here and the tokens generated for each of them so far."""
+        for run in self._runs.values():
+            yield run.fate, self._generated(run)
+
+    def begin(self) -> float | None:
+        """Plan a step; the seconds that it takes."""
+        assert self._step is None, "a step is still open"
+        if not self._runs:
+            return None
+        self._grow()
+        self._spare = self.model.max_batch_tokens - self._decoding
+        chunks: dict[int, tuple[Run, int]] = {}
+        self._step = chunks
+        held_up = False
+        for line in self._lines.values():
+            self._continue(line, chunks)
+            if not held_up:
+                self._admit(line, chunks)
+            held_up = held_up or bool(line.waiting)
+        prefill = sum(count for _, count in chunks.values())
+        seconds = self.model.seconds(self._decoding, self._context, prefill)
+        self.busy_seconds += seconds
+        return seconds
+
+    def end(self) -> Stepped:
+        """The step is over: its tokens are there."""
+        assert self._step is not None, "no step is open"
+        chunks, self._step = self._step, None
+        self.steps += 1
+        self.generated_tokens += self._decoding
+        self._used += self._decoding
+        self._context += self._decoding
+        stepped = Stepped()
+        self._finish(stepped)
+        for run, count in chunks.values():
+            self._computed(run, count, stepped)
+        while self._cancelled:
+            self._drop(self._cancelled.pop())
+        return stepped
+
+    # Within a step
+
+    def _grow(self) -> None:
+        """Room for a token of each that decodes; the newest of the lowest priority gives way."""
+        while self._used + self._decoding > self.model.kv_tokens:
+            self._preempt(self._newest())
+
+    def _continue(self, line: _Line, chunks: dict[int, tuple[Run, int]]) -> None:
+        for run in list(line.prefilling.values()):
+            if run.number in line.prefilling:
+                self._chunk(run, chunks)
+
+    def _admit(self, line: _Line, chunks: dict[int, tuple[Run, int]]) -> None:
+        while line.waiting and self._spare > 0 and self._make_room(line.waiting[0]):
+            run = line.waiting.popleft()
+            line.running[run.number] = line.prefilling[run.number] = run
+            self._count += 1
+            self._restore(run)
+            self._chunk(run, chunks)
+
+    def _restore(self, run: Run) -> None:
+        """Find the start of a prompt in the prefix cache; its last token is computed anyhow."""
+        if self._prefixes is None:
+            return
+        asked = run.fate.asked
+        hit = min(self._prefixes.hit(asked.blocks), asked.prompt_tokens - 1)
+        if not run.fate.computed:
+            run.fate.hit_tokens = hit
+        self._use(run, hit)
+        run.pending -= hit
+
+    def _chunk(self, run: Run, chunks: dict[int, tuple[Run, int]]) -> None:
+        count = min(run.pending, self._spare)
+        if count <= 0:
+            return
+        while self._used + self._decoding + count > self.model.kv_tokens:
+            newest = self._newest()
+            self._preempt(newest)
+            if newest is run:
+                return
+        chunks[run.number] = run, count
+        self._use(run, count)
+        self._spare -= count
+
+    def _use(self, run: Run, tokens: int) -> None:
+        run.done += tokens
+        self._used += tokens
+
+    def _make_room(self, run: Run) -> bool:
+        """Whether a run that waits may begin, once lower priorities have given way if need be."""
+        model = self.model
+        whole = run.pending + 1
+        below = self._below(run.priority)
+        free = model.kv_tokens - self._used - self._decoding
+        if free + sum(map(self._held, below)) < whole:
+            return False
+        if self._count - len(below) >= model.max_sequences:
+            return False
+        while self._count >= model.max_sequences or whole > self._free:
+            self._preempt(below.pop())
+        return True
+
+    @property
+    def _free(self) -> int:
+        return self.model.kv_tokens - self._used - self._decoding
+
+    def _below(self, priority: Priority) -> list[Run]:
+        """The running runs of lower priorities; who gives way first is last."""
+        order = list(Priority)
+        lower = order[order.index(priority) + 1 :]
+        return [run for p in lower for run in self._lines[p].running.values()]
+
+    def _newest(self) -> Run:
+        lines = reversed(self._lines.values())
+        return next(next(reversed(line.running.values())) for line in lines if line.running)
+
+    def _held(self, run: Run) -> int:
+        """KV tokens of a run."""
+        return run.done + (self.steps - run.since if run.decoding else 0)
+
+    def _generated(self, run: Run) -> int:
+        return run.fate.generated + (self.steps - run.since if run.decoding else 0)
+
+    def _stop(self, run: Run) -> None:
+        """Take a run out of the batch, and its KV from it; what it has generated is kept."""
+        held = self._held(run)
+        line = self._lines[run.priority]
+        del line.running[run.number]
+        line.prefilling.pop(run.number, None)
+        self._count -= 1
+        self._used -= held
+        if run.decoding:
+            self._decoding -= 1
+            self._context -= held
+            self._count_tokens(run)
+        run.decoding, run.done = False, 0
+
+    def _count_tokens(self, run: Run) -> None:
+        made = self.steps - run.since
+        run.fate.generated += made
+        run.fate.computed += made
+        run.since = self.steps
+
+    def _preempt(self, run: Run) -> None:
+        self._stop(run)
+        run.pending = run.fate.asked.prompt_tokens + run.fate.generated
+        if self._step and (chunk := self._step.pop(run.number, None)):
+            self._spare += chunk[1]
+        run.again = True
+        self._lines[run.priority].waiting.appendleft(run)
+        self.preemptions += 1
+
+    # At a step's end
+
+    def _computed(self, run: Run, count: int, stepped: Stepped) -> None:
+        run.pending -= count
+        run.fate.computed += count
+        self.prompt_tokens += 0 if run.again else count
+        if run.pending:
+            return
+        asked = run.fate.asked
+        if self._prefixes is not None:
+            self._prefixes.keep(asked.blocks)
+        del self._lines[run.priority].prefilling[run.number]
+        if run.fate.generated == 0:
+            stepped.first.append(run.fate)
+        run.fate.generated += 1
+        self.generated_tokens += 1
+        run.decoding, run.since = True, self.steps
+        self._decoding += 1
+        self._context += run.done
+        last = self.steps + asked.output_tokens - run.fate.generated
+        heapq.heappush(self._ends, (last, run.number, run))
+        if last == self.steps:
+            self._finish(stepped)
+
+    def _finish(self, stepped: Stepped) -> None:
+        while self._ends and self._ends[0][0] <= self.steps:
+            run = heapq.heappop(self._ends)[2]
+            whole = run.fate.asked.output_tokens
+            if not run.gone and run.decoding and self._generated(run) == whole:
+                self._leave(run)
+                stepped.ended.append(run.fate)
+
+    def _leave(self, run: Run) -> None:
+        self._stop(run)
+        run.gone = True
+        del self._runs[run.fate.request_id]
+
+    def _drop(self, request_id: str) -> None:
+        run = self._runs.get(request_id)
+        if run is None:
+            return
+        line = self._lines[run.priority]
+        if run.number in line.running:
+            self._leave(run)
+        else:
+            line.waiting.remove(run)
+            run.gone = True
+            del self._runs[request_id]

@@ -1,0 +1,117 @@
+"""Values of several seeds to a table for people and a file for later: the median and the worst."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from rich.table import Table
+
+from bench import machine
+from bench.simulation.scenario import Figure, Scenario, Setting, Values
+
+OURS = "millstream"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A scenario, and the values of each seed."""
+
+    scenario: Scenario
+    seeds: Sequence[Values]
+
+    @property
+    def systems(self) -> list[str]:
+        return list(dict.fromkeys(name for values in self.seeds for name in values))
+
+    def of(self, system: str, figure: Figure) -> list[float]:
+        """The values of a figure, of the seeds that have one."""
+        rows = (values.get(system, {}) for values in self.seeds)
+        return [row[figure.key] for row in rows if figure.key in row]
+
+
+class Report:
+    """Collects what was measured, and writes it with the machine, the date and the command."""
+
+    def __init__(self, arguments: Sequence[str], setting: Setting) -> None:
+        self.measured: list[Measured] = []
+        self._arguments, self._setting = arguments, setting
+        self._began = time.perf_counter()
+
+    def add(self, scenario: Scenario, seeds: Sequence[Values]) -> Measured:
+        self.measured.append(Measured(scenario, seeds))
+        return self.measured[-1]
+
+    def write(self, path: Path) -> None:
+        content = {
+            "name": "simulation",
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": " ".join(["python -m bench.simulate", *self._arguments]),
+            "machine": machine.describe(),
+            "took_seconds": round(time.perf_counter() - self._began, 1),
+            "worker": asdict(self._setting.worker),
+            "scenarios": {each.scenario.name: _content(each) for each in self.measured},
+        }
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _content(measured: Measured) -> dict[str, object]:
+    figures = measured.scenario.figures
+    return {
+        "words": measured.scenario.words,
+        "goals": {each.key: each.goal for each in figures if each.goal is not None},
+        "known": {each.key: each.known for each in figures if each.known},
+        "median": _summary(measured, lambda figure, values: median(values)),
+        "worst": _summary(measured, lambda figure, values: figure.worst(values)),
+        "seeds": measured.seeds,
+    }
+
+
+def _summary(
+    measured: Measured, of: Callable[[Figure, Sequence[float]], float]
+) -> dict[str, Mapping[str, float]]:
+    return {
+        system: {
+            figure.key: of(figure, values)
+            for figure in measured.scenario.figures
+            if (values := measured.of(system, figure))
+        }
+        for system in measured.systems
+    }
+
+
+def table(measured: Measured) -> Table:
+    """A row for each figure, a column for each system."""
+    scenario = measured.scenario
+    grid = Table(title=f"{scenario.name}  {scenario.words}", title_justify="left")
+    grid.add_column("")
+    for name in measured.systems:
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("goal", no_wrap=True)
+    grid.add_column("elsewhere")
+    for figure in scenario.figures:
+        cells = [_cell(figure, measured.of(name, figure)) for name in measured.systems]
+        grid.add_row(figure.words, *cells, _goal(figure, measured.of(OURS, figure)), figure.known)
+    return grid
+
+
+def _cell(figure: Figure, found: Sequence[float]) -> str:
+    if not found:
+        return ""
+    middle = _number(median(found))
+    return middle if len(found) == 1 else f"{middle} ({_number(figure.worst(found))})"
+
+
+def _goal(figure: Figure, ours: Sequence[float]) -> str:
+    if figure.goal is None:
+        return ""
+    sign = "≤" if figure.better == "lower" else "≥"
+    met = bool(ours) and figure.met(figure.worst(ours))
+    return f"{sign} {_number(figure.goal)} {'✓' if met else '✗'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,175 @@
+"""A worker on the virtual clock: it pulls what its credit allows, runs it, and beats.
+
+What `gpu_worker/pool.py` and `attempt.py` do, with the real `Credit` and `Rate`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.simulation.clock import Clock
+from bench.simulation.delays import Delays
+from bench.simulation.engine import Engine
+from bench.simulation.pool import Pool, Pull
+from bench.simulation.request import Fate
+from gpu_worker.credit import Credit, Rate
+from gpu_worker.engine import Room
+from streams.messages import Beat
+from streams.subjects import Priority
+
+VERSION = "v1"
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who hears of what a worker does; each is called when it happens there."""
+
+    beat: Callable[[Beat], None]
+    first: Callable[[Fate], None]
+    ended: Callable[[Fate, str], None]  # with the code, empty when it ended well
+
+
+class Worker:
+    """Serves one model from its pool for as long as the clock runs."""
+
+    def __init__(
+        self, name: str, engine: Engine, pool: Pool, clock: Clock, delays: Delays, tell: Listeners
+    ) -> None:
+        self.name, self.engine = name, engine
+        self._pool, self._clock, self._delays, self._tell = pool, clock, delays, tell
+        model = engine.model
+        self.credit = Credit(Room(model.max_sequences, model.kv_tokens), preempts=True)
+        self._rate = Rate(clock.now)
+        self._held: dict[str, Fate] = {}
+        self._seqs: dict[str, int] = {}  # in WORK, of what is held
+        self._pulls: dict[Priority, Pull] = {}
+        self._pulled: dict[str, int] = {}
+        self._beats = 0  # that were sent
+        self._beat_at, self._beat_is_due = -1.0, False
+        self._stepping = False
+
+    def start(self) -> None:
+        self._send_beat()
+        self._pull()
+
+    # Work
+
+    def _pull(self) -> None:
+        """One outstanding pull for each priority, while there is room."""
+        for priority in Priority:
+            pull = self._pulls.get(priority)
+            if (pull is None or not pull.wanted) and (wanted := self.credit.pull_batch(priority)):
+                self._pulls[priority] = pull = Pull(self._taking(priority), wanted)
+                self._pool.pull(priority, pull)
+
+    def _taking(self, priority: Priority) -> Callable[[Fate, int], None]:
+        def take(fate: Fate, seq: int) -> None:
+            self._pulled[priority] = max(self._pulled.get(priority, 0), seq)
+            self._begin(fate, seq)
+
+        return take
+
+    def _begin(self, fate: Fate, seq: int) -> None:
+        self._held[fate.request_id] = fate
+        self._seqs[fate.request_id] = seq
+        fate.started, fate.worker = self._clock.now, self.name
+        asked = fate.asked
+        self.credit.take(fate.request_id, asked.prompt_tokens, asked.cost, fate.priority)
+        self._changed()
+        self._pull()
+        self._clock.at(max(self._clock.now, fate.deadline), lambda: self._expire(fate))
+        self._clock.after(self._delays.store, lambda: self._add(fate))  # its claim is stored
+
+    def _add(self, fate: Fate) -> None:
+        if fate.request_id in self._held:
+            self.engine.add(fate)
+            self._step()
+
+    def _expire(self, fate: Fate) -> None:
+        if self._held.pop(fate.request_id, None):
+            self.engine.cancel(fate.request_id)
+            self._clock.after(self._delays.store, lambda: self._over(fate, "deadline_exceeded"))
+
+    # Steps
+
+    def _step(self) -> None:
+        if self._stepping:
+            return
+        seconds = self.engine.begin()
+        if seconds is not None:
+            self._stepping = True
+            self._clock.after(seconds, self._stepped)
+
+    def _stepped(self) -> None:
+        self._stepping = False
+        stepped = self.engine.end()
+        for fate in stepped.first:
+            if fate.request_id in self._held:
+                self._clock.after(self._delays.store + self._delays.hop, self._says_first(fate))
+        for fate in stepped.ended:
+            if self._held.pop(fate.request_id, None):
+                # the last chunk, then the terminal
+                self._clock.after(2 * self._delays.store, self._says_over(fate))
+        self._step()
+
+    def _says_first(self, fate: Fate) -> Callable[[], None]:
+        return lambda: self._tell.first(fate)
+
+    def _says_over(self, fate: Fate) -> Callable[[], None]:
+        return lambda: self._over(fate, "")
+
+    def _over(self, fate: Fate, code: str) -> None:
+        self.credit.free(fate.request_id)
+        del self._seqs[fate.request_id]
+        self._tell.ended(fate, code)
+        self._changed()
+        self._pull()
+
+    # Beats
+
+    def _changed(self) -> None:
+        if not self._beat_is_due:
+            self._beat_is_due = True
+            due = max(self._clock.now, self._beat_at + self._delays.beat_gap)
+            self._clock.at(due, self._send_beat)
+
+    def _send_beat(self) -> None:
+        self._beat_is_due, self._beat_at = False, self._clock.now
+        self._beats += 1
+        number = self._beats
+        beat = self.beat()
+        self._clock.after(self._delays.hop, lambda: self._tell.beat(beat))
+        rest = self._delays.progress if self._held else self._delays.beat
+        self._clock.after(rest, lambda: self._rest(number))
+
+    def _rest(self, number: int) -> None:
+        if number == self._beats:
+            self._send_beat()
+
+    def beat(self) -> Beat:
+        """As `gpu_worker.pool.Pool.beat`."""
+        credit = self.credit
+        progress = list(self.engine.progress())
+        for fate, generated in progress:
+            asked = fate.asked
+            credit.grown(fate.request_id, asked.prompt_tokens, asked.cost, generated)
+        self._rate.total = self.engine.generated_tokens
+        return Beat(
+            worker=self.name,
+            model="sim",
+            version=VERSION,
+            free_sequences=credit.free_sequences,
+            free_tokens=credit.free_tokens,
+            running=min(credit.held, credit.max_sequences),
+            waiting=max(0, credit.held - credit.max_sequences),
+            max_sequences=credit.max_sequences,
+            kv_tokens=credit.kv_tokens,
+            generated_tokens=self._rate.total,
+            tokens_per_second=round(self._rate.sample(self._clock.now), 3),
+            pulled=dict(self._pulled),
+            room={str(priority): credit.room(priority) for priority in Priority},
+            progress=[
+                (self._seqs[fate.request_id], generated)
+                for fate, generated in progress
+                if generated and fate.request_id in self._seqs
+            ],
+        )

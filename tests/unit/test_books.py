@@ -1,0 +1,317 @@
+"""Who is next when tenants share a fleet: parts, what is kept free, what gives way. Pure."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher.books import Books
+from dispatcher.fair_queue import service
+from dispatcher.fleet import PREFETCH
+from dispatcher.lines import Queued
+from streams.messages import Beat
+from streams.subjects import Priority
+
+KV, PLACES = 10_000, 20
+INTERACTIVE, STANDARD, BATCH = Priority
+_SEQUENCE = itertools.count(1)
+
+
+class Cell:
+    """A leader's books and one worker that holds what was sent until it is told to end it."""
+
+    def __init__(self, preempts: bool = False) -> None:
+        self.books, self.preempts = Books("m"), preempts
+        self.now, self.pulled = 0.0, 0
+        self.held: dict[str, tuple[Queued, Priority]] = {}
+        self.beat()
+
+    def ask(
+        self, tenant: str, count: int = 1, priority: Priority = STANDARD, cost: int = 500
+    ) -> None:
+        for _ in range(count):
+            seq = next(_SEQUENCE)
+            name, prompt = f"r{seq}", cost // 2
+            item = Queued(name, tenant, priority, prompt, cost, 0, 10**12, "r", "", seq, "")
+            self.books.queue.push(item, self.now)
+
+    def send(self) -> list[Queued]:
+        """All that may go now."""
+        sent = []
+        while found := self.books.next(lambda item: "1", self.now):
+            item, _ = found
+            lane = self.books.take(item, "1", self.now)
+            self.pulled += 1
+            self.books.sent(item.request_id, self.pulled, duplicate=False)
+            self.held[item.request_id] = item, lane
+            sent.append(item)
+            self.beat()
+        return sent
+
+    def end(self, tenant: str, count: int = 1) -> None:
+        """The oldest requests of a tenant end, having generated all that they might."""
+        names = [name for name, (item, _) in self.held.items() if item.tenant == tenant]
+        for name in names[:count]:
+            item, _ = self.held.pop(name)
+            spent = service(item.prompt_tokens, item.cost - item.prompt_tokens)
+            self.books.settle(name, spent, self.now)
+        self.beat()
+
+    def room(self, lanes: set[Priority]) -> tuple[int, int]:
+        held = [item.cost for item, lane in self.held.values() if lane in lanes]
+        return PLACES - len(held), max(0, KV - sum(held))
+
+    def beat(self, progress: list[tuple[int, int]] | None = None) -> None:
+        sequences, tokens = self.room(set(Priority))
+        beat = Beat(
+            worker="w",
+            model="m",
+            version="1",
+            free_sequences=max(0, sequences),
+            free_tokens=tokens,
+            running=len(self.held),
+            waiting=max(0, -sequences),
+            max_sequences=PLACES,
+            kv_tokens=KV,
+            generated_tokens=0,
+            tokens_per_second=0.0,
+            pulled=dict.fromkeys(map(str, Priority), self.pulled),
+            progress=progress or [],
+        )
+        if self.preempts:
+            above = {p: {q for q in Priority if not p.is_above(q)} for p in Priority}
+            beat = replace(beat, room={str(p): self.room(above[p]) for p in Priority})
+        self.books.beat(beat, self.now)
+
+    def by_tenant(self) -> Counter[str]:
+        return Counter(item.tenant for item, _ in self.held.values())
+
+    def live(self, seconds: int, quiet: tuple[str, ...]) -> None:
+        """Each second one of the quiet asks, and one of what each tenant holds ends."""
+        for number in range(seconds):
+            self.now += 1
+            self.ask(quiet[number % len(quiet)])
+            self.send()
+            for tenant in list(self.by_tenant()):
+                self.end(tenant)
+
+
+QUIET = ("q1", "q2", "q3")
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+def test_a_lone_tenant_has_the_whole_fleet(preempts: bool) -> None:
+    """A cap without anybody to protect would only leave the fleet idle."""
+    cell = Cell(preempts)
+    cell.ask("lone", 100)
+    assert len(cell.send()) >= KV // 500
+
+
+def test_room_is_kept_for_those_who_have_asked_of_late() -> None:
+    """Fair shares say who is next, too late for one who finds that nothing is free."""
+    cell = Cell()
+    cell.live(60, QUIET)
+    cell.ask("loud", 1000)
+    for _ in range(30):
+        cell.live(1, QUIET)
+    cell.send()
+    assert cell.room(set(Priority))[1] >= 500
+    cell.ask("q1")
+    assert [item.tenant for item in cell.send()] == ["q1"]
+
+
+def test_what_is_kept_free_is_given_back_when_nobody_asks_for_it() -> None:
+    """The memory of demand fades, and the fleet is full again."""
+    cell = Cell()
+    cell.live(60, QUIET)
+    cell.ask("loud", 1000)
+    cell.live(30, QUIET)
+    for tenant in QUIET:
+        cell.end(tenant, PLACES)
+    cell.now += 600
+    cell.send()
+    assert cell.by_tenant()["loud"] >= KV // 500
+
+
+def test_backlogged_tenants_are_kept_from_nothing() -> None:
+    """Among those who all want more than their part fair shares alone decide."""
+    cell = Cell()
+    for tenant in ("a", "b"):
+        cell.ask(tenant, 200)
+    cell.send()
+    assert sum(cell.by_tenant().values()) >= KV // 500
+    for _ in range(100):
+        cell.now += 1
+        for tenant in ("a", "b"):
+            cell.end(tenant)
+        cell.send()
+    counters = [cell.books.queue.counter(tenant) for tenant in ("a", "b")]
+    assert abs(counters[0] - counters[1]) <= 2 * service(250, 250)
+
+
+def test_what_is_beyond_a_part_gives_way_where_engines_preempt() -> None:
+    """It fills the fleet, and whoever is within a part takes its place at once."""
+    cell = Cell(preempts=True)
+    cell.live(60, QUIET)
+    cell.ask("loud", 1000)
+    cell.send()
+    lanes = {lane for item, lane in cell.held.values() if item.tenant == "loud"}
+    assert BATCH in lanes
+    cell.ask("q1", 3)
+    assert [item.tenant for item in cell.send()] == ["q1"] * 3
+
+
+def test_a_request_larger_than_a_part_gives_way() -> None:
+    """A prompt of a thousand pages is not read before everybody's next sentence."""
+    cell = Cell(preempts=True)
+    cell.live(10, QUIET)
+    cell.ask("long", cost=KV // 2)
+    (item,) = cell.send()
+    assert cell.held[item.request_id][1] is BATCH
+
+
+def test_a_fleet_full_of_batch_work_takes_an_urgent_request() -> None:
+    """Preemption can only fire if credit lets the request through."""
+    cell = Cell(preempts=True)
+    cell.ask("a", 100, BATCH)
+    cell.send()
+    cell.ask("b", 1, INTERACTIVE)
+    assert [item.tenant for item in cell.send()] == ["b"]
+
+
+def test_batch_work_fills_what_is_left_and_is_not_starved() -> None:
+    """Nobody else asks for anything: all of the fleet is left."""
+    cell = Cell()
+    cell.ask("a", 100, BATCH)
+    assert len(cell.send()) >= KV // 500
+
+
+def test_batch_work_trickles_through_a_flood() -> None:
+    """It was accepted, so it must come to an end."""
+    cell = Cell()
+    cell.ask("flood", 500)
+    cell.ask("patient", 1, BATCH)
+    for _ in range(20):
+        cell.now += 1
+        cell.send()
+        cell.end("flood")
+    assert not cell.books.queue.queued(BATCH)[0]
+
+
+def test_reserved_capacity_waits_for_whom_it_is_reserved() -> None:
+    """It was paid for: no other's backlog takes it, and it is there at once."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": 2000})
+    cell.ask("other", 100)
+    cell.send()
+    assert cell.room(set(Priority))[1] >= 2000
+    cell.ask("gold", 4)
+    assert [item.tenant for item in cell.send()][:4] == ["gold"] * 4
+
+
+def test_a_request_that_leaves_no_room_for_a_reservation_runs_on_an_idle_fleet() -> None:
+    """Else it would wait for ever, beside a fleet that does nothing."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": KV // 2})
+    cell.ask("long", cost=KV)
+    assert len(cell.send()) == 1
+
+
+def test_nobody_queues_for_a_place_that_is_reserved() -> None:
+    """What waits in WORK would take it at the moment that its tenant's request ends."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": 2000})
+    cell.ask("gold", 4)
+    cell.ask("other", 100)
+    cell.send()
+    others = cell.by_tenant()["other"]
+    cell.end("gold", 4)
+    cell.send()
+    assert cell.by_tenant()["other"] == others == (KV - 2000) // 500
+
+
+def test_who_has_used_its_reservation_is_like_the_others() -> None:
+    """More than that is a matter of fair shares again."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": 1000})
+    cell.ask("gold", 100)
+    assert len(cell.send()) >= KV // 500
+
+
+def test_progress_beyond_what_was_expected_is_charged_while_it_runs() -> None:
+    """Else who has long answers would be served at the price of short ones until they end."""
+    cell = Cell()
+    for _ in range(20):
+        cell.books.queue.learn("a", 10)
+    cell.ask("a")
+    (item,) = cell.send()
+    before = cell.books.queue.counter("a")
+    assert before == service(250, 10)
+    cell.beat(progress=[(cell.pulled, 200)])
+    assert cell.books.queue.counter("a") == service(250, 200)
+    cell.books.settle(item.request_id, service(250, 220), cell.now)
+    assert cell.books.queue.counter("a") == service(250, 220)
+
+
+def test_progress_below_what_was_expected_is_not_refunded_before_the_end() -> None:
+    """A request that has just begun has generated little, and will cost what it is charged."""
+    cell = Cell()
+    cell.ask("a")
+    cell.send()
+    before = cell.books.queue.counter("a")
+    cell.beat(progress=[(cell.pulled, 1), (9999, 50)])
+    assert cell.books.queue.counter("a") == before
+
+
+TENANTS = ("a", "b", "c", "d")
+ACTIONS = st.one_of(
+    st.tuples(st.sampled_from(TENANTS), st.sampled_from(Priority), st.integers(1, 30)),
+    st.tuples(st.sampled_from(TENANTS), st.none(), st.integers(1, 30)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.booleans(), st.lists(ACTIONS, max_size=40), st.integers(100, 3000))
+def test_whatever_happened_an_idle_fleet_serves_whoever_waits(
+    preempts: bool, actions: list[tuple[str, Priority | None, int]], cost: int
+) -> None:
+    """Caps and what is kept free bound who goes first; none may stop the last from going at all."""
+    cell = Cell(preempts)
+    for tenant, priority, count in actions:
+        cell.now += 0.5
+        if priority is None:
+            cell.end(tenant, count)
+        else:
+            cell.ask(tenant, count, priority, cost)
+        cell.send()
+    while len(cell.books.queue):
+        cell.now += 1
+        for tenant in TENANTS:
+            cell.end(tenant, len(cell.held))
+        assert cell.send()
+    for tenant in TENANTS:
+        cell.end(tenant, len(cell.held))
+    division = cell.books.queue.division
+    for account in division.accounts.values():
+        assert (account.held.tokens, account.asked.tokens, account.is_heavy) == (0, 0, False)
+    assert cell.room(set(Priority)) == (PLACES, KV)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(50, 1500), st.integers(50, 1500)), min_size=20, max_size=60))
+def test_the_gap_between_backlogged_tenants_is_bounded(sizes: list[tuple[int, int]]) -> None:
+    """By what one of them can be ahead in flight: the fleet and its prefetch, in virtual tokens."""
+    cell = Cell()
+    for pair in sizes:
+        for tenant, cost in zip("ab", pair, strict=True):
+            cell.ask(tenant, cost=cost)
+    while {tenant for tenant, _, _ in cell.books.queue.lanes()} == {"a", "b"}:
+        cell.now += 1
+        cell.send()
+        gap = cell.books.queue.counter("a") - cell.books.queue.counter("b")
+        assert abs(gap) <= 2 * (KV + PREFETCH * 1500)
+        for tenant in "ab":
+            cell.end(tenant)

@@ -1,0 +1,224 @@
+"""What requests are told to expect: of a small queue whose fleet releases at a known rate."""
+
+import msgpack
+import pytest
+
+from dispatcher.averages import Line, Ratio
+from dispatcher.books import Books
+from dispatcher.compute import ENOUGH
+from dispatcher.lines import Queued
+from streams.messages import Beat, LedgerRecord
+from streams.subjects import Priority
+
+COST = 100
+STEP = 0.2
+
+
+def queued(number: int, tenant: str, priority: Priority = Priority.STANDARD) -> Queued:
+    return Queued(
+        request_id=f"r{number}",
+        tenant=tenant,
+        priority=priority,
+        prompt_tokens=50,
+        cost=COST,
+        accepted=0,
+        deadline=10_000,
+        route="",
+        version="",
+        seq=number + 1,
+        reply="",
+    )
+
+
+def beat(free: int = 0) -> Beat:
+    pulled = {"standard": 10**9}  # nothing is left in WORK
+    return Beat("w", "mock", "1", free, free * COST, 4, 0, 4, 4 * COST, 0, 0.0, pulled)
+
+
+def record(request_id: str, **more: object) -> LedgerRecord:
+    values = {
+        "request_id": request_id,
+        "tenant": "acme",
+        "model": "mock",
+        "version": "1",
+        "outcome": "stop",
+        "prompt_tokens": 50,
+        "completion_tokens": 50,
+        "attempts": 1,
+        "worker": "w",
+        "accepted": 0,
+        "finished": 3000,
+        "first": 1000,
+    }
+    return LedgerRecord(**{**values, **more})  # type: ignore[arg-type]  # of a test
+
+
+class Model:
+    """A fleet that is full and ends one request each `STEP`."""
+
+    def __init__(self) -> None:
+        self.books, self.now, self.number = Books("mock"), 0.0, 0
+
+    def ask(self, tenant: str, count: int, priority: Priority = Priority.STANDARD) -> None:
+        for _ in range(count):
+            self.books.queue.push(queued(self.number, tenant, priority), self.now)
+            self.number += 1
+
+    def serve(self, count: int) -> None:
+        """So many requests, in the fair order."""
+        for _ in range(count):
+            item = self.books.queue.peek(self.now)
+            assert item
+            self.books.fleet.beat(beat(free=1), self.now)
+            self.books.take(item, "1", self.now)
+            self.books.sent(item.request_id, item.seq, duplicate=False)
+            self.books.settle(item.request_id, 150, self.now)
+            self.now += STEP
+            self.books.fleet.beat(beat(), self.now)
+            self.books.tick(self.now)
+
+    def wait(self, tenant: str, priority: Priority = Priority.STANDARD) -> float | None:
+        return self.books.pressure().wait_of(tenant, priority)
+
+
+@pytest.fixture
+def model() -> Model:
+    made = Model()
+    made.books.tick(0.0)
+    return made
+
+
+def test_a_light_tenant_waits_little_behind_a_heavy_one(model: Model) -> None:
+    """Ten thousand queued requests are ahead of its own next one, and of nobody else's."""
+    model.ask("heavy", 10_000)
+    model.serve(50)
+    assert model.wait("heavy") == pytest.approx(9951 * STEP, rel=0.05)
+    assert model.wait("light") == pytest.approx(STEP, rel=0.2)
+    model.ask("light", 5)
+    assert model.wait("light") == pytest.approx(10 * STEP, rel=0.25)
+
+
+def test_what_was_told_is_what_comes(model: Model) -> None:
+    """The estimate at acceptance against when it really is its turn."""
+    for tenant in ("a", "b", "c"):
+        model.ask(tenant, 60)
+    model.serve(40)
+    told, last = model.wait("b"), f"r{model.number}"
+    model.ask("b", 1)
+    came = model.now
+    while model.books.queue.get(last):
+        model.serve(1)
+    assert told == pytest.approx(model.now - came, rel=0.15)
+
+
+def test_more_urgent_work_is_ahead(model: Model) -> None:
+    """Priorities are strict."""
+    model.ask("acme", 100)
+    model.serve(50)
+    model.ask("other", 20, Priority.INTERACTIVE)
+    model.ask("batch", 1, Priority.BATCH)
+    assert model.wait("new", Priority.INTERACTIVE) == pytest.approx(STEP, rel=0.2)
+    assert model.wait("new") == pytest.approx(21 * STEP, rel=0.2)
+    assert model.wait("new", Priority.BATCH) == pytest.approx(71 * STEP, rel=0.2)
+
+
+def test_nobody_waits_for_an_idle_fleet(model: Model) -> None:
+    """Nor where there is room and what is queued is kept back for another reason."""
+    assert model.wait("acme") == 0.0
+    model.ask("acme", 100)
+    model.serve(50)
+    model.books.fleet.beat(beat(free=4), model.now)
+    assert model.wait("light") == 0.0
+
+
+def test_ten_thousand_tenants_are_told_in_a_bounded_message(model: Model) -> None:
+    """Those that wait longest; the others are as those that wait for nothing."""
+    model.ask("first", 40)
+    model.serve(20)
+    for number in range(10_000):
+        model.ask(f"tenant-number-{number:06}", 1 + number % 3)
+    packed = model.books.pressure().pack()
+    assert len(packed) < 10_000
+    assert len(msgpack.unpackb(packed)["tenants"]) <= 3 * 64
+
+
+def test_wrong_estimates_are_corrected(model: Model) -> None:
+    """What overtakes, and what caps hold back, is in no sum."""
+    pace = model.books.outlook.pace
+    for _ in range(400):
+        pace.waited(10.0 * pace.correction, 15.0)
+    assert pace.correction == pytest.approx(1.5, rel=0.02)
+    for _ in range(400):
+        pace.waited(0.1, 5.0)  # too short to tell anything
+    assert pace.correction == pytest.approx(1.5, rel=0.02)
+    assert pace.uncertainty < 0.1
+
+
+def test_a_model_is_unmanned_since_its_last_worker(model: Model) -> None:
+    """And since its leader began, if there was none yet."""
+    model.books.tick(5.0)
+    assert model.books.pressure().unmanned_seconds == 5.0
+    model.books.fleet.beat(beat(), 5.0)
+    model.books.tick(6.0)
+    assert model.books.pressure().unmanned_seconds == 0.0
+    model.books.tick(16.0)
+    assert model.books.pressure().unmanned_seconds == 10.0
+
+
+def ended(model: Model, count: int) -> None:
+    for number in range(count):
+        item = queued(number, "acme")
+        model.books.queue.push(item, 0.0)
+        model.books.take(item, "1", 0.0)
+        model.books.sent(item.request_id, item.seq, duplicate=False)
+        model.books.learn(record(item.request_id))
+        model.books.settle(item.request_id, 150, 0.0)
+
+
+def test_what_waited_is_late_when_its_first_output_would_be(model: Model) -> None:
+    """It takes a second, as those before it have; one that need not wait is always tried."""
+    item = queued(0, "acme")
+    ended(model, ENOUGH - 1)
+    assert not model.books.outlook.too_late(item, 9.5)
+    ended(model, 1)
+    assert model.books.outlook.too_late(item, 9.5)
+    assert not model.books.outlook.too_late(item, 8.5)
+    item.accepted = 9000
+    assert not model.books.outlook.too_late(item, 9.5)
+
+
+def test_computing_is_learned_from_what_was_answered(model: Model) -> None:
+    """A cancelled request, or a second attempt, tells nothing of how long one takes."""
+    ended(model, 2 * ENOUGH)
+    compute = model.books.pressure().compute
+    assert compute
+    assert compute.first_seconds(50) == pytest.approx(1.0)
+    assert compute.seconds(50, 50) == pytest.approx(3.0)
+    for wrong in ({"outcome": "cancelled"}, {"attempts": 2}, {"first": 0}):
+        model.books.outlook.learn(0.0, COST, record("r", finished=99_000, **wrong))
+    assert model.books.pressure().compute == compute
+
+
+def test_a_line_has_no_negative_part() -> None:
+    """Noise must not make longer prompts faster, nor short ones free of cost twice."""
+    line = Line(memory=100)
+    assert line.line == (0.0, 0.0)
+    for x in (10, 20, 30):
+        line.add(x, 1 + 0.1 * x)
+    begins, rises = line.line
+    assert begins == pytest.approx(1, abs=0.05)
+    assert rises == pytest.approx(0.1, abs=0.005)
+    falling = Line(memory=100)
+    falling.add(10, 3.0)
+    falling.add(20, 1.0)
+    assert falling.line[1] == 0.0
+
+
+def test_a_ratio_begins_with_what_is_believed() -> None:
+    """And comes to what is seen."""
+    ratio = Ratio(memory=10, prior=2.0, weight=1.0)
+    assert ratio.value == 2.0
+    for _ in range(50):
+        ratio.add(1.0, 1.0)
+    assert ratio.value == pytest.approx(1.0, abs=0.1)
+    assert Ratio(memory=10, prior=3.0).value == 3.0
