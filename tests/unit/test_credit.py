@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.credit import Credit
 from gpu_worker.engine import Room
-from streams.messages import Beat
+from streams.messages import Beat, pack
 from streams.subjects import Priority
 
 INTERACTIVE, STANDARD, BATCH = Priority
@@ -91,7 +91,7 @@ def run_on(credit: Credit, running: dict[str, Running], steps: int) -> None:
 
 def test_a_beat_of_an_older_worker_is_read() -> None:
     """During a rolling restart workers beat that know neither room by priority nor progress."""
-    old = {
+    old: dict[str, object] = {
         "worker": "w",
         "model": "m",
         "version": "1",
@@ -104,6 +104,6 @@ def test_a_beat_of_an_older_worker_is_read() -> None:
         "generated_tokens": 0,
         "tokens_per_second": 0.0,
     }
-    beat = Beat(**old)
-    assert Beat.unpack(beat.pack()) == beat
+    beat = Beat.unpack(pack(old))
     assert {beat.room_for(priority) for priority in Priority} == {(3, 70)}
+    assert beat.progress == []
