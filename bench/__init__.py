@@ -10,4 +10,6 @@ engine        our engine beside vLLM, `generate` and transformers' continuous ba
 mixed         inter-token times while others' prompts come in, with and without chunked prefill
 contenders    what `engine` runs, each in a process of its own
 models        models made for measuring
+simulate      the scheduler on a virtual clock, run by `python -m bench.simulate`
+simulation    its parts
 """

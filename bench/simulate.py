@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from bench.simulation import affinity, fairness, isolation, mixture, overload, pictures, scale
-from bench.simulation.engine import StepModel
 from bench.simulation.report import Report, table
 from bench.simulation.scenario import Scenario, Setting
+from bench.simulation.step_model import StepModel
 from millstream.bench import plot
 
 WIDTH = 120  # where the output is no terminal

@@ -7,12 +7,12 @@ from random import Random
 
 from bench.simulation import loads
 from bench.simulation.baselines import Fcfs
-from bench.simulation.engine import StepModel
 from bench.simulation.loads import Load
 from bench.simulation.prefixes import BLOCK_TOKENS, Prefixes
 from bench.simulation.request import Asked
 from bench.simulation.runs import Outcome, Run
 from bench.simulation.scenario import Figure, Scenario, Setting, Values
+from bench.simulation.step_model import StepModel
 from bench.simulation.systems import Build, Millstream, Plant, behind
 
 SECONDS = 900.0

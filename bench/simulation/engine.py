@@ -12,34 +12,8 @@ from dataclasses import dataclass, field
 
 from bench.simulation.prefixes import Prefixes
 from bench.simulation.request import Fate
+from bench.simulation.step_model import StepModel
 from streams.subjects import Priority
-
-
-@dataclass(frozen=True)
-class StepModel:
-    """How long a step takes, and what fits: an A10G with a 7B model unless measured otherwise.
-
-    A step that decodes takes `step_ms + sequence_ms * batch + context_us * tokens in their KV`; one
-    that prefills takes `prefill_ms + token_ms * tokens` more.
-    """
-
-    step_ms: float = 31.2
-    sequence_ms: float = 0.28
-    context_us: float = 0.4
-    prefill_ms: float = 10.0
-    token_ms: float = 0.26
-    kv_tokens: int = 10_000
-    max_sequences: int = 64
-    max_batch_tokens: int = 512
-
-    def seconds(self, decoding: int, context_tokens: int, prefill_tokens: int) -> float:
-        took = 0.0
-        if decoding:
-            took += self.step_ms + self.sequence_ms * decoding
-            took += self.context_us / 1000 * context_tokens
-        if prefill_tokens:
-            took += self.prefill_ms + self.token_ms * prefill_tokens
-        return took / 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +65,7 @@ class Engine:
         self._prefixes = prefixes
         self._lines = {priority: _Line() for priority in Priority}
         self._runs: dict[str, Run] = {}
-        self._used = 0  # KV tokens of all that run
+        self.kv_used = 0  # tokens of all that run
         self._context = 0  # of those that decode
         self._decoding = 0
         self._count = 0  # of all that run
@@ -112,11 +86,6 @@ class Engine:
     @property
     def waiting(self) -> int:
         return len(self._runs) - self._count
-
-    @property
-    def reserved_tokens(self) -> int:
-        """What the requests in here may come to occupy."""
-        return sum(run.fate.asked.cost for run in self._runs.values())
 
     def add(self, fate: Fate) -> None:
         assert fate.asked.cost <= self.model.kv_tokens, "it would never fit"
@@ -163,7 +132,7 @@ class Engine:
         chunks, self._step = self._step, None
         self.steps += 1
         self.generated_tokens += self._decoding
-        self._used += self._decoding
+        self.kv_used += self._decoding
         self._context += self._decoding
         stepped = Stepped()
         self._finish(stepped)
@@ -177,7 +146,7 @@ class Engine:
 
     def _grow(self) -> None:
         """Room for a token of each that decodes; the newest of the lowest priority gives way."""
-        while self._used + self._decoding > self.model.kv_tokens:
+        while self.kv_used + self._decoding > self.model.kv_tokens:
             self._preempt(self._newest())
 
     def _continue(self, line: _Line, chunks: dict[int, tuple[Run, int]]) -> None:
@@ -208,7 +177,7 @@ class Engine:
         count = min(run.pending, self._spare)
         if count <= 0:
             return
-        while self._used + self._decoding + count > self.model.kv_tokens:
+        while self.kv_used + self._decoding + count > self.model.kv_tokens:
             newest = self._newest()
             self._preempt(newest)
             if newest is run:
@@ -219,15 +188,14 @@ class Engine:
 
     def _use(self, run: Run, tokens: int) -> None:
         run.done += tokens
-        self._used += tokens
+        self.kv_used += tokens
 
     def _make_room(self, run: Run) -> bool:
         """Whether a run that waits may begin, once lower priorities have given way if need be."""
         model = self.model
         whole = run.pending + 1
         below = self._below(run.priority)
-        free = model.kv_tokens - self._used - self._decoding
-        if free + sum(map(self._held, below)) < whole:
+        if self._free + sum(map(self._held, below)) < whole:
             return False
         if self._count - len(below) >= model.max_sequences:
             return False
@@ -237,7 +205,8 @@ class Engine:
 
     @property
     def _free(self) -> int:
-        return self.model.kv_tokens - self._used - self._decoding
+        """KV tokens, once each that decodes has got its next."""
+        return self.model.kv_tokens - self.kv_used - self._decoding
 
     def _below(self, priority: Priority) -> list[Run]:
         """The running runs of lower priorities; who gives way first is last."""
@@ -263,18 +232,13 @@ class Engine:
         del line.running[run.number]
         line.prefilling.pop(run.number, None)
         self._count -= 1
-        self._used -= held
+        self.kv_used -= held
         if run.decoding:
             self._decoding -= 1
             self._context -= held
-            self._count_tokens(run)
+            run.fate.generated += self.steps - run.since
+            run.fate.computed += self.steps - run.since
         run.decoding, run.done = False, 0
-
-    def _count_tokens(self, run: Run) -> None:
-        made = self.steps - run.since
-        run.fate.generated += made
-        run.fate.computed += made
-        run.since = self.steps
 
     def _preempt(self, run: Run) -> None:
         self._stop(run)

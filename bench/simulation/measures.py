@@ -99,11 +99,6 @@ def tokens_per_second(outcome: Outcome) -> float:
     return whole / outcome.ended
 
 
-def service_per_second(outcome: Outcome, start: float, end: float) -> float:
-    """Virtual tokens per second of all tenants between two times."""
-    return sum(service_by_tenant(outcome.fates, start, end).values()) / (end - start)
-
-
 def worst_share_error(got: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """How far the tenants' service is from their weights, at most, as a share of the weight's."""
     whole, weight = sum(got[t] for t in weights), sum(weights.values())

@@ -57,7 +57,8 @@ def _curve(axes: "Axes", row: Measured, panel: list[Figure]) -> None:
         xs, ys = [x for x, _ in points if x is not None], [y for _, y in points]
         axes.plot(xs, ys, marker="o", markersize=3, label=system)
     axes.set_title(f"{row.scenario.name}: over the load", fontsize=8)
-    axes.set(xscale="log", ylim=(0, None), xlabel="times the capacity")
+    axes.set(xscale="log", ylim=(0, None))
+    axes.set_xlabel("times the capacity", fontsize=7)
     axes.legend(fontsize=6)
 
 
@@ -65,9 +66,11 @@ def _bars(axes: "Axes", row: Measured, figure: Figure) -> None:
     found = {system: values for system in row.systems if (values := row.of(system, figure))}
     finite = {name: [v for v in values if v < float("inf")] for name, values in found.items()}
     heights = [median(values) if values else 0.0 for values in finite.values()]
-    axes.bar(list(finite), heights, color=[f"C{number}" for number in range(len(finite))])
+    axes.bar(list(finite), heights, color=[f"C{row.systems.index(name)}" for name in finite])
     for name, values in finite.items():
         axes.scatter([name] * len(values), values, s=6, color="black", zorder=3)
+        if len(values) < len(found[name]):
+            axes.annotate("∞", (name, 0.9), xycoords=("data", "axes fraction"), ha="center")
     positive = [height for height in heights if height > 0]
     if positive and max(positive) > LOGARITHMIC * min(positive):
         axes.set_yscale("log")

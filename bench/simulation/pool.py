@@ -34,10 +34,6 @@ class Pool:
         self._lanes = {priority: _Lane() for priority in Priority}
         self._seq = 0
 
-    @property
-    def unpulled(self) -> int:
-        return sum(len(lane.messages) for lane in self._lanes.values())
-
     def put(self, fate: Fate) -> int:
         """Store a request; its sequence in the stream."""
         self._seq += 1

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from statistics import median
 
@@ -55,7 +56,7 @@ class Report:
             "worker": asdict(self._setting.worker),
             "scenarios": {each.scenario.name: _content(each) for each in self.measured},
         }
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def _content(measured: Measured) -> dict[str, object]:
@@ -66,21 +67,25 @@ def _content(measured: Measured) -> dict[str, object]:
         "known": {each.key: each.known for each in figures if each.known},
         "median": _summary(measured, lambda figure, values: median(values)),
         "worst": _summary(measured, lambda figure, values: figure.worst(values)),
-        "seeds": measured.seeds,
+        "seeds": [{name: _plain(row) for name, row in seed.items()} for seed in measured.seeds],
     }
 
 
 def _summary(
     measured: Measured, of: Callable[[Figure, Sequence[float]], float]
-) -> dict[str, Mapping[str, float]]:
+) -> dict[str, dict[str, float | None]]:
+    figures = measured.scenario.figures
     return {
-        system: {
-            figure.key: of(figure, values)
-            for figure in measured.scenario.figures
-            if (values := measured.of(system, figure))
-        }
+        system: _plain(
+            {f.key: of(f, values) for f in figures if (values := measured.of(system, f))}
+        )
         for system in measured.systems
     }
+
+
+def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no infinity: null is what did not end."""
+    return {key: value if isfinite(value) else None for key, value in values.items()}
 
 
 def table(measured: Measured) -> Table:

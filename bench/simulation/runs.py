@@ -1,7 +1,5 @@
 """One run: a load against a system, until the last request has ended or the time is over."""
 
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -9,9 +7,10 @@ from math import inf
 
 from bench.simulation.baselines import Fcfs
 from bench.simulation.clock import Clock
-from bench.simulation.engine import Engine, StepModel
+from bench.simulation.engine import Engine
 from bench.simulation.loads import Load
 from bench.simulation.request import Asked, Fate
+from bench.simulation.step_model import StepModel
 from bench.simulation.systems import Build, Plant, System, behind
 from dispatcher.fair_queue import service
 
@@ -20,18 +19,13 @@ RETRY_SECONDS = 1.0  # after which a client asks again that was refused
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: every request's fate, and how long it took on both clocks."""
+    """What came of a run."""
 
     fates: Sequence[Fate]
     engines: Sequence[Engine]
     served: float  # virtual tokens per second while the load went on
     ended: float  # when the run was over
-    wall_seconds: float
     events: int
-
-    @property
-    def codes(self) -> Counter[str]:
-        return Counter(fate.code for fate in self.fates if fate.is_over)
 
 
 class Run:
@@ -47,7 +41,6 @@ class Run:
 
     def run(self, drain_seconds: float) -> Outcome:
         """Until all that are awaited have ended, at most `drain_seconds` after the load."""
-        began = time.perf_counter()
         self._clock.at(self._load.seconds, self._look)
         self._arrive()
         self._clock.run(self._load.seconds + drain_seconds, self._is_over)
@@ -56,7 +49,6 @@ class Run:
             self._system.engines,
             self._served,
             self._clock.now,
-            time.perf_counter() - began,
             self._clock.events,
         )
 

@@ -8,16 +8,16 @@ from typing import Protocol
 from bench.simulation.baselines import Policy
 from bench.simulation.clock import Clock
 from bench.simulation.delays import Delays
-from bench.simulation.engine import Engine, StepModel
+from bench.simulation.engine import Engine
 from bench.simulation.gateway import Gateway
 from bench.simulation.leader import Leader
 from bench.simulation.pool import Pool
 from bench.simulation.prefixes import Prefixes
 from bench.simulation.request import Asked, Fate
+from bench.simulation.step_model import StepModel
 from bench.simulation.worker import Listeners, Worker
 from streams.messages import Pressure
 
-TELL_SECONDS = 0.2
 TAKE_STEPS = 10  # after which VTC's server looks again whether there is room
 Ended = Callable[[Fate], None]
 
@@ -110,7 +110,7 @@ class Direct:
         self._numbers = itertools.count()
         self._stepping: set[int] = set()
         self._batches: list[dict[str, Fate]] = [{} for _ in self.engines]
-        clock.every(TELL_SECONDS, lambda: policy.tick(clock.now))
+        clock.every(plant.delays.tell, lambda: policy.tick(clock.now))
 
     def submit(self, asked: Asked) -> Fate:
         fate = Fate(asked, f"r{next(self._numbers)}")
