@@ -1,6 +1,7 @@
 """Room by priority, by part and by reservation, on the real path: broker, dispatcher, workers."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from nats.aio.msg import Msg
 
@@ -84,7 +85,7 @@ async def test_a_tenants_flood_leaves_the_others_their_part(nats_url: str) -> No
         await eventually(lambda: begun(c, flood) >= PLACES // 2)
         for _ in range(3):
             request = await c.send(tenant="quiet", max_tokens=2)
-            await eventually(lambda request=request: c.terminal(request))
+            await eventually(partial(c.terminal, request))
         assert none_has_ended(c, flood)
         await end(c, flood)
 
