@@ -3,9 +3,11 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import dispatcher.service
 import gpu_worker.service
+from dispatcher.assignment import assign
 from registry.models import mock_model
 from streams import subjects, topology
 from streams.headers import MESSAGE_ID
@@ -15,6 +17,8 @@ from tests.eventually import eventually
 from tests.integration.processes import process
 from tests.integration.services import Client, a_dispatcher, a_worker, client, running
 
+LEADER = assign({"mock"}, {"a", "b"})["mock"]
+STANDBY = "b" if LEADER == "a" else "a"
 QUICK = {"ttft_ms": 1, "itl_ms": 1}
 
 
@@ -41,17 +45,19 @@ async def test_a_request_queued_while_nobody_dispatches_is_served_later(nats_url
 async def test_a_standby_takes_over_from_a_leader_that_renews_no_more(nats_url: str) -> None:
     """The old leader steps down by its own clock, before the lease is free for another."""
     async with client(nats_url, **QUICK) as c:
-        async with running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=1)):
+        async with running(dispatcher.service, a_dispatcher(nats_url, id=LEADER, lease_seconds=1)):
             await eventually(c.report)
-            (renewing,) = [task for task in asyncio.all_tasks() if task.get_name() == "lease"]
+            names = ("lease", "members")
+            renewing = [task for task in asyncio.all_tasks() if task.get_name() in names]
             async with (
-                running(dispatcher.service, a_dispatcher(nats_url, lease_seconds=1)),
+                running(dispatcher.service, a_dispatcher(nats_url, id=STANDBY, lease_seconds=1)),
                 running(gpu_worker.service, a_worker(nats_url)),
             ):
                 before = await c.send()
                 await eventually(lambda: ended_once(c, [before]))
                 leader = await index(c)
-                renewing.cancel()
+                for task in renewing:
+                    task.cancel()
 
                 async def taken_over() -> bool:
                     return await index(c) != leader
@@ -73,21 +79,20 @@ async def test_a_frozen_leader_wakes_up_to_find_another_and_doubles_nothing(
     """Two thousand requests of twenty tenants are queued, some in flight, when it freezes."""
     async with client(nats_url, ttft_ms=1, itl_ms=1, sequences=64) as c:
         requests = [await c.send(tenant=f"t{i % 20}", max_tokens=2) for i in range(2000)]
-        with (
-            process("dispatcher", nats_url, tmp_path / "first.log", lease_seconds=1) as first,
-            process("dispatcher", nats_url, tmp_path / "second.log", lease_seconds=1) as second,
-        ):
-            await eventually(lambda: first.said("leading") or second.said("leading"))
-            leader, standby = (first, second) if first.said("leading") else (second, first)
-            async with running(gpu_worker.service, a_worker(nats_url)):
-                await eventually(lambda: any(c.attempts(request) for request in requests))
-                leader.freeze()
-                await eventually(lambda: standby.said("leading"))
-                leader.thaw()
-                requests += [await c.send(tenant=f"t{i % 20}", max_tokens=2) for i in range(50)]
-                await eventually(lambda: ended_once(c, requests), seconds=30)
-                await eventually(lambda: leader.said("lease_lost"))
-                await eventually(c.at_rest)
+        settings: dict[str, Any] = {"nats_url": nats_url, "lease_seconds": 1}
+        with process("dispatcher", log=tmp_path / "1", id=LEADER, **settings) as leader:
+            await eventually(lambda: leader.said("leading"))
+            with process("dispatcher", log=tmp_path / "2", id=STANDBY, **settings) as standby:
+                await eventually(lambda: standby.said("members_changed"))
+                async with running(gpu_worker.service, a_worker(nats_url)):
+                    await eventually(lambda: any(c.attempts(request) for request in requests))
+                    leader.freeze()
+                    await eventually(lambda: standby.said("leading"))
+                    leader.thaw()
+                    requests += [await c.send(tenant=f"t{i}", max_tokens=2) for i in range(50)]
+                    await eventually(lambda: ended_once(c, requests), seconds=30)
+                    await eventually(lambda: leader.said("lease_lost"))
+                    await eventually(c.at_rest)
         assert await c.ledger() == dict.fromkeys(requests, 1)
 
 
