@@ -1,5 +1,6 @@
 """A step as tensors: what is computed, where its KV goes, and which KV each token sees."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +17,7 @@ MIN_ROWS = 2  # of a linear layer
 TILE_ROWS = 4  # queries of one attention head, rounded up to a multiple; also faster than fewer
 SPLIT_BLOCKS = 32  # keys are taken in splits of this, counted from the start of the sequence;
 UNEVEN_BLOCKS = range(13, 24)  # a last split of this many is summed in another order
+PREFILL_ROWS = 64  # at once: they are not compared with keys that come after all of them
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,18 @@ class Decodes:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Rows `first` to `last`: one run's chunk. Blocks `[b]`, mask `[1, 1, rows + pad, b * 16]`."""
+    """One run's chunk, in tiles of rows; they see some of the first of `blocks` `[b]`."""
+
+    blocks: Tensor
+    tiles: list["Tile"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows `first` to `last` of a step: mask `[1, 1, rows + pad, tokens that they see]`."""
 
     first: int
     last: int
-    blocks: Tensor
     mask: Tensor
 
 
@@ -56,23 +65,23 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.slices = sorted(self.slices, key=lambda s: (not s.is_decode, s.is_decode and s.end))
-        self._decoding = sum(s.is_decode for s in self.slices)
+        self.decoding = sum(s.is_decode for s in self.slices)
 
     @cached_property
     def ids(self) -> Tensor:
         ids = [t for s in self.slices for t in s.run.tokens[s.start : s.end]]
-        return self._tensor(_padded(ids, 0))
+        return self.tensor(_padded(ids, 0))
 
     @cached_property
     def positions(self) -> Tensor:
         positions = [p for s in self.slices for p in range(s.start, s.end)]
-        return self._tensor(_padded(positions, 0))
+        return self.tensor(_padded(positions, 0))
 
     def slots(self, window: Window) -> Tensor:
         """Where each token's KV goes, as an index into the blocks laid end to end."""
         if window not in self._slots:
             slots = [_slot(s, p, window) for s in self.slices for p in range(s.start, s.end)]
-            self._slots[window] = self._tensor(_padded(slots, TRASH * BLOCK_TOKENS))
+            self._slots[window] = self.tensor(_padded(slots, TRASH * BLOCK_TOKENS))
         return self._slots[window]
 
     @cached_property
@@ -88,56 +97,67 @@ class Plan:
             row += piece.count
             if piece.samples:
                 rows.append(row - 1)
-        return self._tensor(_padded(rows, 0) if rows else rows)
+        return self.tensor(_padded(rows, 0) if rows else rows)
 
     def decodes(self, window: Window) -> list[Decodes]:
         if window not in self._decodes:
-            groups = _groups(self.slices[: self._decoding], window)
+            groups = _groups(self.slices[: self.decoding], window)
             self._decodes[window] = [self._decode(group, window) for group in groups]
         return self._decodes[window]
 
     def prefills(self, window: Window) -> list[Prefill]:
         if window not in self._prefills:
-            made, row = [], self._decoding
-            for piece in self.slices[self._decoding :]:
+            made, row = [], self.decoding
+            for piece in self.slices[self.decoding :]:
                 made.append(self._prefill(piece, row, window))
                 row += piece.count
             self._prefills[window] = made
         return self._prefills[window]
 
+    def decode_mask(self, slices: Sequence[Slice], width: int, window: Window) -> Tensor:
+        """What decoding slices see of `width` blocks each, `[n, 1, 1, tokens]`."""
+        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
+        seen = seen + BLOCK_TOKENS * self.tensor([[split(s, window)] for s in slices])
+        firsts = self.tensor([[_first(s, window)] for s in slices])
+        keep = (seen >= firsts) & (seen < self.tensor([[s.end] for s in slices]))
+        return self._additive(keep)[:, None, None]
+
     def _decode(self, rows: range, window: Window) -> Decodes:
         slices = [self.slices[row] for row in rows]
-        starts = [_split(s, window) for s in slices]
-        tables = [
-            s.run.tables[window].blocks[start:] for s, start in zip(slices, starts, strict=True)
-        ]
-        width = _even(max(map(len, tables)))
-        blocks = self._tensor([_padded(table, TRASH, width) for table in tables])
-        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
-        seen = seen + BLOCK_TOKENS * self._tensor([[start] for start in starts])
-        firsts = self._tensor([[_first(s, window)] for s in slices])
-        mask = self._additive((seen >= firsts) & (seen < self._tensor([[s.end] for s in slices])))
-        return Decodes(rows.start, rows.stop, blocks, mask[:, None, None])
+        tables = [s.run.tables[window].blocks[split(s, window) :] for s in slices]
+        width = even(max(map(len, tables)))
+        blocks = self.tensor([_padded(table, TRASH, width) for table in tables])
+        return Decodes(rows.start, rows.stop, blocks, self.decode_mask(slices, width, window))
 
     def _prefill(self, piece: Slice, row: int, window: Window) -> Prefill:
-        start = _split(piece, window)
+        start = split(piece, window)
         table = piece.run.tables[window].blocks[start : blocks_for(piece.end)]
-        table = _padded(table, TRASH, _even(len(table)))
-        seen = torch.arange(len(table) * BLOCK_TOKENS, device=self.device) + start * BLOCK_TOKENS
-        rows = piece.count + -piece.count % TILE_ROWS
-        asking = torch.arange(piece.start, piece.start + rows, device=self.device)[:, None]
+        blocks = self.tensor(_padded(table, TRASH, even(len(table))))
+        firsts = range(piece.start, piece.end, PREFILL_ROWS)
+        ends = [*firsts[1:], piece.end]
+        tiles = [
+            Tile(row + f - piece.start, row + e - piece.start, self._tile(f, e, start, window))
+            for f, e in zip(firsts, ends, strict=True)
+        ]
+        return Prefill(blocks, tiles)
+
+    def _tile(self, first: int, end: int, start: int, window: Window) -> Tensor:
+        """The mask of a run's tokens `first` to `end`, over its blocks from `start` on."""
+        width = even(blocks_for(end) - start)
+        seen = torch.arange(width * BLOCK_TOKENS, device=self.device) + start * BLOCK_TOKENS
+        last = end + (first - end) % TILE_ROWS
+        asking = torch.arange(first, last, device=self.device)[:, None]
         keep = seen <= asking
         if window is not None:
             keep &= seen > asking - window
-        mask = self._additive(keep)[None, None]
-        return Prefill(row, row + piece.count, self._tensor(table), mask)
+        return self._additive(keep)[None, None]
 
     def _additive(self, keep: Tensor) -> Tensor:
         """Attention adds masks; made once here, not in every layer."""
         mask = torch.zeros(keep.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~keep, -torch.inf)
 
-    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
+    def tensor(self, values: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
@@ -155,12 +175,12 @@ def _first(piece: Slice, window: Window) -> int:
     return first_seen(piece.start, window)
 
 
-def _split(piece: Slice, window: Window) -> int:
+def split(piece: Slice, window: Window) -> int:
     """The first block to take for a slice: the split's in which it begins to see."""
     return _first(piece, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
 
 
-def _even(blocks: int) -> int:
+def even(blocks: int) -> int:
     """As many blocks or more, so that sums over them round alike."""
     rest = blocks % SPLIT_BLOCKS
     more = UNEVEN_BLOCKS.stop - rest if rest in UNEVEN_BLOCKS else 0
