@@ -31,20 +31,20 @@ class Decodes:
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """One run's chunk, in tiles of rows; they see some of the first of `blocks` `[b]`."""
-
-    blocks: Tensor
-    tiles: list["Tile"]
-
-
-@dataclass(frozen=True)
 class Tile:
     """Rows `first` to `last` of a step: mask `[1, 1, rows + pad, tokens that they see]`."""
 
     first: int
     last: int
     mask: Tensor
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One run's chunk, in tiles of rows; they see some of the first of `blocks` `[b]`."""
+
+    blocks: Tensor
+    tiles: list[Tile]
 
 
 @dataclass

@@ -36,8 +36,10 @@ class Strip:
 
 @dataclass(frozen=True)
 class Placing:
-    """`order`: by strip, the index of whom it is for. What is moved, from strip to strip, and then
-    the strips that are to be filled."""
+    """Who has which strip: `order` names, by strip, one of those that wanted one.
+
+    First strips are moved, each to another's place; then `fills` are filled.
+    """
 
     order: list[int]
     moves: list[tuple[int, int]]
