@@ -177,5 +177,5 @@ def kv_bytes(loaded: Loaded, tokens: int, max_sequences: int, max_batch_tokens: 
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
     item = loaded.model.dtype.itemsize * BLOCK_TOKENS
     if loaded.model.device.type == "cpu":
-        item *= 1 + strips.SHARE
+        item = int(item * (1 + strips.SHARE))
     return sum(2 * kv.kv_heads * kv.head_dim * item * blocks[kv.window] for kv in loaded.layers)

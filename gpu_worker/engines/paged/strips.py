@@ -15,7 +15,7 @@ from gpu_worker.engines.paged.plan import SPLIT_BLOCKS, UNEVEN_BLOCKS, Plan, eve
 from gpu_worker.engines.paged.run import Run, Window
 from gpu_worker.engines.paged.sdpa import decode
 
-SHARE = 1  # of the bytes of the blocks: at most as much again
+SHARE = 0.5  # of the bytes of the blocks, at most
 LEAST_CAPACITY = UNEVEN_BLOCKS.start - 1
 
 KV = tuple[Tensor, Tensor]
