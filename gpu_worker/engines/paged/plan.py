@@ -65,23 +65,28 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.slices = sorted(self.slices, key=lambda s: (not s.is_decode, s.is_decode and s.end))
-        self.decoding = sum(s.is_decode for s in self.slices)
+        self._decoding = sum(s.is_decode for s in self.slices)
+
+    @property
+    def decoding(self) -> list[Slice]:
+        """The slices that decode, in the order of the step's first rows."""
+        return self.slices[: self._decoding]
 
     @cached_property
     def ids(self) -> Tensor:
         ids = [t for s in self.slices for t in s.run.tokens[s.start : s.end]]
-        return self.tensor(_padded(ids, 0))
+        return self._tensor(_padded(ids, 0))
 
     @cached_property
     def positions(self) -> Tensor:
         positions = [p for s in self.slices for p in range(s.start, s.end)]
-        return self.tensor(_padded(positions, 0))
+        return self._tensor(_padded(positions, 0))
 
     def slots(self, window: Window) -> Tensor:
         """Where each token's KV goes, as an index into the blocks laid end to end."""
         if window not in self._slots:
             slots = [_slot(s, p, window) for s in self.slices for p in range(s.start, s.end)]
-            self._slots[window] = self.tensor(_padded(slots, TRASH * BLOCK_TOKENS))
+            self._slots[window] = self._tensor(_padded(slots, TRASH * BLOCK_TOKENS))
         return self._slots[window]
 
     @cached_property
@@ -97,18 +102,18 @@ class Plan:
             row += piece.count
             if piece.samples:
                 rows.append(row - 1)
-        return self.tensor(_padded(rows, 0) if rows else rows)
+        return self._tensor(_padded(rows, 0) if rows else rows)
 
     def decodes(self, window: Window) -> list[Decodes]:
         if window not in self._decodes:
-            groups = _groups(self.slices[: self.decoding], window)
+            groups = _groups(self.decoding, window)
             self._decodes[window] = [self._decode(group, window) for group in groups]
         return self._decodes[window]
 
     def prefills(self, window: Window) -> list[Prefill]:
         if window not in self._prefills:
-            made, row = [], self.decoding
-            for piece in self.slices[self.decoding :]:
+            made, row = [], self._decoding
+            for piece in self.slices[self._decoding :]:
                 made.append(self._prefill(piece, row, window))
                 row += piece.count
             self._prefills[window] = made
@@ -117,22 +122,22 @@ class Plan:
     def decode_mask(self, slices: Sequence[Slice], width: int, window: Window) -> Tensor:
         """What decoding slices see of `width` blocks each, `[n, 1, 1, tokens]`."""
         seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
-        seen = seen + BLOCK_TOKENS * self.tensor([[split(s, window)] for s in slices])
-        firsts = self.tensor([[_first(s, window)] for s in slices])
-        keep = (seen >= firsts) & (seen < self.tensor([[s.end] for s in slices]))
+        seen = seen + BLOCK_TOKENS * self._tensor([[split(s, window)] for s in slices])
+        firsts = self._tensor([[_first(s, window)] for s in slices])
+        keep = (seen >= firsts) & (seen < self._tensor([[s.end] for s in slices]))
         return self._additive(keep)[:, None, None]
 
     def _decode(self, rows: range, window: Window) -> Decodes:
         slices = [self.slices[row] for row in rows]
         tables = [s.run.tables[window].blocks[split(s, window) :] for s in slices]
         width = even(max(map(len, tables)))
-        blocks = self.tensor([_padded(table, TRASH, width) for table in tables])
+        blocks = self._tensor([_padded(table, TRASH, width) for table in tables])
         return Decodes(rows.start, rows.stop, blocks, self.decode_mask(slices, width, window))
 
     def _prefill(self, piece: Slice, row: int, window: Window) -> Prefill:
         start = split(piece, window)
         table = piece.run.tables[window].blocks[start : blocks_for(piece.end)]
-        blocks = self.tensor(_padded(table, TRASH, even(len(table))))
+        blocks = self._tensor(_padded(table, TRASH, even(len(table))))
         firsts = range(piece.start, piece.end, PREFILL_ROWS)
         ends = [*firsts[1:], piece.end]
         tiles = [
@@ -157,7 +162,7 @@ class Plan:
         mask = torch.zeros(keep.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~keep, -torch.inf)
 
-    def tensor(self, values: list[int] | list[list[int]]) -> Tensor:
+    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 

@@ -110,12 +110,12 @@ class _Shelf:
         self._strips = strips
         width = even(max(blocks_for(strip.filled) - strip.start for strip in strips))
         return _Step(
-            plan.tensor([rows[n] for n in placing.order]),
-            plan.tensor([self._newest(n, strip) for n, strip in enumerate(strips)]),
+            torch.tensor([rows[n] for n in placing.order]),
+            torch.tensor([self._newest(n, strip) for n, strip in enumerate(strips)]),
             width * BLOCK_TOKENS,
             plan.decode_mask([slices[n] for n in placing.order], width, window),
             placing.moves,
-            [(n, plan.tensor(self._table(strips[n], window))) for n in placing.fills],
+            [(n, torch.tensor(self._table(strips[n], window))) for n in placing.fills],
         )
 
     def _newest(self, number: int, strip: Strip) -> int:
@@ -171,7 +171,7 @@ class Strips:
     def _by_capacity(self, plan: Plan) -> dict[int, list[int]]:
         """The decoding rows of a step by the capacity that they need."""
         rows: dict[int, list[int]] = {}
-        for row, piece in enumerate(plan.slices[: plan.decoding]):
+        for row, piece in enumerate(plan.decoding):
             needed = blocks_for(piece.end) - split(piece, self._window)
             rows.setdefault(_capacity(needed), []).append(row)
         return rows
