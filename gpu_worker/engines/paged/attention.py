@@ -120,7 +120,7 @@ class PagedAttention:
             at, (rows, _) = slice(decodes.first, decodes.last), decodes.blocks.shape
             blocks = decodes.blocks.flatten()
             seen = self._gather(self._keys[layer], self._values[layer], blocks)
-            each = (kv.unflatten(0, (rows, -1)) for kv in seen)
+            each = (kv.view(rows, -1, *kv.shape[1:]) for kv in seen)
             out[at] = decode(query[0, :, at], *each, decodes.mask, scaling)
 
     def _gather(self, keys: Tensor, values: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:

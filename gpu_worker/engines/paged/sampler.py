@@ -99,7 +99,7 @@ def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     if not whole:
         highest, tokens = logits.max(-1)
         return highest, tokens
-    peaks = logits[:, :whole].unflatten(-1, (-1, STRIDE)).amax(-1)
+    peaks = logits[:, :whole].view(len(logits), -1, STRIDE).amax(-1)
     if whole < logits.shape[-1]:
         peaks = torch.cat([peaks, logits[:, whole:].amax(-1, keepdim=True)], -1)
     highest, stride = peaks.max(-1)

@@ -34,7 +34,8 @@ def prefill(
     can do so by a stride of zero.
     """
     rows, kv_heads = query.shape[1], keys.shape[1]
-    query = pad(query, (0, 0, 0, mask.shape[2] - rows)).unflatten(0, (kv_heads, -1))
+    query = pad(query, (0, 0, 0, mask.shape[2] - rows))
+    query = query.view(kv_heads, -1, *query.shape[1:])
     shared = (-1, query.shape[1], -1, -1)
     keys = keys.transpose(0, 1)[:, None].expand(shared)
     values = values.transpose(0, 1)[:, None].expand(shared)

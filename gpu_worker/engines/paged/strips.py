@@ -84,7 +84,7 @@ class _Step:
         for before, after in self.moves:
             strips[after] = strips[before]
         for strip, table in self.fills:
-            into = strips[strip].unflatten(0, (len(table), BLOCK_TOKENS))
+            into = strips[strip].view(len(table), *blocks.shape[1:])
             torch.index_select(blocks, 0, table, out=into)
         rows = new[0].transpose(0, 1).index_select(0, self.rows)
         strips.flatten(0, 1).index_copy_(0, self.at, rows)
