@@ -93,7 +93,7 @@ def _shape(logits: Tensor, choices: list[Choice], rows: list[int]) -> dict[int, 
 def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The highest logit of each row and its first place; NaN where there is one.
 
-    Of which stride it is comes first: on a CPU places are sought seven times slower than values.
+    Of which stride it is comes first: on a CPU values are found in half the time of places.
     """
     whole = logits.shape[-1] // STRIDE * STRIDE
     if not whole:
