@@ -50,7 +50,7 @@ def held(strips: Strips) -> int:
 
 def test_strips_take_no_more_than_their_share() -> None:
     """Memory was counted with that much; who finds no place reads blocks."""
-    made = engine(kv_tokens=1024)
+    made = engine()
     strips, most = strips_of(made), 0
     blocks = sum(keys.nbytes + values.nbytes for keys, values in strips._pools.values())
     lengths = (20, 150, 30, 170, 180, 190)
