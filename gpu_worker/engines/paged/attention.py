@@ -106,22 +106,21 @@ class PagedAttention:
         if strips is None or not strips.decode(layer, *step):
             self._decode(layer, sliding_window, query, scaling, out)
         for piece in self.plan.prefills(sliding_window):
-            seen = self._gather(keys, values, piece.blocks)
+            k, v = self._gather(keys, values, piece.blocks)
             for tile in piece.tiles:
-                at, tokens = slice(tile.first, tile.last), tile.mask.shape[3]
-                visible = (kv[:tokens] for kv in seen)
-                out[at] = prefill(query[0, :, at], *visible, tile.mask, scaling)
+                at, seen = slice(tile.first, tile.last), slice(tile.mask.shape[3])
+                out[at] = prefill(query[0, :, at], k[seen], v[seen], tile.mask, scaling)
         return out[None], None
 
     def _decode(
         self, layer: int, window: Window, query: Tensor, scaling: float | None, out: Tensor
     ) -> None:
         for decodes in self.plan.decodes(window):
-            at, (rows, _) = slice(decodes.first, decodes.last), decodes.blocks.shape
-            blocks = decodes.blocks.flatten()
-            seen = self._gather(self._keys[layer], self._values[layer], blocks)
-            each = (kv.view(rows, -1, *kv.shape[1:]) for kv in seen)
-            out[at] = decode(query[0, :, at], *each, decodes.mask, scaling)
+            at, blocks = slice(decodes.first, decodes.last), decodes.blocks
+            k, v = self._gather(self._keys[layer], self._values[layer], blocks.flatten())
+            by_row = len(blocks), -1, *k.shape[1:]
+            seen = k.view(by_row), v.view(by_row)
+            out[at] = decode(query[0, :, at], *seen, decodes.mask, scaling)
 
     def _gather(self, keys: Tensor, values: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copies `[tokens, kv_heads, dim]` of some blocks, valid until the next call.
