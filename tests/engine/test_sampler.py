@@ -112,3 +112,14 @@ def test_a_draw_is_a_function_of_seed_and_position() -> None:
     assert all(0 <= u < 1 for u in draws)
     assert sum(draws) / 3000 == pytest.approx(0.5, abs=0.03)
     assert seed_of("a") != seed_of("b")
+
+
+@pytest.mark.parametrize("vocabulary", [300, 512, 1700, 2048])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_greedy_takes_the_first_of_the_highest(vocabulary: int, dtype: torch.dtype) -> None:
+    """Wherever it lies; bfloat16 has many equal ones."""
+    logits = torch.randn(64, vocabulary, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits[0, -1] = logits[1, 0] = 9
+    sampled = sample(logits, [Choice(Sampling(temperature=0))] * len(logits))
+    first = [(row == row.max()).nonzero()[0, 0].item() for row in logits.float()]
+    assert [s.token for s in sampled] == first

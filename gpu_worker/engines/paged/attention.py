@@ -8,12 +8,13 @@ from mmap import mmap
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
-from gpu_worker.engines.paged.plan import TILE_ROWS, Decodes, Plan
+from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Window
+from gpu_worker.engines.paged.sdpa import decode, prefill
+from gpu_worker.engines.paged.strips import Strips
 
 SPARE = 1.25  # gather buffers grow by steps, as contexts do
 
@@ -48,6 +49,7 @@ class PagedAttention:
         self._keys = [_zeros(shape, dtype, device) for shape in shapes]
         self._values = [_zeros(shape, dtype, device) for shape in shapes]
         self._gathered: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+        self._strips = self._all_strips() if device.type == "cpu" else {}
         self.plan = Plan([], dtype, device)
         self.name = f"millstream_paged_{next(_numbers)}"
         AttentionInterface.register(self.name, self._attend)
@@ -55,11 +57,22 @@ class PagedAttention:
     def close(self) -> None:
         """Free the memory; the name stays taken and answers no more."""
         self._keys, self._values = [], []
+        self._strips.clear()
         self._gathered.clear()
 
     def shrink(self) -> None:
         """Free what is kept for speed alone."""
         self._gathered.clear()
+        for strips in self._strips.values():
+            strips.clear()
+
+    def _all_strips(self) -> dict[Window, Strips]:
+        pools = list(zip(self._keys, self._values, strict=True))
+        windows = [layer.window for layer in self._layers]
+        return {
+            window: Strips({n: pools[n] for n, w in enumerate(windows) if w == window}, window)
+            for window in set(windows)
+        }
 
     def zero(self, blocks: Mapping[Window, list[int]]) -> None:
         """Clear blocks: even masked, a NaN left in one would reach who reads it next."""
@@ -88,15 +101,26 @@ class PagedAttention:
         keys.flatten(0, 1).index_copy_(0, slots, key[0].transpose(0, 1))
         values.flatten(0, 1).index_copy_(0, slots, value[0].transpose(0, 1))
         out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
-        for decodes in self.plan.decodes(sliding_window):
-            rows = query[0, :, decodes.first : decodes.last]
-            seen = self._gather(keys, values, decodes.blocks.flatten())
-            out[decodes.first : decodes.last] = _decode(rows, *seen, decodes, scaling)
-        for prefill in self.plan.prefills(sliding_window):
-            at = slice(prefill.first, prefill.last)
-            seen = self._gather(keys, values, prefill.blocks)
-            out[at] = _prefill(query[:, :, at], *seen, prefill.mask, scaling)
+        strips = self._strips.get(sliding_window)
+        step = self.plan, query, (key, value), scaling, out
+        if strips is None or not strips.decode(layer, *step):
+            self._decode(layer, sliding_window, query, scaling, out)
+        for piece in self.plan.prefills(sliding_window):
+            k, v = self._gather(keys, values, piece.blocks)
+            for tile in piece.tiles:
+                at, seen = slice(tile.first, tile.last), slice(tile.mask.shape[3])
+                out[at] = prefill(query[0, :, at], k[seen], v[seen], tile.mask, scaling)
         return out[None], None
+
+    def _decode(
+        self, layer: int, window: Window, query: Tensor, scaling: float | None, out: Tensor
+    ) -> None:
+        for decodes in self.plan.decodes(window):
+            at, blocks = slice(decodes.first, decodes.last), decodes.blocks
+            k, v = self._gather(self._keys[layer], self._values[layer], blocks.flatten())
+            by_row = len(blocks), -1, *k.shape[1:]
+            seen = k.view(by_row), v.view(by_row)
+            out[at] = decode(query[0, :, at], *seen, decodes.mask, scaling)
 
     def _gather(self, keys: Tensor, values: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copies `[tokens, kv_heads, dim]` of some blocks, valid until the next call.
@@ -122,36 +146,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
-
-
-def _decode(
-    query: Tensor, keys: Tensor, values: Tensor, decodes: Decodes, scaling: float | None
-) -> Tensor:
-    """One token each. Query heads that share a KV head are packed as rows: KV is not repeated."""
-    count, (heads, _, dim), kv_heads = len(decodes.blocks), query.shape, keys.shape[1]
-    packed = query.transpose(0, 1).reshape(count, kv_heads, -1, dim)
-    shared = packed.shape[2]
-    packed = pad(packed, (0, 0, 0, -shared % TILE_ROWS))
-    keys = keys.view(count, -1, kv_heads, dim).transpose(1, 2)
-    values = values.view(count, -1, kv_heads, dim).transpose(1, 2)
-    out = scaled_dot_product_attention(packed, keys, values, decodes.mask, scale=scaling)
-    return out[:, :, :shared].reshape(count, heads, dim)
-
-
-def _prefill(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
-) -> Tensor:
-    """One run's chunk, `[1, heads, rows, dim]`, to `[rows, heads, dim]`."""
-    _, heads, rows, _ = query.shape
-    repeats = heads // keys.shape[1]
-    keys, values = _spread(keys, repeats), _spread(values, repeats)
-    query = pad(query, (0, 0, 0, mask.shape[2] - rows))
-    out = scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
-    return out[0, :, :rows].transpose(0, 1)
-
-
-def _spread(kv: Tensor, repeats: int) -> Tensor:
-    """`[tokens, kv_heads, dim]` to `[1, heads, tokens, dim]`; a single KV head is not copied."""
-    tokens, kv_heads, dim = kv.shape
-    spread = kv.transpose(0, 1)[:, None].expand(kv_heads, repeats, tokens, dim)
-    return spread.reshape(1, kv_heads * repeats, tokens, dim)

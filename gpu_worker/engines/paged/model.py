@@ -17,6 +17,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.memory import default_device
+from gpu_worker.engines.paged import strips
 from gpu_worker.engines.paged.attention import Layer
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
 from gpu_worker.engines.paged.cache import pool_sizes
@@ -168,8 +169,13 @@ def kv_tokens_for(
 
 
 def kv_bytes(loaded: Loaded, tokens: int, max_sequences: int, max_batch_tokens: int) -> int:
-    """What the KV of so many tokens takes; layers with a window need no more than that."""
+    """What the KV of so many tokens takes; layers with a window need no more than that.
+
+    On a CPU with the strips of what decodes.
+    """
     windows = {layer.window for layer in loaded.layers}
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
     item = loaded.model.dtype.itemsize * BLOCK_TOKENS
+    if loaded.model.device.type == "cpu":
+        item = int(item * (1 + strips.SHARE))
     return sum(2 * kv.kv_heads * kv.head_dim * item * blocks[kv.window] for kv in loaded.layers)

@@ -1,5 +1,6 @@
 """A step as tensors: what is computed, where its KV goes, and which KV each token sees."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +17,7 @@ MIN_ROWS = 2  # of a linear layer
 TILE_ROWS = 4  # queries of one attention head, rounded up to a multiple; also faster than fewer
 SPLIT_BLOCKS = 32  # keys are taken in splits of this, counted from the start of the sequence;
 UNEVEN_BLOCKS = range(13, 24)  # a last split of this many is summed in another order
+PREFILL_ROWS = 64  # at once: they are not compared with keys that come after all of them
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,20 @@ class Decodes:
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """Rows `first` to `last`: one run's chunk. Blocks `[b]`, mask `[1, 1, rows + pad, b * 16]`."""
+class Tile:
+    """Rows `first` to `last` of a step: mask `[1, 1, rows + pad, tokens that they see]`."""
 
     first: int
     last: int
-    blocks: Tensor
     mask: Tensor
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One run's chunk, in tiles of rows; they see some of the first of `blocks` `[b]`."""
+
+    blocks: Tensor
+    tiles: list[Tile]
 
 
 @dataclass
@@ -57,6 +66,11 @@ class Plan:
     def __post_init__(self) -> None:
         self.slices = sorted(self.slices, key=lambda s: (not s.is_decode, s.is_decode and s.end))
         self._decoding = sum(s.is_decode for s in self.slices)
+
+    @property
+    def decoding(self) -> list[Slice]:
+        """The slices that decode, in the order of the step's first rows."""
+        return self.slices[: self._decoding]
 
     @cached_property
     def ids(self) -> Tensor:
@@ -92,7 +106,7 @@ class Plan:
 
     def decodes(self, window: Window) -> list[Decodes]:
         if window not in self._decodes:
-            groups = _groups(self.slices[: self._decoding], window)
+            groups = _groups(self.decoding, window)
             self._decodes[window] = [self._decode(group, window) for group in groups]
         return self._decodes[window]
 
@@ -105,32 +119,43 @@ class Plan:
             self._prefills[window] = made
         return self._prefills[window]
 
+    def decode_mask(self, slices: Sequence[Slice], width: int, window: Window) -> Tensor:
+        """What decoding slices see of `width` blocks each, `[n, 1, 1, tokens]`."""
+        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
+        seen = seen + BLOCK_TOKENS * self._tensor([[split(s, window)] for s in slices])
+        firsts = self._tensor([[_first(s, window)] for s in slices])
+        keep = (seen >= firsts) & (seen < self._tensor([[s.end] for s in slices]))
+        return self._additive(keep)[:, None, None]
+
     def _decode(self, rows: range, window: Window) -> Decodes:
         slices = [self.slices[row] for row in rows]
-        starts = [_split(s, window) for s in slices]
-        tables = [
-            s.run.tables[window].blocks[start:] for s, start in zip(slices, starts, strict=True)
-        ]
-        width = _even(max(map(len, tables)))
+        tables = [s.run.tables[window].blocks[split(s, window) :] for s in slices]
+        width = even(max(map(len, tables)))
         blocks = self._tensor([_padded(table, TRASH, width) for table in tables])
-        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
-        seen = seen + BLOCK_TOKENS * self._tensor([[start] for start in starts])
-        firsts = self._tensor([[_first(s, window)] for s in slices])
-        mask = self._additive((seen >= firsts) & (seen < self._tensor([[s.end] for s in slices])))
-        return Decodes(rows.start, rows.stop, blocks, mask[:, None, None])
+        return Decodes(rows.start, rows.stop, blocks, self.decode_mask(slices, width, window))
 
     def _prefill(self, piece: Slice, row: int, window: Window) -> Prefill:
-        start = _split(piece, window)
+        start = split(piece, window)
         table = piece.run.tables[window].blocks[start : blocks_for(piece.end)]
-        table = _padded(table, TRASH, _even(len(table)))
-        seen = torch.arange(len(table) * BLOCK_TOKENS, device=self.device) + start * BLOCK_TOKENS
-        rows = piece.count + -piece.count % TILE_ROWS
-        asking = torch.arange(piece.start, piece.start + rows, device=self.device)[:, None]
+        blocks = self._tensor(_padded(table, TRASH, even(len(table))))
+        firsts = range(piece.start, piece.end, PREFILL_ROWS)
+        ends = [*firsts[1:], piece.end]
+        tiles = [
+            Tile(row + f - piece.start, row + e - piece.start, self._tile(f, e, start, window))
+            for f, e in zip(firsts, ends, strict=True)
+        ]
+        return Prefill(blocks, tiles)
+
+    def _tile(self, first: int, end: int, start: int, window: Window) -> Tensor:
+        """The mask of a run's tokens `first` to `end`, over its blocks from `start` on."""
+        width = even(blocks_for(end) - start)
+        seen = torch.arange(width * BLOCK_TOKENS, device=self.device) + start * BLOCK_TOKENS
+        last = end + (first - end) % TILE_ROWS
+        asking = torch.arange(first, last, device=self.device)[:, None]
         keep = seen <= asking
         if window is not None:
             keep &= seen > asking - window
-        mask = self._additive(keep)[None, None]
-        return Prefill(row, row + piece.count, self._tensor(table), mask)
+        return self._additive(keep)[None, None]
 
     def _additive(self, keep: Tensor) -> Tensor:
         """Attention adds masks; made once here, not in every layer."""
@@ -155,12 +180,12 @@ def _first(piece: Slice, window: Window) -> int:
     return first_seen(piece.start, window)
 
 
-def _split(piece: Slice, window: Window) -> int:
+def split(piece: Slice, window: Window) -> int:
     """The first block to take for a slice: the split's in which it begins to see."""
     return _first(piece, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
 
 
-def _even(blocks: int) -> int:
+def even(blocks: int) -> int:
     """As many blocks or more, so that sums over them round alike."""
     rest = blocks % SPLIT_BLOCKS
     more = UNEVEN_BLOCKS.stop - rest if rest in UNEVEN_BLOCKS else 0

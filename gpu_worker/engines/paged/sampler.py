@@ -38,6 +38,12 @@ class Choice:
     uniform: float = 0.0
     shape: Callable[[Tensor], None] | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the highest logit, of whatever type, is all that matters."""
+        sampling = self.sampling
+        return sampling.temperature == 0 and self.shape is None and sampling.logprobs is None
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -57,10 +63,10 @@ def sample(logits: Tensor, choices: list[Choice]) -> list[Sampled]:
 
 def _sample(logits: Tensor, choices: list[Choice]) -> list[Sampled]:
     shaped = [i for i, c in enumerate(choices) if c.shape]
-    # argmax over bfloat16 is six times slower on a CPU
-    logits = logits.to(torch.float32, copy=bool(shaped))
+    if not all(c.is_plain for c in choices):
+        logits = logits.to(torch.float32, copy=bool(shaped))
     raw = _shape(logits, choices, shaped)
-    highest, tokens = logits.max(-1)
+    highest, tokens = _highest(logits)
     sound = highest.isfinite().tolist()
     rows = [i for i, c in enumerate(choices) if c.sampling.temperature > 0 and sound[i]]
     if rows:
@@ -82,6 +88,24 @@ def _shape(logits: Tensor, choices: list[Choice], rows: list[int]) -> dict[int, 
         if shape := choices[i].shape:
             shape(logits[i])
     return raw
+
+
+def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest logit of each row and its first place; NaN where there is one.
+
+    Of which stride it is comes first: on a CPU values are found in half the time of places.
+    """
+    whole = logits.shape[-1] // STRIDE * STRIDE
+    if not whole:
+        highest, tokens = logits.max(-1)
+        return highest, tokens
+    peaks = logits[:, :whole].view(len(logits), -1, STRIDE).amax(-1)
+    if whole < logits.shape[-1]:
+        peaks = torch.cat([peaks, logits[:, whole:].amax(-1, keepdim=True)], -1)
+    highest, stride = peaks.max(-1)
+    first = (stride * STRIDE).clamp(max=logits.shape[-1] - STRIDE)
+    within = first[:, None] + torch.arange(STRIDE, device=logits.device)
+    return highest, first + logits.gather(-1, within).argmax(-1)
 
 
 def _draw(logits: Tensor, choices: list[Choice]) -> Tensor:
