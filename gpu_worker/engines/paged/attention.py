@@ -12,8 +12,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
+from gpu_worker.engines.paged.decode_batch import DecodeStep
+from gpu_worker.engines.paged.kernels.selection import select
 from gpu_worker.engines.paged.plan import TILE_ROWS, Decodes, Plan
 from gpu_worker.engines.paged.run import Window
+from gpu_worker.engines.paged.transfer import sent
 
 SPARE = 1.25  # gather buffers grow by steps, as contexts do
 
@@ -33,7 +36,7 @@ class PagedAttention:
     """KV blocks of every layer, and attention over them for the current `plan`.
 
     `blocks`: how many there are for the layers of each window. transformers finds it by `name`.
-    Set `plan` before each forward pass.
+    Set `plan` before each forward pass; a `DecodeStep` only where `kernels` decode.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class PagedAttention:
         self._keys = [_zeros(shape, dtype, device) for shape in shapes]
         self._values = [_zeros(shape, dtype, device) for shape in shapes]
         self._gathered: dict[torch.Size, tuple[Tensor, Tensor]] = {}
-        self.plan = Plan([], dtype, device)
+        self.kernels = select(device, dtype, {layer.head_dim for layer in layers})
+        self.plan: Plan | DecodeStep = Plan([], dtype, device)
         self.name = f"millstream_paged_{next(_numbers)}"
         AttentionInterface.register(self.name, self._attend)
 
@@ -64,7 +68,7 @@ class PagedAttention:
     def zero(self, blocks: Mapping[Window, list[int]]) -> None:
         """Clear blocks: even masked, a NaN left in one would reach who reads it next."""
         for window, numbers in blocks.items():
-            index = torch.tensor(numbers, device=self._device)
+            index = sent(numbers, torch.long, self._device)
             for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
                 if layer.window == window:
                     keys.index_fill_(0, index, 0)
@@ -87,12 +91,19 @@ class PagedAttention:
         slots = self.plan.slots(sliding_window)
         keys.flatten(0, 1).index_copy_(0, slots, key[0].transpose(0, 1))
         values.flatten(0, 1).index_copy_(0, slots, value[0].transpose(0, 1))
+        rows, scale = query[0].transpose(0, 1), scaling or query.shape[3] ** -0.5
+        if isinstance(self.plan, DecodeStep):
+            assert self.kernels.decode, "only a kernel computes a DecodeStep"
+            seen = self.plan.tables[sliding_window], self.plan.lengths
+            decoded = self.kernels.decode(rows, keys, values, *seen, scale, sliding_window)
+            return decoded[None], None
         out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
-        for decodes in self.plan.decodes(sliding_window):
+        self.kernels.attend(self.plan, rows, keys, values, out, scale, sliding_window)
+        for decodes in () if self.kernels.decode else self.plan.decodes(sliding_window):
             rows = query[0, :, decodes.first : decodes.last]
             seen = self._gather(keys, values, decodes.blocks.flatten())
             out[decodes.first : decodes.last] = _decode(rows, *seen, decodes, scaling)
-        for prefill in self.plan.prefills(sliding_window):
+        for prefill in () if self.kernels.prefill else self.plan.prefills(sliding_window):
             at = slice(prefill.first, prefill.last)
             seen = self._gather(keys, values, prefill.blocks)
             out[at] = _prefill(query[:, :, at], *seen, prefill.mask, scaling)
