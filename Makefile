@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 
-.PHONY: serve test test-transformers check format bench bench-engine browser
+.PHONY: serve test test-transformers check format bench bench-engine bench-gpu browser
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
@@ -31,6 +31,10 @@ bench: $(READY)
 # MILLSTREAM_BENCH_VLLM names a Python that has vLLM, MILLSTREAM_BENCH_TRACE a trace.
 bench-engine: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m bench engine $(if $(MILLSTREAM_BENCH_TRACE),mixed) $(ARGS)
+
+# On a machine with a GPU; needs no .venv where PYTHON has torch and the worker's packages.
+bench-gpu:
+	bench/gpu.sh $(ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

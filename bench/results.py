@@ -27,9 +27,13 @@ class Figure:
 
 
 def publish(
-    name: str, setting: Mapping[str, object], figures: Sequence[Figure], runs: Sequence[Run]
+    name: str,
+    setting: Mapping[str, object],
+    figures: Sequence[Figure],
+    runs: Sequence[Run],
+    directory: Path = DIRECTORY,
 ) -> None:
-    """Print every run and the medians; write them with the machine to `results/`."""
+    """Print every run and the medians; write them with the machine to `directory`."""
     medians = {figure.key: median(run[figure.key] for run in runs) for figure in figures}
     Console().print(_table(name, figures, runs, medians))
     content = {
@@ -41,8 +45,8 @@ def publish(
         "goals": {figure.key: figure.goal for figure in figures if figure.goal},
         "runs": runs,
     }
-    DIRECTORY.mkdir(exist_ok=True)
-    path = DIRECTORY / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
+    directory.mkdir(exist_ok=True)
+    path = directory / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
     path.write_text(json.dumps(content, indent=2) + "\n")
     Console(soft_wrap=True).print(f"written to {path}")
 

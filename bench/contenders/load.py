@@ -25,10 +25,10 @@ class Load:
     def context(self) -> int:
         return self.prompt_tokens + self.output_tokens
 
-    def prompts(self, number: int) -> list[list[int]]:
+    def prompts(self, number: int, vocabulary: int = 8000) -> list[list[int]]:
         """New ones for each round, so that no prefix cache knows them."""
         draw = random.Random(number)
-        ids = range(8, 8000)
+        ids = range(8, vocabulary)
         return [draw.choices(ids, k=self.prompt_tokens) for _ in range(self.concurrency)]
 
 

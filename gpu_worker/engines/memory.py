@@ -37,18 +37,28 @@ def spare_bytes(device: torch.device) -> int:
 def peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
     """The most that `work` held at once, beyond what was held before.
 
-    On a CPU this is what the process touched, so other threads' allocations count as well.
+    On a GPU this is what the allocator took for it, with what it cannot use for anything else. On a
+    CPU it is what the process touched, so other threads' allocations count as well.
     """
     give_back(device)
     if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
+        before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
-        return int(torch.cuda.max_memory_allocated(device)) - before
+        return int(torch.cuda.max_memory_reserved(device)) - before
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     before = _fields(Path("/proc/self/status"))["VmRSS"]
     work()
     return max(0, _fields(Path("/proc/self/status"))["VmHWM"] - before) * 1024
+
+
+def kept_bytes(device: torch.device, work: Callable[[], None]) -> int:
+    """What a GPU has less after `work`: recorded graphs keep a pool, and memory of the driver's."""
+    give_back(device)
+    before = free_bytes(device)
+    work()
+    give_back(device)
+    return max(0, before - free_bytes(device))
 
 
 def held_bytes(model: nn.Module) -> int:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from gpu_worker.engine import EngineError
 from gpu_worker.engines.paged.lora import Additions, Weights, load, places
 from gpu_worker.engines.paged.plan import Plan
+from gpu_worker.engines.paged.transfer import sent
 from streams.errors import MillstreamError
 from streams.messages import Adapter
 
@@ -107,7 +108,12 @@ class Adapters:
             if entry := self._held.get(piece.run.request_id):
                 rows.setdefault(entry.loading.result(), []).extend(range(row, row + piece.count))
             row += piece.count
-        self._additions.set({w: torch.tensor(r, device=self._device) for w, r in rows.items()})
+        self._additions.set({w: sent(r, torch.long, self._device) for w, r in rows.items()})
+
+    @property
+    def active(self) -> bool:
+        """Whether the forward pass that was applied last adds any."""
+        return self._additions.active
 
     def close(self) -> None:
         """Forget everything; a load that is under way ends by itself."""

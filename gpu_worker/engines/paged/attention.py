@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
+from gpu_worker.engines.paged.decode_batch import DecodeStep
+from gpu_worker.engines.paged.kernels.selection import select
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Window
 from gpu_worker.engines.paged.sdpa import decode, prefill
 from gpu_worker.engines.paged.strips import Strips
+from gpu_worker.engines.paged.transfer import sent
 
 SPARE = 1.25  # gather buffers grow by steps, as contexts do
 
@@ -34,7 +37,7 @@ class PagedAttention:
     """KV blocks of every layer, and attention over them for the current `plan`.
 
     `blocks`: how many there are for the layers of each window. transformers finds it by `name`.
-    Set `plan` before each forward pass.
+    Set `plan` before each forward pass; a `DecodeStep` only where `kernels` decode.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class PagedAttention:
         self._values = [_zeros(shape, dtype, device) for shape in shapes]
         self._gathered: dict[torch.Size, tuple[Tensor, Tensor]] = {}
         self._strips = self._all_strips() if device.type == "cpu" else {}
-        self.plan = Plan([], dtype, device)
+        self.kernels = select(device, dtype, {layer.head_dim for layer in layers})
+        self.plan: Plan | DecodeStep = Plan([], dtype, device)
         self.name = f"millstream_paged_{next(_numbers)}"
         AttentionInterface.register(self.name, self._attend)
 
@@ -77,7 +81,7 @@ class PagedAttention:
     def zero(self, blocks: Mapping[Window, list[int]]) -> None:
         """Clear blocks: even masked, a NaN left in one would reach who reads it next."""
         for window, numbers in blocks.items():
-            index = torch.tensor(numbers, device=self._device)
+            index = sent(numbers, torch.long, self._device)
             for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
                 if layer.window == window:
                     keys.index_fill_(0, index, 0)
@@ -100,33 +104,51 @@ class PagedAttention:
         slots = self.plan.slots(sliding_window)
         keys.flatten(0, 1).index_copy_(0, slots, key[0].transpose(0, 1))
         values.flatten(0, 1).index_copy_(0, slots, value[0].transpose(0, 1))
+        rows, scale = query[0].transpose(0, 1), scaling or query.shape[3] ** -0.5
+        if isinstance(self.plan, DecodeStep):
+            assert self.kernels.decode, "only a kernel computes a DecodeStep"
+            seen = self.plan.tables[sliding_window], self.plan.lengths
+            decoded = self.kernels.decode(rows, keys, values, *seen, scale, sliding_window)
+            return decoded[None], None
         out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
-        strips = self._strips.get(sliding_window)
-        step = self.plan, query, (key, value), scaling, out
-        if strips is None or not strips.decode(layer, *step):
-            self._decode(layer, sliding_window, query, scaling, out)
-        for piece in self.plan.prefills(sliding_window):
-            k, v = self._gather(keys, values, piece.blocks)
-            for tile in piece.tiles:
-                at, seen = slice(tile.first, tile.last), slice(tile.mask.shape[3])
-                out[at] = prefill(query[0, :, at], k[seen], v[seen], tile.mask, scaling)
+        self.kernels.attend(self.plan, rows, keys, values, out, scale, sliding_window)
+        if not self.kernels.decode:
+            kept = key, value
+            self._decode(self.plan, layer, sliding_window, query, kept, scaling, out)
+        if not self.kernels.prefill:
+            self._prefill(self.plan, layer, sliding_window, query, scaling, out)
         return out[None], None
 
     def _decode(
-        self, layer: int, window: Window, query: Tensor, scaling: float | None, out: Tensor
-    ) -> None:
-        for decodes in self.plan.decodes(window):
+        self, plan: Plan, layer: int, window: Window, query: Tensor,
+        kept: tuple[Tensor, Tensor], scaling: float | None, out: Tensor,
+    ) -> None:  # fmt: skip
+        strips = self._strips.get(window)
+        if strips and strips.decode(layer, plan, query, kept, scaling, out):
+            return
+        for decodes in plan.decodes(window):
             at, blocks = slice(decodes.first, decodes.last), decodes.blocks
-            k, v = self._gather(self._keys[layer], self._values[layer], blocks.flatten())
+            k, v = self._gather(layer, blocks.flatten())
             by_row = len(blocks), -1, *k.shape[1:]
             seen = k.view(by_row), v.view(by_row)
             out[at] = decode(query[0, :, at], *seen, decodes.mask, scaling)
 
-    def _gather(self, keys: Tensor, values: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def _prefill(
+        self, plan: Plan, layer: int, window: Window, query: Tensor,
+        scaling: float | None, out: Tensor,
+    ) -> None:  # fmt: skip
+        for piece in plan.prefills(window):
+            k, v = self._gather(layer, piece.blocks)
+            for tile in piece.tiles:
+                at, seen = slice(tile.first, tile.last), slice(tile.mask.shape[3])
+                out[at] = prefill(query[0, :, at], k[seen], v[seen], tile.mask, scaling)
+
+    def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copies `[tokens, kv_heads, dim]` of some blocks, valid until the next call.
 
         Buffers are reused because fresh ones of this size fault in page by page, in every layer.
         """
+        keys, values = self._keys[layer], self._values[layer]
         size, block = len(blocks), keys.shape[1:]
         if block not in self._gathered or len(self._gathered[block][0]) < size:
             shape = (int(size * SPARE) + 64, *block)

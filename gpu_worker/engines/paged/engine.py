@@ -1,6 +1,7 @@
 """The transformers engine. One step: schedule, one packed forward pass, sample, report."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -21,8 +22,10 @@ from gpu_worker.engines.paged.adapters import Adapters
 from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, blocks_for
 from gpu_worker.engines.paged.cache import Cache, pool_sizes
+from gpu_worker.engines.paged.decode_batch import DecodeBatch, DecodeStep
 from gpu_worker.engines.paged.generation import Generation, Vocabulary
 from gpu_worker.engines.paged.grammars import Grammars
+from gpu_worker.engines.paged.graphs import DecodeGraphs
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Run, Slice
 from gpu_worker.engines.paged.sampler import Sampled, sample
@@ -74,6 +77,7 @@ class TransformersEngine:
         self._limits = Limits(loaded.vocabulary, longest, adapters=True)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
+        self._graphs = self._decode_graphs() if self._attention.kernels.decode else None
         self._generations: dict[str, Generation] = {}
         self._reserved = 0
         self._ready: list[Output] = []
@@ -105,10 +109,26 @@ class TransformersEngine:
         stage("load")
         loaded = models.load(directory, device)
         stage("warm_up")
+        return cls.fitted(
+            loaded, max_sequences, max_batch_tokens, kv_tokens, memory_bytes,
+            prefix_cache=prefix_cache, adapter_bytes=adapter_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def fitted(
+        cls,
+        loaded: models.Loaded,
+        max_sequences: int,
+        max_batch_tokens: int,
+        kv_tokens: int | None = None,
+        memory_bytes: int | None = None,
+        prefix_cache: bool = True,
+        adapter_bytes: int = ADAPTER_BYTES,
+    ) -> "TransformersEngine":
+        """As `load`, of a model that is loaded."""
         if not kv_tokens:
-            spare = _kv_bytes(loaded, memory_bytes) - cls._step_bytes(
-                loaded, max_sequences, max_batch_tokens
-            )
+            step = cls._step_bytes(loaded, max_sequences, max_batch_tokens)
+            spare = _kv_bytes(loaded, memory_bytes) - step  # after it: libraries are loaded by now
             kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
             _check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
         engine = cls(
@@ -119,7 +139,10 @@ class TransformersEngine:
 
     @classmethod
     def _step_bytes(cls, loaded: models.Loaded, max_sequences: int, max_batch_tokens: int) -> int:
-        """What the largest step takes beside weights and KV, measured: all tokens, all samples."""
+        """What steps take beside weights and KV, measured.
+
+        The largest has all tokens and all samples; recorded decode steps keep what theirs took.
+        """
         room = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
         engine = cls(loaded, max_sequences, max_batch_tokens, room, prefix_cache=False)
         left = max_batch_tokens
@@ -129,7 +152,9 @@ class TransformersEngine:
             sampling = Sampling(max_tokens=2, temperature=1.0, ignore_eos=True)
             engine.add(Sequence(f"largest-{more}", [1] * length, sampling))
         try:
-            return memory.peak_bytes(loaded.model.device, engine._step_or_raise)
+            device = loaded.model.device
+            peak = memory.peak_bytes(device, engine._step_or_raise)
+            return peak + (memory.kept_bytes(device, engine._record) if engine._graphs else 0)
         finally:
             engine.close()
 
@@ -145,6 +170,7 @@ class TransformersEngine:
             self.add(Sequence(f"warm-up-{number}", [number] * length, sampling))
         while not self.idle:
             self._step_or_raise()
+        self._record()
         self._cache.forget()
         self._stats = Stats()
 
@@ -232,6 +258,7 @@ class TransformersEngine:
         self._adapters.close()
         self._attention.close()
         self._grammars.close()
+        self._graphs = None
         device = self._model.device
         del self._model
         memory.give_back(device)
@@ -307,15 +334,25 @@ class TransformersEngine:
         """One forward pass; the next token of each slice that reached its run's end."""
         with self._stats.timed("build"):
             choices = [self._generations[s.run.request_id].choice() for s in plan.sampled]
-            ids, positions, rows = plan.ids, plan.positions, plan.rows
+            self._adapters.apply(plan)
+            forward = self._replay(plan) or self._pass(plan)
         with self._stats.timed("forward"):
-            logits = self._forward(plan, ids, positions, rows)
+            logits = forward()
         with self._stats.timed("sample"):
             return sample(logits, choices)
 
+    def _replay(self, plan: Plan) -> Callable[[], Tensor] | None:
+        """A decode step's forward pass from a recording, where there is one that fits."""
+        if self._graphs is None or not plan.decodes_only or self._adapters.active:
+            return None
+        self._graphs.show(plan.slices)
+        return partial(self._graphs.run, len(plan.slices))
+
+    def _pass(self, plan: Plan) -> Callable[[], Tensor]:
+        return partial(self._forward, plan, plan.ids, plan.positions, plan.rows)
+
     def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         self._attention.plan = plan
-        self._adapters.apply(plan)
         result = self._model(
             input_ids=ids[None],
             position_ids=positions[None],
@@ -324,6 +361,31 @@ class TransformersEngine:
         )
         logits: Tensor = result.logits[0, : len(plan.sampled)]
         return logits
+
+    def _decode_graphs(self) -> DecodeGraphs:
+        windows, device = self._cache.pools, self._model.device
+        batch = DecodeBatch(windows, self._max_sequences, self._limits.tokens, device)
+        rows, vocabulary = self._max_sequences, self._limits.vocabulary
+        return DecodeGraphs(self._decode, batch, rows, vocabulary, device)
+
+    def _decode(self, step: DecodeStep) -> Tensor:
+        self._attention.plan = step
+        result = self._model(
+            input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False
+        )
+        logits: Tensor = result.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _record(self) -> None:
+        """Record decode steps of every size; a model that cannot be recorded runs without."""
+        if self._graphs is None:
+            return
+        try:
+            self._graphs.record()
+        except RuntimeError as error:  # whatever in the model waits for the device
+            log.warning("decode_graphs_off", reason=str(error))
+            self._graphs = None
 
     def _advance(self, run: Run, sampled: Sampled) -> Output:
         """Append a token to its sequence and say what that made of it."""

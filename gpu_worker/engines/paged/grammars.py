@@ -48,12 +48,18 @@ class Matcher:
         An end of sequence is allowed where the grammar accepts. Nothing is banned after a failure.
         """
         words = -(-self._vocabulary // _WORD_BITS)
-        bits = torch.zeros(words * _WORD_BITS // 8, dtype=torch.uint8)
+        bits = torch.zeros(
+            words * _WORD_BITS // 8, dtype=torch.uint8, pin_memory=row.device.type == "cuda"
+        )
         self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.numel())
         if self._matcher.is_error():
             return
         places = torch.arange(8, dtype=torch.uint8, device=row.device)
-        allowed = bits.to(row.device)[:, None].bitwise_right_shift(places).bitwise_and(1)
+        allowed = (
+            bits.to(row.device, non_blocking=True)[:, None]
+            .bitwise_right_shift(places)
+            .bitwise_and(1)
+        )
         row.masked_fill_(allowed.flatten()[: len(row)] == 0, -torch.inf)
         if not self._matcher.is_accepting():  # some tokenisers' ends are also text
             row[self._ends] = -torch.inf

@@ -91,6 +91,10 @@ class Additions:
         self._rows: Mapping[Weights, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
+    @property
+    def active(self) -> bool:
+        return bool(self._rows)
+
     def set(self, rows: Mapping[Weights, Tensor]) -> None:
         """Which packed rows get which adapter in the next forward pass; none costs nothing."""
         changed = rows.keys() != self._rows.keys()

@@ -8,6 +8,7 @@ function of the tokens so far, so a later attempt goes on exactly.
 import torch
 from torch import Tensor
 
+from gpu_worker.engines.paged.transfer import sent
 from streams.messages import Sampling
 
 _FIRST_ROOM = 64
@@ -22,8 +23,8 @@ class Penalties:
         self._ids = torch.empty(_FIRST_ROOM, dtype=torch.long, device=device)
         self._counts = torch.zeros(_FIRST_ROOM, device=device)
         biased = sampling.logit_bias
-        self._biased = torch.tensor([t for t, _ in biased], dtype=torch.long, device=device)
-        self._bias = torch.tensor([float(b) for _, b in biased], device=device)
+        self._biased = sent([t for t, _ in biased], torch.long, device)
+        self._bias = sent([float(b) for _, b in biased], torch.float32, device)
         if sampling.repetition_penalty != 1:
             self._place_all(prompt)
 
@@ -34,7 +35,7 @@ class Penalties:
     def count_all(self, tokens: list[int]) -> None:
         """`tokens` were generated; many cost little more than one."""
         self._place_all(tokens)
-        places = torch.tensor([self._places[token] for token in tokens], device=self._ids.device)
+        places = sent([self._places[token] for token in tokens], torch.long, self._ids.device)
         self._counts.index_add_(0, places, torch.ones_like(places, dtype=self._counts.dtype))
 
     def apply(self, row: Tensor) -> None:
@@ -61,7 +62,7 @@ class Penalties:
             self._ids = torch.cat([self._ids, self._ids.new_empty(more)])
             self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
         if new:
-            self._ids[start:need] = torch.tensor(new, device=self._ids.device)
+            self._ids[start:need] = sent(new, torch.long, self._ids.device)
 
 
 def penalties(

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, TRASH, blocks_for
+from gpu_worker.engines.paged.kernels.packed import Packed
 from gpu_worker.engines.paged.run import Slice, Window, first_seen
+from gpu_worker.engines.paged.transfer import sent
 
 # Shapes that torch's CPU kernels round alike, found by comparing bits. Others take other paths,
 # and in bfloat16 one different bit grows to 1 % of the hidden states in a few layers: alone, or
@@ -62,6 +64,7 @@ class Plan:
     _slots: dict[Window, Tensor] = field(default_factory=dict)
     _decodes: dict[Window, list[Decodes]] = field(default_factory=dict)
     _prefills: dict[Window, list[Prefill]] = field(default_factory=dict)
+    _packed: dict[tuple[Window, bool], Packed | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slices = sorted(self.slices, key=lambda s: (not s.is_decode, s.is_decode and s.end))
@@ -103,6 +106,19 @@ class Plan:
             if piece.samples:
                 rows.append(row - 1)
         return self._tensor(_padded(rows, 0) if rows else rows)
+
+    @property
+    def decodes_only(self) -> bool:
+        return self._decoding == len(self.slices)
+
+    def packed(self, window: Window, decoding: bool) -> Packed | None:
+        """The rows that decode, or those behind them, for kernels that take them all at once."""
+        key = window, decoding
+        if key not in self._packed:
+            slices = self.slices[: self._decoding] if decoding else self.slices[self._decoding :]
+            first = 0 if decoding else self._decoding
+            self._packed[key] = Packed(slices, first, window, self.device) if slices else None
+        return self._packed[key]
 
     def decodes(self, window: Window) -> list[Decodes]:
         if window not in self._decodes:
@@ -163,7 +179,7 @@ class Plan:
         return mask.masked_fill_(~keep, -torch.inf)
 
     def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.device)
+        return sent(values, torch.long, self.device)
 
 
 def _padded(values: list[int], filler: int, length: int = MIN_ROWS) -> list[int]:

@@ -9,7 +9,7 @@ top-p.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import log
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gpu_worker.engines.paged.transfer import fetched, sent
 from streams.messages import Sampling
 
 CANDIDATES = 1024  # looked at first; sorting a whole vocabulary of 262144 takes 13 ms a row
@@ -66,19 +67,45 @@ def _sample(logits: Tensor, choices: list[Choice]) -> list[Sampled]:
     if not all(c.is_plain for c in choices):
         logits = logits.to(torch.float32, copy=bool(shaped))
     raw = _shape(logits, choices, shaped)
+    return _choose(logits, raw, choices, CANDIDATES)
+
+
+def _choose(
+    logits: Tensor, raw: dict[int, Tensor], choices: list[Choice], candidates: int
+) -> list[Sampled]:
+    """Choose by shaped `logits`; `raw` rows are those before their shape.
+
+    Nothing is read from the device but all results at the end, at once. Rows whose cuts reach
+    beyond the highest `candidates` are chosen again.
+    """
     highest, tokens = _highest(logits)
-    sound = highest.isfinite().tolist()
-    rows = [i for i, c in enumerate(choices) if c.sampling.temperature > 0 and sound[i]]
-    if rows:
-        tokens[rows] = _draw(logits[rows], [choices[i] for i in rows])
-    picked = zip(tokens.tolist(), sound, strict=True)
-    sampled = [Sampled(token if fine else None) for token, fine in picked]
-    for i, choice in enumerate(choices):
-        if choice.sampling.logprobs is not None and sampled[i].token is not None:
-            sampled[i] = _with_logprobs(
-                raw.get(i, logits[i]), sampled[i].token, choice.sampling.logprobs
-            )
+    enough = torch.ones_like(tokens, dtype=torch.bool)
+    drawn = [i for i, c in enumerate(choices) if c.sampling.temperature > 0]
+    if drawn:
+        at = _rows(drawn, logits)
+        tokens[at], enough[at] = _draw(logits[at], [choices[i] for i in drawn], candidates)
+    asked = [i for i, c in enumerate(choices) if c.sampling.logprobs is not None]
+    logprobs = _logprobs(logits, raw, choices, tokens, asked) if asked else ()
+    picked, sound, fine, *told = fetched(tokens, highest.isfinite(), enough, *logprobs)
+    sampled = [Sampled(int(t) if s else None) for t, s in zip(picked, sound, strict=True)]
+    for place, i in enumerate(asked):
+        if sampled[i].token is not None:
+            sampled[i] = _with_logprobs(sampled[i], choices[i], place, *told)
+    if more := [i for i, s in enumerate(sampled) if s.token is not None and not fine[i]]:
+        own = {place: raw[i] for place, i in enumerate(more) if i in raw}
+        rules = [choices[i] for i in more]
+        again = _choose(logits[_rows(more, logits)], own, rules, 16 * candidates)
+        for i, found in zip(more, again, strict=True):
+            sampled[i] = found
     return sampled
+
+
+def _rows(rows: list[int], like: Tensor) -> Tensor:
+    return sent(rows, torch.long, like.device)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    return sent(values, like.dtype, like.device)[:, None]
 
 
 def _shape(logits: Tensor, choices: list[Choice], rows: list[int]) -> dict[int, Tensor]:
@@ -108,53 +135,56 @@ def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return highest, first + logits.gather(-1, within).argmax(-1)
 
 
-def _draw(logits: Tensor, choices: list[Choice]) -> Tensor:
-    column = logits.new_tensor
-    logits /= column([[c.sampling.temperature] for c in choices])
+def _draw(logits: Tensor, choices: list[Choice], candidates: int) -> tuple[Tensor, Tensor]:
+    """Tokens `[rows]`, and whether `candidates` were enough for each. Overwrites `logits`."""
+    logits /= _column([c.sampling.temperature for c in choices], logits)
     _cut_unlikely(logits, choices)
-    bound = _bounds(logits, choices)
+    bound, enough = _bounds(logits, choices, candidates)
     weights = logits.softmax(-1)
     if bound is not None:
         weights.masked_fill_(logits < bound, 0)
-    return _invert(weights, column([[c.uniform] for c in choices]))
+    return _invert(weights, _column([c.uniform for c in choices], logits)), enough
 
 
 def _cut_unlikely(logits: Tensor, choices: list[Choice]) -> None:
     """Apply min-p: drop, in place, what is less likely than that share of the likeliest."""
     rows = [i for i, c in enumerate(choices) if c.sampling.min_p > 0]
     if rows:
-        below = logits.new_tensor([[log(choices[i].sampling.min_p)] for i in rows])
-        kept = logits[rows]
-        logits[rows] = kept.masked_fill(kept < kept.amax(-1, keepdim=True) + below, -torch.inf)
+        below = _column([log(choices[i].sampling.min_p) for i in rows], logits)
+        at = _rows(rows, logits)
+        kept = logits[at]
+        logits[at] = kept.masked_fill(kept < kept.amax(-1, keepdim=True) + below, -torch.inf)
 
 
-def _bounds(logits: Tensor, choices: list[Choice]) -> Tensor | None:
-    """The lowest logit that top-k and top-p keep, per row `[rows, 1]`; None when nothing is cut."""
+def _bounds(logits: Tensor, choices: list[Choice], candidates: int) -> tuple[Tensor | None, Tensor]:
+    """The lowest logit that top-k and top-p keep, per row `[rows, 1]`; None when nothing is cut.
+
+    And whether it was among the `candidates`, `[rows]`.
+    """
+    enough = torch.ones_like(logits[:, 0], dtype=torch.bool)
     cut = [i for i, c in enumerate(choices) if c.sampling.top_k > 0 or c.sampling.top_p < 1]
     if not cut:
-        return None
-    bounds = torch.full_like(logits[:, :1], -torch.inf)
-    bounds[cut] = _kept(logits[cut], [choices[i] for i in cut])
-    return bounds
+        return None, enough
+    bounds, at = torch.full_like(logits[:, :1], -torch.inf), _rows(cut, logits)
+    bounds[at], enough[at] = _kept(logits[at], [choices[i] for i in cut], candidates)
+    return bounds, enough
 
 
-def _kept(logits: Tensor, choices: list[Choice], candidates: int = CANDIDATES) -> Tensor:
-    """As `_bounds`, looking at the highest `candidates`, and at more for rows that need more."""
+def _kept(logits: Tensor, choices: list[Choice], candidates: int) -> tuple[Tensor, Tensor]:
+    """As `_bounds`, for rows that are all cut."""
     vocabulary = logits.shape[-1]
+    count = min(candidates, vocabulary)
     top_k = [c.sampling.top_k if c.sampling.top_k > 0 else vocabulary for c in choices]
-    ranks_kept = torch.tensor(top_k, device=logits.device)[:, None]
-    top_p = logits.new_tensor([[c.sampling.top_p] for c in choices])
+    ranks_kept = _rows(top_k, logits)[:, None]
+    top_p = _column([c.sampling.top_p for c in choices], logits)
     total = logits.logsumexp(-1, keepdim=True)
-    best = logits.topk(min(candidates, vocabulary), -1).values
-    enough = ((best - total).exp().sum(-1, keepdim=True) >= top_p) | (ranks_kept <= best.shape[-1])
+    best = logits.topk(count, -1).values
     weights = (best - total).exp()
-    ranks = torch.arange(best.shape[-1], device=logits.device)
+    enough = (weights.sum(-1, keepdim=True) >= top_p) | (ranks_kept <= count)
+    ranks = torch.arange(count, device=logits.device)
     keep = (weights.cumsum(-1) - weights < top_p) & (ranks < ranks_kept)
     bounds = best.gather(-1, keep.sum(-1, keepdim=True).clamp(min=1) - 1)
-    more = [row for row, fine in enumerate(enough[:, 0].tolist()) if not fine]
-    if more:
-        bounds[more] = _kept(logits[more], [choices[i] for i in more], 16 * candidates)
-    return bounds
+    return bounds, enough[:, 0] | (count == vocabulary)
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -172,19 +202,37 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     stride = _first_above(upto, target)
     before = (upto - sums).gather(-1, stride)
     within = weights[torch.arange(rows, device=weights.device), stride[:, 0]].cumsum(-1)
-    return (stride * STRIDE + _first_above(within, target - before))[:, 0]
+    tokens = stride * STRIDE + _first_above(within, target - before)
+    return tokens[:, 0].clamp(max=vocabulary - 1)  # beyond it leads only what is not a number
 
 
 def _first_above(rising: Tensor, target: Tensor) -> Tensor:
     """The index of the first value above `target`; rounding never leads to one of no weight."""
     below_last = rising[:, -1:].nextafter(rising.new_zeros(()))
-    return torch.searchsorted(rising, target.clamp(min=0).minimum(below_last), right=True)
+    found = torch.searchsorted(rising, target.clamp(min=0).minimum(below_last), right=True)
+    return found.clamp(max=rising.shape[-1] - 1)
 
 
-def _with_logprobs(logits: Tensor, token: int | None, top: int) -> Sampled:
-    """Log probabilities under the model's own distribution, before shape, temperature and cuts."""
-    assert token is not None
-    total = logits.logsumexp(-1)
-    values, ids = (logits - total).topk(min(top, len(logits)))
-    likeliest = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return Sampled(token, float(logits[token] - total), likeliest)
+def _logprobs(
+    logits: Tensor, raw: dict[int, Tensor], choices: list[Choice], tokens: Tensor, rows: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities under the model's own distribution, before shape, temperature and cuts.
+
+    Of each row's token `[rows]`; then the likeliest tokens and theirs, as many as any row asks for.
+    """
+    own = torch.stack([raw.get(i, logits[i]) for i in rows])
+    own = own - own.logsumexp(-1, keepdim=True)
+    top = max(choices[i].sampling.logprobs or 0 for i in rows)
+    values, ids = own.topk(min(top, own.shape[-1]))
+    return own.gather(-1, tokens[_rows(rows, logits)][:, None]), ids, values
+
+
+def _with_logprobs(
+    sampled: Sampled, choice: Choice, place: int,
+    own: list[float], ids: list[float], values: list[float],
+) -> Sampled:  # fmt: skip
+    """What `_logprobs` found for the row at `place` of those that asked."""
+    width = len(ids) // len(own)
+    row = slice(place * width, place * width + min(width, choice.sampling.logprobs or 0))
+    top = [(int(token), value) for token, value in zip(ids[row], values[row], strict=True)]
+    return replace(sampled, logprob=own[place], top=top)
