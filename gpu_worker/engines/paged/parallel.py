@@ -224,11 +224,22 @@ def spare_bytes(model: PreTrainedModel, memory_bytes: int | None, size: int) -> 
 def _packed(piece: Slice) -> list[object]:
     """What a follower must know of a slice. The tables are whole each time: it keeps no state."""
     tables = [(window, table.blocks) for window, table in piece.run.tables.items()]
-    return [piece.run.tokens[piece.start : piece.end], piece.start, piece.samples, tables]
+    return [piece.tokens, piece.start, piece.samples, tables]
+
+
+@dataclass(frozen=True)
+class Told(Slice):
+    """A slice as a follower knows it: its run has no tokens, only it has."""
+
+    told: list[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.told
 
 
 def unpacked(record: tuple[list[int], int, bool, list[tuple[Window, list[int]]]]) -> Slice:
-    """A slice as `compute` sent it; tokens before it are not known, and not needed."""
+    """A slice as `compute` sent it."""
     tokens, start, samples, tables = record
-    run = Run("", [0] * start + tokens, tables={w: Table(blocks) for w, blocks in tables})
-    return Slice(run, start, len(tokens), samples)
+    run = Run("", [], tables={window: Table(blocks) for window, blocks in tables})
+    return Told(run, start, len(tokens), samples, tokens)
