@@ -10,7 +10,6 @@ from queue import SimpleQueue
 
 import msgpack
 import torch
-from torch import distributed
 
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged import parallel
@@ -62,7 +61,7 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     told: SimpleQueue[list[object]] = SimpleQueue()
     threading.Thread(target=_listen, args=[told], daemon=True).start()
-    parallel.join(distributed.FileStore(place, size), rank, size, device)
+    parallel.join(Path(place), rank, size, device)
     follower = Follower(models.load(Path(directory), device, size), size)
     with torch.inference_mode():
         while True:

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.memory import default_device

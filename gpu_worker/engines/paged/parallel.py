@@ -41,12 +41,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Shape:
-    """What all ranks of a group have in common; they meet in the file `store`."""
+    """What all ranks of a group have in common; they meet in the directory `place`."""
 
     size: int
     device: str
     threads: int
-    store: Path
+    place: Path
 
 
 class Group:
@@ -65,8 +65,8 @@ class Group:
             return cls()
         threads = max(1, torch.get_num_threads() // size)
         torch.set_num_threads(threads)
-        place = Path(mkdtemp(prefix="millstream-ranks-"))  # a file: no port for others to talk to
-        shape = Shape(size, device.type, threads, place / "store")
+        place = Path(mkdtemp(prefix="millstream-ranks-"))  # files: no port for others to talk to
+        shape = Shape(size, device.type, threads, place)
         group = cls([Process(rank, directory, shape) for rank in range(1, size)], place)
         with ExitStack() as stack:
             stack.callback(group.close)
@@ -75,11 +75,10 @@ class Group:
         return group
 
     def _join(self, shape: Shape) -> None:
-        store = distributed.FileStore(str(shape.store), shape.size)
-        while not store.check([_present(follower.rank) for follower in self._followers]):
+        while not all(_ready(shape.place, each.rank).exists() for each in self._followers):
             self.check()
             time.sleep(JOIN_NAP_SECONDS)
-        join(store, 0, shape.size, shape.device)
+        join(shape.place, 0, shape.size, shape.device)
 
     @property
     def size(self) -> int:
@@ -140,7 +139,7 @@ class Process:
 
     def __init__(self, rank: int, directory: Path, shape: Shape) -> None:
         self.rank, self.end = rank, ""
-        command = [sys.executable, "-m", FOLLOWER, str(directory), shape.device, str(shape.store)]
+        command = [sys.executable, "-m", FOLLOWER, str(directory), shape.device, str(shape.place)]
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": shape.size}
         given = {**ranks, "OMP_NUM_THREADS": shape.threads}
         environment = {**os.environ, **{name: str(value) for name, value in given.items()}}
@@ -180,17 +179,21 @@ class Process:
             abort()
 
 
-def join(store: distributed.Store, rank: int, size: int, device: str) -> None:
+def join(place: Path, rank: int, size: int, device: str) -> None:
     """Become a rank of a group: this process is in no other. Waits for all of them."""
     # gloo's sockets, whose peers are not asked who they are, listen to this machine only
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store.set(_present(rank), "")
+    _ready(place, rank).touch()
     backend = "gloo"
     if device == "cuda":
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
     distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+        backend,
+        init_method=f"file://{place}/store",
+        rank=rank,
+        world_size=size,
+        timeout=COLLECTIVE_TIMEOUT,
     )
 
 
@@ -200,8 +203,9 @@ def abort() -> None:
         distributed.group.WORLD.abort()
 
 
-def _present(rank: int) -> str:
-    return f"millstream-rank-{rank}"
+def _ready(place: Path, rank: int) -> Path:
+    """A file that is there once a rank is about to join."""
+    return place / f"rank-{rank}"
 
 
 def least_spare(model: PreTrainedModel, memory_bytes: int | None, size: int) -> int:
