@@ -1,20 +1,18 @@
-"""Tensor parallelism, over gloo on a CPU: two ranks compute what one does, and die together."""
+"""Tensor parallelism, over gloo on a CPU: two ranks compute what one does."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 from transformers import GPT2Config, LlamaConfig
 
-from gpu_worker.engine import DeviceLost, Sequence
+from gpu_worker.engine import Sequence
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model import Unsupported
 from streams.messages import Adapter, Sampling
 from tests.engine import tiny
+from tests.engine.ranks import followers, load, saved
 from tests.engine.tiny import drive, expected, greedy, prompt
 
 pytestmark = pytest.mark.timeout(400)  # each rank is a process that imports all of transformers
@@ -28,33 +26,6 @@ class Parallel:
     architecture: str
     engine: TransformersEngine
 
-    @property
-    def follower(self) -> psutil.Process:
-        """The process of rank 1."""
-        (follower,) = (
-            p for p in psutil.Process().children() if "paged.follower" in str(p.cmdline())
-        )
-        return follower
-
-
-def saved(architecture: str, directory: Path) -> Path:
-    tiny.model(architecture).save_pretrained(directory)
-    tiny.tokenizer().save(str(directory / "tokenizer.json"))
-    return directory
-
-
-def load(directory: Path, ranks: int = 2) -> TransformersEngine:
-    """Chunked, and with a pool that preempts."""
-    return TransformersEngine.load(
-        directory,
-        device="cpu",
-        threads=2,
-        tensor_parallel_size=ranks,
-        max_sequences=4,
-        max_batch_tokens=40,
-        kv_tokens=160,
-    )
-
 
 @pytest.fixture(scope="module", params=["qwen3", "gemma3", "llama"])
 def parallel(
@@ -64,7 +35,7 @@ def parallel(
     engine = load(directory)
     yield Parallel(request.param, engine)
     engine.close()
-    assert not psutil.Process().children(), "a rank is left behind"
+    assert not followers(), "a rank is left behind"
 
 
 def test_greedy_tokens_equal_generate(parallel: Parallel) -> None:
@@ -96,40 +67,6 @@ def test_adapters_are_refused(parallel: Parallel) -> None:
     sampling = Sampling(max_tokens=1)
     results = drive(parallel.engine, [Sequence("r", [5], sampling, adapter=adapter)])
     assert "adapters" in str(results.last["r"].error)
-
-
-def test_an_engine_that_lost_a_rank_says_so(tmp_path: Path) -> None:
-    """It must neither hang in a collective nor wait for the next request to find out."""
-    made = Parallel("llama", load(saved("llama", tmp_path)))
-    made.engine.add(greedy("r", prompt(1, 20), 100))
-    made.engine.step()
-    made.follower.kill()
-    with pytest.raises(DeviceLost):
-        drive(made.engine, [])
-    made.engine.close()
-    assert not psutil.Process().children()
-
-
-SCRIPT = """
-import sys, time
-from pathlib import Path
-from tests.engine.test_parallel import load
-engine = load(Path(sys.argv[1]))
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
-def test_ranks_do_not_outlive_the_first(tmp_path: Path) -> None:
-    """A killed worker must not leave processes that hold its devices' memory."""
-    command = [sys.executable, "-c", SCRIPT, str(saved("llama", tmp_path))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as first:
-        assert first.stdout
-        assert first.stdout.readline() == b"ready\n"
-        first.kill()
-        assert first.stdout.read() == b"", (
-            "ends when nobody holds the pipe open, no follower either"
-        )
 
 
 @pytest.mark.parametrize(
