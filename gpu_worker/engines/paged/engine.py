@@ -337,15 +337,17 @@ class TransformersEngine:
         """One forward pass; the next token of each slice that reached its run's end."""
         with self._stats.timed("build"):
             choices = [self._generations[s.run.request_id].choice() for s in plan.sampled]
+            ids, positions, rows = plan.ids, plan.positions, plan.rows
         with self._stats.timed("forward"):
-            logits = self._forward(plan)
+            logits = self._forward(plan, ids, positions, rows)
         with self._stats.timed("sample"):
             return sample(logits, choices)
 
-    def _forward(self, plan: Plan) -> Tensor:
+    def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        self._attention.plan = plan
         self._adapters.apply(plan)
         self._group.compute(plan.slices)
-        return models.forward(self._model, self._attention, plan)
+        return models.forward(self._model, ids, positions, rows)[: len(plan.sampled)]
 
     def _advance(self, run: Run, sampled: Sampled) -> Output:
         """Append a token to its sequence and say what that made of it."""

@@ -49,7 +49,8 @@ class Follower:
         plan = Plan(
             [parallel.unpacked(each) for each in slices], self._model.dtype, self._model.device
         )
-        models.forward(self._model, self._attention, plan)
+        self._attention.plan = plan
+        models.forward(self._model, plan.ids, plan.positions, plan.rows)
 
     def least_spare(self, memory_bytes: int | None) -> None:
         parallel.least_spare(self._model, memory_bytes, self._size)

@@ -18,11 +18,10 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.memory import default_device
-from gpu_worker.engines.paged.attention import Layer, PagedAttention
+from gpu_worker.engines.paged.attention import Layer
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
 from gpu_worker.engines.paged.cache import pool_sizes
 from gpu_worker.engines.paged.packing import pack
-from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.sharding import settle
 
 SURVEY = "millstream_survey"
@@ -129,16 +128,17 @@ def refuse_ranks(config: PreTrainedConfig, ranks: int, device: torch.device) -> 
             raise Unsupported(f"{name} cannot run on {ranks} tensor parallel ranks: {reason}")
 
 
-def forward(model: PreTrainedModel, attention: PagedAttention, plan: Plan) -> torch.Tensor:
-    """One packed forward pass; the logits `[rows, vocabulary]` of the plan's `sampled`."""
-    attention.plan = plan
+def forward(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """One forward pass over packed tokens; the logits `[rows, vocabulary]` of some of them."""
     result = model(
-        input_ids=plan.ids[None],
-        position_ids=plan.positions[None],
+        input_ids=ids[None],
+        position_ids=positions[None],
         use_cache=False,
-        logits_to_keep=plan.rows,
+        logits_to_keep=rows,
     )
-    logits: torch.Tensor = result.logits[0, : len(plan.sampled)]
+    logits: torch.Tensor = result.logits[0]
     return logits
 
 
