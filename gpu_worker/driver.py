@@ -10,6 +10,7 @@ import structlog
 
 from gpu_worker.engine import DeviceLost, Engine, Output, Sequence
 
+LOOK_SECONDS = 1.0  # an idle engine that has lost a part of it is no longer idle
 log = structlog.get_logger()
 
 Note = Callable[[Engine], None]
@@ -115,7 +116,7 @@ class Driver:
                 self._tell(self._hand_over, outputs)
         elif not self._dropped and not self._stopping:  # `stop` may have been noted before clear()
             self._turn_began = None
-            self._noted.wait()
+            self._noted.wait(LOOK_SECONDS)
         if self._dropped:
             self._tell(_resolve, self._dropped)
             self._dropped = []

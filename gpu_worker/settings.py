@@ -1,6 +1,8 @@
 """Settings of `millstream worker`."""
 
-from pydantic import ByteSize, Field
+from typing import Self
+
+from pydantic import ByteSize, Field, model_validator
 
 from streams.settings import Port, ServiceSettings
 
@@ -28,9 +30,21 @@ class WorkerSettings(ServiceSettings):
     engine_timeout_seconds: float = Field(
         60, gt=0, description="a step that takes this long hangs: the worker gives up and exits"
     )
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="devices that share each layer of the one model of this worker"
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: all cores")
     beat_seconds: float = Field(1, gt=0, description="time between heartbeats and in-progress acks")
     ack_wait_seconds: float = Field(
         5, gt=0, description="work whose worker is silent for this long goes to another"
     )
     metrics_port: Port = Field(0, description="port for Prometheus metrics; 0: off")
+
+    @model_validator(mode="after")
+    def _one_model_if_parallel(self) -> Self:
+        if self.tensor_parallel_size > 1 and len(self.model) > 1:
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size}: such a worker serves one "
+                f"model, not {len(self.model)}"
+            )
+        return self

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 # Of what is free, the rest is other programs': a CPU's memory is everybody's, and a machine runs
 # more than one worker; a GPU's is ours but for fragments and the libraries' own.
@@ -62,10 +63,11 @@ def kept_bytes(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Bytes of a model's tensors; those that layers share count once."""
+    """Bytes of a model's tensors in this process; those that layers share count once."""
     places = [d for m in model.modules() for d in (m._parameters, m._buffers, vars(m))]
     tensors = {id(t): t for place in places for t in place.values() if isinstance(t, torch.Tensor)}
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    parts = (t.to_local() if isinstance(t, DTensor) else t for t in tensors.values())
+    return sum(t.numel() * t.element_size() for t in parts)
 
 
 def give_back(device: torch.device) -> None:

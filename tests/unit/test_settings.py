@@ -142,6 +142,13 @@ def test_a_list_in_a_variable_is_comma_separated_or_json(value: str) -> None:
     assert settings.model_dump()["model"] == ("mock", "all-minilm-l6-v2")
 
 
+def test_a_tensor_parallel_worker_has_one_model() -> None:
+    """Its processes are one group, which holds one model."""
+    flags = {"model": ["a", "b"], "tensor_parallel_size": "2"}
+    with pytest.raises(UsageError, match="tensor_parallel_size is 2: .* one model, not 2"):
+        load(WorkerSettings, flags, {})
+
+
 def test_settings_are_frozen() -> None:
     """Nobody changes them after the start."""
     settings = load(GatewaySettings, {}, {})

@@ -1,6 +1,7 @@
 """The transformers engine. One step: schedule, one packed forward pass, sample, report."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from gpu_worker.engines.paged.decode_batch import DecodeBatch, DecodeStep
 from gpu_worker.engines.paged.generation import Generation, Vocabulary
 from gpu_worker.engines.paged.grammars import Grammars
 from gpu_worker.engines.paged.graphs import DecodeGraphs
+from gpu_worker.engines.paged.parallel import Group
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Run, Slice
 from gpu_worker.engines.paged.sampler import Sampled, sample
@@ -58,7 +60,9 @@ class TransformersEngine:
         kv_tokens: int | None = None,
         prefix_cache: bool = True,
         adapter_bytes: int = ADAPTER_BYTES,
+        group: Group | None = None,
     ) -> None:
+        self._group = group or Group()
         self._model = loaded.model
         self._vocabulary = Vocabulary(loaded.tokenizer, loaded.ends)
         if kv_tokens is None:
@@ -71,13 +75,15 @@ class TransformersEngine:
         self._scheduler = Scheduler(self._cache, max_sequences, max_batch_tokens)
         device, dtype = self._model.device, self._model.dtype
         self._attention = PagedAttention(loaded.layers, sizes, dtype, device)
+        self._group.allot(sizes)
         self._model.set_attn_implementation(self._attention.name)
         self._adapters = Adapters(self._model, adapter_bytes)
         longest = min(loaded.context, self._blocks * BLOCK_TOKENS)
-        self._limits = Limits(loaded.vocabulary, longest, adapters=True)
+        self._limits = Limits(loaded.vocabulary, longest, adapters=self._group.size == 1)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
-        self._graphs = self._decode_graphs() if self._attention.kernels.decode else None
+        records = self._attention.kernels.decode and self._group.size == 1
+        self._graphs = self._decode_graphs() if records else None
         self._generations: dict[str, Generation] = {}
         self._reserved = 0
         self._ready: list[Output] = []
@@ -96,23 +102,31 @@ class TransformersEngine:
         prefix_cache: bool = True,
         adapter_bytes: int = ADAPTER_BYTES,
         device: str | None = None,
+        tensor_parallel_size: int = 1,
         stage: Callable[[str], None] = lambda name: None,
     ) -> "TransformersEngine":
         """Load a Hugging Face directory and warm up; `stage` hears what is being done.
 
         Without `kv_tokens` the KV gets what weights and the largest step leave of `memory_bytes`,
-        or of the memory that is free. Raises `Unsupported`, with the architecture's name, for what
-        this engine cannot run, and `DoesNotFit`.
+        or of the memory that is free. Of several tensor parallel ranks this process is the first
+        and starts the others; they divide memory and `threads`. Raises `Unsupported`, with the
+        architecture's name, for what this engine cannot run, and `DoesNotFit`.
         """
         if threads:
             torch.set_num_threads(threads)
         stage("load")
-        loaded = models.load(directory, device)
-        stage("warm_up")
-        return cls.fitted(
-            loaded, max_sequences, max_batch_tokens, kv_tokens, memory_bytes,
-            prefix_cache=prefix_cache, adapter_bytes=adapter_bytes,
-        )  # fmt: skip
+        models.check(directory, device, tensor_parallel_size)
+        with ExitStack() as stack:
+            group = Group.start(directory, models.place_for(device), tensor_parallel_size)
+            stack.callback(group.close)
+            loaded = models.load(directory, device, tensor_parallel_size)
+            stage("warm_up")
+            engine = cls.fitted(
+                loaded, max_sequences, max_batch_tokens, kv_tokens, memory_bytes,
+                prefix_cache=prefix_cache, adapter_bytes=adapter_bytes, group=group,
+            )  # fmt: skip
+            stack.pop_all()
+        return engine
 
     @classmethod
     def fitted(
@@ -124,27 +138,32 @@ class TransformersEngine:
         memory_bytes: int | None = None,
         prefix_cache: bool = True,
         adapter_bytes: int = ADAPTER_BYTES,
+        group: Group | None = None,
     ) -> "TransformersEngine":
         """As `load`, of a model that is loaded."""
+        group = group or Group()
         if not kv_tokens:
-            step = cls._step_bytes(loaded, max_sequences, max_batch_tokens)
-            spare = _kv_bytes(loaded, memory_bytes) - step  # after it: libraries are loaded by now
+            step = cls._step_bytes(loaded, max_sequences, max_batch_tokens, group)
+            # after it: libraries are loaded by now
+            spare = group.least_spare(loaded.model, memory_bytes) - step
             kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
             _check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
         engine = cls(
-            loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes
+            loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes, group
         )
         engine.warm_up()
         return engine
 
     @classmethod
-    def _step_bytes(cls, loaded: models.Loaded, max_sequences: int, max_batch_tokens: int) -> int:
+    def _step_bytes(
+        cls, loaded: models.Loaded, max_sequences: int, max_batch_tokens: int, group: Group
+    ) -> int:
         """What steps take beside weights and KV, measured.
 
         The largest has all tokens and all samples; recorded decode steps keep what theirs took.
         """
         room = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
-        engine = cls(loaded, max_sequences, max_batch_tokens, room, prefix_cache=False)
+        engine = cls(loaded, max_sequences, max_batch_tokens, room, prefix_cache=False, group=group)
         left = max_batch_tokens
         for more in reversed(range(max_sequences)):
             length = min(left - more, loaded.context - 2)
@@ -156,7 +175,7 @@ class TransformersEngine:
             peak = memory.peak_bytes(device, engine._step_or_raise)
             return peak + (memory.kept_bytes(device, engine._record) if engine._graphs else 0)
         finally:
-            engine.close()
+            engine._release()
 
     def warm_up(self) -> None:
         """Run prefill and decode over full and small batches, then forget them.
@@ -212,12 +231,15 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
+        self._group.check()
         self._join()
         self._enter()
         outputs, self._ready = self._ready, []
         with self._stats.timed("schedule"):
             slices = self._scheduler.schedule()
-            self._attention.zero(self._cache.unclean())
+            unclean = self._cache.unclean()
+            self._group.zero(unclean)
+            self._attention.zero(unclean)
         if slices:
             self._stats.steps += 1
             self._stats.sequences = len(slices)
@@ -237,7 +259,7 @@ class TransformersEngine:
 
     @property
     def idle(self) -> bool:
-        return not self._generations and not self._ready
+        return not self._generations and not self._ready and not self._group.lost
 
     @property
     def stats(self) -> Stats:
@@ -252,7 +274,11 @@ class TransformersEngine:
         return stats
 
     def close(self) -> None:
-        """Forget every sequence, and give back the memory of weights and KV."""
+        """End the other ranks, forget every sequence, give back the memory of weights and KV."""
+        self._group.close()
+        self._release()
+
+    def _release(self) -> None:
         self._generations.clear()
         self._ready.clear()
         self._adapters.close()
@@ -309,6 +335,9 @@ class TransformersEngine:
         try:
             sampled = self._compute(plan)
         except Exception as error:  # whatever the model's code raises
+            if self._group.size > 1:  # the others wait for what this rank has not computed
+                reason = self._group.lost or f"{type(error).__name__}: {error}"
+                raise DeviceLost(reason) from error
             if memory.is_out_of_memory(error):
                 return self._shrink(slices, str(error))
             if isinstance(error, torch.AcceleratorError):
@@ -353,14 +382,8 @@ class TransformersEngine:
 
     def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         self._attention.plan = plan
-        result = self._model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=rows,
-        )
-        logits: Tensor = result.logits[0, : len(plan.sampled)]
-        return logits
+        self._group.compute(plan.slices)
+        return models.forward(self._model, ids, positions, rows)[: len(plan.sampled)]
 
     def _decode_graphs(self) -> DecodeGraphs:
         windows, device = self._cache.pools, self._model.device
@@ -414,13 +437,6 @@ class TransformersEngine:
         del self._generations[generation.sequence.request_id]
         self._adapters.leave(generation.sequence.request_id)
         self._reserved -= generation.blocks
-
-
-def _kv_bytes(loaded: models.Loaded, memory_bytes: int | None) -> int:
-    """What the weights leave for KV and steps."""
-    if memory_bytes is None:
-        return memory.spare_bytes(loaded.model.device)
-    return memory_bytes - memory.held_bytes(loaded.model)
 
 
 def _check_kv(tokens: int, least: int, memory_bytes: int | None) -> None:

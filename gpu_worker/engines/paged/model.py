@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.memory import default_device
@@ -22,6 +23,7 @@ from gpu_worker.engines.paged.attention import Layer
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
 from gpu_worker.engines.paged.cache import pool_sizes
 from gpu_worker.engines.paged.packing import pack
+from gpu_worker.engines.paged.sharding import settle
 
 SURVEY = "millstream_survey"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -43,15 +45,37 @@ class Loaded:
     ends: frozenset[int]  # end-of-sequence ids
 
 
-def load(directory: Path, device: str | None = None) -> Loaded:
-    """Load from a Hugging Face directory of safetensors. Raises `Unsupported` by name."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+def place_for(device: str | None) -> torch.device:
+    """The device of that name, or the best there is."""
+    return torch.device(device) if device else default_device()
+
+
+def check(directory: Path, device: str | None, ranks: int) -> PreTrainedConfig:
+    """Raise `Unsupported` for what can be known of a directory before its weights are read."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     refuse(config)
-    place = torch.device(device) if device else default_device()
+    refuse_ranks(config, ranks, place_for(device))
+    return config
+
+
+def load(directory: Path, device: str | None = None, ranks: int = 1) -> Loaded:
+    """Load from a Hugging Face directory of safetensors. Raises `Unsupported` by name.
+
+    Of several ranks, all of whom must load, each reads its part of the weights.
+    """
+    config = check(directory, device, ranks)
+    place = place_for(device)
+    shared = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype_for(config, place), local_files_only=True, use_safetensors=True
+        directory,
+        dtype=dtype_for(config, place),
+        local_files_only=True,
+        use_safetensors=True,
+        **shared,
     )
     model.to(place)  # type: ignore[arg-type]
+    if ranks > 1:
+        settle(model)
     pack(model)
     return describe(model, Tokenizer.from_file(str(directory / "tokenizer.json")))
 
@@ -83,6 +107,40 @@ def refuse(config: PreTrainedConfig) -> None:
     for reason, present in reasons.items():
         if present:
             raise Unsupported(f"{name} cannot run on this engine: it has {reason}")
+
+
+def refuse_ranks(config: PreTrainedConfig, ranks: int, device: torch.device) -> None:
+    """Raise `Unsupported`, with the numbers, for what `ranks` cannot share."""
+    if ranks == 1:
+        return
+    text = config.get_text_config()
+    name = (config.architectures or [config.model_type])[0]
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    devices = torch.cuda.device_count() if device.type == "cuda" else ranks
+    reasons = {
+        "transformers has no tensor parallel plan for it": not text.base_model_tp_plan,
+        f"its {heads} attention heads are no multiple of {ranks}": heads % ranks,
+        f"its {kv_heads} KV heads are no multiple of {ranks}": kv_heads % ranks,
+        f"there are {devices} devices": devices < ranks,
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise Unsupported(f"{name} cannot run on {ranks} tensor parallel ranks: {reason}")
+
+
+def forward(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """One forward pass over packed tokens; the logits `[rows, vocabulary]` of some of them."""
+    result = model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=rows,
+    )
+    logits: torch.Tensor = result.logits[0]
+    return logits
 
 
 def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:

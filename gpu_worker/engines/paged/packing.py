@@ -6,9 +6,11 @@ bfloat16 always gains.
 """
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 ROWS_HINT = 32  # the batch that the layout is chosen for; others run on it as well
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -84,13 +86,13 @@ def pack(model: nn.Module) -> None:
             _stack(parent, names)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and _can_pack(child.weight):
+            if _is_plain(child) and _can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child))
 
 
 def _stack(parent: nn.Module, names: Sequence[str]) -> None:
     layers = [getattr(parent, name, None) for name in names]
-    linear = [layer for layer in layers if type(layer) is nn.Linear]
+    linear = [layer for layer in layers if _is_plain(layer)]
     inputs = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in linear}
     if len(linear) < len(names) or len(inputs) > 1:
         return
@@ -110,6 +112,11 @@ def _joined(layers: Sequence[nn.Linear]) -> nn.Linear:
         bias = torch.cat([layer.bias.detach() for layer in layers])
         joined.bias = nn.Parameter(bias, requires_grad=False)
     return joined
+
+
+def _is_plain(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """A linear layer that is whole, or this rank's part without anything around it."""
+    return type(layer) is nn.Linear and not isinstance(layer.weight, DTensor)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -77,7 +77,7 @@ class Plan:
 
     @cached_property
     def ids(self) -> Tensor:
-        ids = [t for s in self.slices for t in s.run.tokens[s.start : s.end]]
+        ids = [t for s in self.slices for t in s.tokens]
         return self._tensor(_padded(ids, 0))
 
     @cached_property

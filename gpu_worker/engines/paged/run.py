@@ -73,6 +73,10 @@ class Slice:
         return self.start + self.count
 
     @property
+    def tokens(self) -> list[int]:
+        return self.run.tokens[self.start : self.end]
+
+    @property
     def is_decode(self) -> bool:
         return self.count == 1 and self.samples
 

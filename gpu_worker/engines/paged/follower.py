@@ -1,0 +1,85 @@
+"""A follower of tensor parallelism, started by `parallel.Process`: it computes what it is told."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgpack
+import torch
+
+from gpu_worker.engines.paged import model as models
+from gpu_worker.engines.paged import parallel
+from gpu_worker.engines.paged.attention import PagedAttention
+from gpu_worker.engines.paged.plan import Plan
+from gpu_worker.engines.paged.run import Window
+
+
+class Follower:
+    """One rank's part of a model and of its KV. Its methods are what `parallel.Group` tells."""
+
+    def __init__(self, loaded: models.Loaded, size: int) -> None:
+        self._model, self._layers, self._size = loaded.model, loaded.layers, size
+        self._attention: PagedAttention | None = None
+        self.does: Mapping[str, Callable[..., object]] = {
+            "allot": self.allot,
+            "zero": self.zero,
+            "compute": self.compute,
+            "least_spare": self.least_spare,
+        }
+
+    def allot(self, blocks: list[tuple[Window, int]]) -> None:
+        if self._attention:
+            self._attention.close()
+        model = self._model
+        self._attention = PagedAttention(self._layers, dict(blocks), model.dtype, model.device)
+        model.set_attn_implementation(self._attention.name)
+
+    def zero(self, blocks: list[tuple[Window, list[int]]]) -> None:
+        assert self._attention, "blocks were not allotted"
+        self._attention.zero(dict(blocks))
+
+    def compute(
+        self, slices: list[tuple[list[int], int, bool, list[tuple[Window, list[int]]]]]
+    ) -> None:
+        assert self._attention, "blocks were not allotted"
+        plan = Plan(
+            [parallel.unpacked(each) for each in slices], self._model.dtype, self._model.device
+        )
+        self._attention.plan = plan
+        models.forward(self._model, plan.ids, plan.positions, plan.rows)
+
+    def least_spare(self, memory_bytes: int | None) -> None:
+        parallel.least_spare(self._model, memory_bytes, self._size)
+
+
+def main() -> None:
+    """Until the pipe ends; an error ends the process, and with it the group."""
+    directory, device, place = sys.argv[1:]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    told: SimpleQueue[list[object]] = SimpleQueue()
+    threading.Thread(target=_listen, args=[told], daemon=True).start()
+    parallel.join(Path(place), rank, size, device)
+    follower = Follower(models.load(Path(directory), device, size), size)
+    with torch.inference_mode():
+        while True:
+            name, *about = told.get()
+            follower.does[str(name)](*about)
+
+
+def _listen(told: "SimpleQueue[list[object]]") -> None:
+    """Hand on what rank 0 says; when it is gone end at once, even from a collective."""
+    with open(0, "rb", buffering=0, closefd=False) as pipe:
+        for record in msgpack.Unpacker(pipe, strict_map_key=False):
+            told.put(record)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # They may go to the whole process group; the worker drains, and its followers with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    main()
