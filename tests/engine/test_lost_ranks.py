@@ -39,7 +39,7 @@ def test_an_engine_that_lost_a_rank_says_so(busy: bool, tmp_path: Path) -> None:
         made.step()
     (follower,) = followers()
     follower.kill()
-    with pytest.raises(DeviceLost, match="rank 1|Connection closed"):
+    with pytest.raises(DeviceLost):
         drive_until_lost(made)
     made.close()
     assert not followers()

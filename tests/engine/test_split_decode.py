@@ -16,8 +16,6 @@ from tests.engine import kernels
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read as Triton decorates a kernel
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from gpu_worker.engines.paged.kernels.split_decode import SPLITS, split_decode  # noqa: E402
