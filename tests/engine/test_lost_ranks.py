@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,15 +34,14 @@ def drive_until_lost(engine: TransformersEngine) -> None:
 @pytest.mark.parametrize("busy", [True, False])
 def test_an_engine_that_lost_a_rank_says_so(busy: bool, tmp_path: Path) -> None:
     """Neither does it hang in a collective, nor wait for the next request to find out."""
-    made = load(saved("llama", tmp_path))
-    if busy:
-        made.add(greedy("r", prompt(1, 20), 100))
-        made.step()
-    (follower,) = followers()
-    follower.kill()
-    with pytest.raises(DeviceLost):
-        drive_until_lost(made)
-    made.close()
+    with closing(load(saved("llama", tmp_path))) as made:
+        if busy:
+            made.add(greedy("r", prompt(1, 20), 100))
+            made.step()
+        (follower,) = followers()
+        follower.kill()
+        with pytest.raises(DeviceLost):
+            drive_until_lost(made)
     assert not followers()
 
 

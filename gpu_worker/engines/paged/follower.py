@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from shutil import rmtree
 
 import msgpack
 import torch
@@ -61,7 +62,7 @@ def main() -> None:
     directory, device, place = sys.argv[1:]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     told: SimpleQueue[list[object]] = SimpleQueue()
-    threading.Thread(target=_listen, args=[told], daemon=True).start()
+    threading.Thread(target=_listen, args=[told, place], daemon=True).start()
     parallel.join(Path(place), rank, size, device)
     follower = Follower(models.load(Path(directory), device, size), size)
     with torch.inference_mode():
@@ -70,11 +71,12 @@ def main() -> None:
             follower.does[str(name)](*about)
 
 
-def _listen(told: "SimpleQueue[list[object]]") -> None:
+def _listen(told: "SimpleQueue[list[object]]", place: str) -> None:
     """Hand on what rank 0 says; when it is gone end at once, even from a collective."""
     with open(0, "rb", buffering=0, closefd=False) as pipe:
         for record in msgpack.Unpacker(pipe, strict_map_key=False):
             told.put(record)
+    rmtree(place, ignore_errors=True)
     os._exit(0)
 
 
