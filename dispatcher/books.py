@@ -157,8 +157,12 @@ class Books:
             flight.charged = service
 
     def learn(self, record: LedgerRecord) -> None:
-        """How long a request has taken; call it before the request is settled."""
-        if flight := self.in_flight.get(record.request_id):
+        """How long a request has taken; call it before the request is settled.
+
+        Work that gives way tells how long it stood aside.
+        """
+        flight = self.in_flight.get(record.request_id)
+        if flight and is_urgent(flight.lane):
             self.outlook.learn(flight.dispatched, flight.cost, record)
 
     def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:

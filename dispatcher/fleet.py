@@ -108,6 +108,11 @@ class _Pool:
         sequences = (free.sequences - taken.sequences - 1) / max(1, self.whole.sequences)
         return min(sequences, (free.tokens - taken.tokens - cost) / max(1, self.whole.tokens))
 
+    def room(self, priority: Priority) -> tuple[int, int]:
+        """Sequences and tokens that would run at once."""
+        free, taken = self.free[priority], self._taken(priority)
+        return max(0, free.sequences - taken.sequences), max(0, free.tokens - taken.tokens)
+
     def _taken(self, priority: Priority) -> Credit:
         """What has been sent and may not give way to this priority."""
         return self.unpulled.taken[priority if self.yields else Priority.BATCH]
@@ -167,6 +172,13 @@ class Fleet:
     def fits(self, version: str, priority: Priority, cost: int) -> bool:
         """True if the pool of a version may be sent a request of this cost now."""
         return version in self._pools and self._pools[version].fits(priority, cost)
+
+    def room(self, priority: Priority) -> Credit:
+        """What would run at once, over all pools."""
+        room = Credit()
+        for pool in self._pools.values():
+            room.count(+1, *pool.room(priority))
+        return room
 
     def yields(self, version: str) -> bool:
         """True if a pool's batch work gives way to what is more urgent."""

@@ -43,13 +43,15 @@ class Outlook:
 
     def pressure(self, model: str, queue: FairQueue, fleet: Fleet) -> Pressure:
         """What the gateways are told: how much waits, and for how long a new request would."""
-        waiting, turn, higher = basins(queue), _turn(queue, fleet), 0.0
+        waiting, higher, mean = basins(queue), 0.0, _mean_cost(queue)
         lowest = min((basin.counter for each in waiting.values() for basin in each), default=0.0)
         queued: dict[str, int] = {}
         wait: dict[str, float | None] = {}
         tenants: dict[str, dict[str, float]] = {}
+        room = {priority: _room(fleet, priority, mean) for priority in Priority}
         for priority, theirs in waiting.items():
             queued[priority], tokens = queue.queued(priority)
+            turn = 0.0 if room[priority] >= mean else mean
             first = max(turn, ahead_of_newcomer(theirs, lowest)) if turn else 0.0
             wait[priority] = self.pace.wait_seconds(higher + first)
             for tenant, seconds in self._waits(theirs, queue.weight, higher + turn):
@@ -65,6 +67,7 @@ class Outlook:
             self._learned.compute,
             self._unmanned_seconds,
             self.pace.uncertainty,
+            {priority.value: tokens for priority, tokens in room.items()},
         )
 
     def _waits(self, theirs: list[Basin], weight: Weight, before: float) -> list[tuple[str, float]]:
@@ -76,18 +79,15 @@ class Outlook:
         return [(name, (before + tokens) * seconds) for name, tokens in found]
 
 
-def _turn(queue: FairQueue, fleet: Fleet) -> float:
-    """Tokens to be released before the next in line has room: none, or one request's."""
-    if not len(queue):
-        return 0.0
-    mean = sum(queue.queued(priority)[1] for priority in Priority) / len(queue)
-    return 0.0 if _has_room(fleet, mean) else mean
+def _mean_cost(queue: FairQueue) -> float:
+    """Reserved tokens of a request that waits; 0 where none does."""
+    return sum(queue.queued(each)[1] for each in Priority) / max(1, len(queue))
 
 
-def _has_room(fleet: Fleet, cost: float) -> bool:
-    beats = [beat for beat in fleet.workers() if not beat.draining]
-    sequences = sum(beat.free_sequences for beat in beats) - len(fleet.unpulled)
-    return sequences > 0 and any(beat.free_tokens >= cost for beat in beats)
+def _room(fleet: Fleet, priority: Priority, mean: float) -> float:
+    """The tokens of requests like those that wait which would run at once."""
+    room = fleet.room(priority)
+    return min(room.tokens, room.sequences * mean) if mean else room.tokens
 
 
 def _ran(dispatched: float, cost: int, record: LedgerRecord) -> Ran:

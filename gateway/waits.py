@@ -109,8 +109,8 @@ class Waits:
     ) -> float | None:
         """What was told, and what has been admitted since that is ahead of the wish.
 
-        That is everything more urgent, and of the same priority what the fair order serves first:
-        of each other tenant no more than of this one.
+        Beyond what had room at once that is everything more urgent, and of the same priority what
+        the fair order serves first: of each other tenant no more than of this one.
         """
         if told is None or pressure.seconds_per_token is None:
             return told
@@ -118,7 +118,8 @@ class Waits:
         mine = recent[wish.tenant] if own else 0
         ahead = mine + _shares(recent, wish.tenant, mine)
         ahead += sum(self._admitted[p].total() for p in _above(wish.priority))
-        return told + ahead * pressure.seconds_per_token
+        waits = max(0.0, ahead - pressure.room_tokens.get(wish.priority, 0.0))
+        return told + waits * pressure.seconds_per_token
 
 
 def _shares(recent: Mapping[str, int], tenant: str, most: int) -> int:

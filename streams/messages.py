@@ -268,7 +268,8 @@ class Pressure:
 
     `wait_seconds` is the estimated wait of a request per priority if its tenant has nothing queued;
     None while nothing is known. `tenants` has it for those with a backlog: not all, but those that
-    wait longest. `seconds_per_token` is how much longer each reserved token ahead makes it.
+    wait longest. `seconds_per_token` is how much longer each reserved token ahead makes it, beyond
+    the `room_tokens` that come in at once.
     """
 
     model: str
@@ -280,6 +281,7 @@ class Pressure:
     compute: Compute | None = None  # None while nothing is known
     unmanned_seconds: float = 0.0  # since there was a worker
     uncertainty: float = 0.0  # of the waits, as a share of them: one standard deviation
+    room_tokens: dict[str, float] = field(default_factory=dict)  # by priority
 
     def wait_of(self, tenant: str, priority: str) -> float | None:
         """The estimated wait of a tenant's next request; None while nothing is known."""

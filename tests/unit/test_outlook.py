@@ -1,5 +1,7 @@
 """What requests are told to expect: of a small queue whose fleet releases at a known rate."""
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 
@@ -129,6 +131,29 @@ def test_nobody_waits_for_an_idle_fleet(model: Model) -> None:
     model.serve(50)
     model.books.fleet.beat(beat(free=4), model.now)
     assert model.wait("light") == 0.0
+
+
+def test_batch_work_that_gives_way_makes_nobody_wait(model: Model) -> None:
+    """It fills the fleet, and more of it waits; a worker tells what it has for whom."""
+    model.ask("acme", 100, Priority.BATCH)
+    model.serve(50)
+    room = {"interactive": (2, 2 * COST), "standard": (2, 2 * COST), "batch": (0, 0)}
+    model.books.fleet.beat(replace(beat(), room=room), model.now)
+    pressure = model.books.pressure()
+    assert pressure.wait_of("new", Priority.INTERACTIVE) == 0.0
+    assert pressure.room_tokens == {"interactive": 200, "standard": 200, "batch": 0}
+    assert model.wait("new", Priority.BATCH)
+
+
+def test_work_that_gives_way_tells_nothing_of_computing(model: Model) -> None:
+    """The seconds to its first output are those for which it stood aside."""
+    for number in range(2 * ENOUGH):
+        item = queued(number, "acme", Priority.BATCH)
+        model.books.queue.push(item, 0.0)
+        model.books.take(item, "1", 0.0)
+        model.books.sent(item.request_id, item.seq, duplicate=False)
+        model.books.learn(record(item.request_id))
+    assert model.books.pressure().compute is None
 
 
 def test_ten_thousand_tenants_are_told_in_a_bounded_message(model: Model) -> None:

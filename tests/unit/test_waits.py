@@ -90,6 +90,15 @@ def test_what_was_let_in_since_counts_until_the_next_news() -> None:
     assert found.admit(urgent, 0.0) is None
 
 
+def test_what_has_room_at_once_waits_for_nobody() -> None:
+    """Beside batch work that gives way, say: only what is let in beyond the room has to wait."""
+    found = waits(0.0, seconds_per_token=0.5, room_tokens={"standard": 250.0})
+    assert found.admit(WISH, 0.0) == 0.0
+    assert found.admit(WISH, 0.0) == 0.0
+    assert found.admit(WISH, 0.0) == 0.0
+    assert found.admit(WISH, 0.0) == pytest.approx(25.0)
+
+
 def test_more_urgent_requests_count_whoever_sent_them() -> None:
     """They go first."""
     found = waits(58.0, seconds_per_token=0.01)
