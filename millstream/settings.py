@@ -61,7 +61,9 @@ class LagSettings(ClientSettings):
 class UsageSettings(ClientSettings):
     """Whose use to show."""
 
-    only: Name | None = Field(None, description="tenant to show, with its keys; default: all")
+    tenant: Name | None = Field(
+        None, description="tenant to show, with its keys; default: all", json_schema_extra=FLAG_ONLY
+    )
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
 
 

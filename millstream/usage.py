@@ -32,12 +32,12 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
     async with connect(settings.nats, "usage") as broker:
         tenants = await Tenants.open(broker)
         try:
-            if settings.only and tenants.get(settings.only) is None:
-                raise TenantNotFound(f"there is no tenant {settings.only!r}")
+            if settings.tenant and tenants.get(settings.tenant) is None:
+                raise TenantNotFound(f"there is no tenant {settings.tenant!r}")
             rows = await collect(broker, tenants, time.time())
         finally:
             await tenants.close()
-    _print([r for r in rows if settings.only in (None, r["tenant"])], settings.as_json)
+    _print([r for r in rows if settings.tenant in (None, r["tenant"])], settings.as_json)
 
 
 async def collect(broker: Broker, tenants: Tenants, now: float) -> list[Report]:

@@ -375,7 +375,7 @@ async def test_an_operator_sees_what_is_used(
         assert (row["tenant"], row["scope"]) == ("acme", "tenant")
         assert row["requests_per_minute"] == {"used": 2, "limit": 5}
         assert row["tokens_per_day"] == {"used": 2 * COST, "limit": 1000}
-        await show(UsageSettings(nats=nats_url, only="acme"), asyncio.Event())
+        await show(UsageSettings(nats=nats_url, tenant="acme"), asyncio.Event())
         assert "26 of 1,000" in capsys.readouterr().out
         with pytest.raises(TenantNotFound):
-            await show(UsageSettings(nats=nats_url, only="nobody"), asyncio.Event())
+            await show(UsageSettings(nats=nats_url, tenant="nobody"), asyncio.Event())
