@@ -22,7 +22,7 @@ from dispatcher.lines import Queued
 from streams import subjects, topology
 from streams.messages import Beat
 from streams.subjects import Lane, Priority
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration.processes import process
 from tests.integration.services import Client, client

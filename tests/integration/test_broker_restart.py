@@ -2,7 +2,7 @@
 
 import dispatcher.service
 import gpu_worker.service
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration.services import a_dispatcher, a_worker, client, running
 

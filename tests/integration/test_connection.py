@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from streams import connection, topology
 from streams.connection import STORE_SECONDS, Broker, connect
 from streams.errors import BrokerUnavailable
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 
 DEAD = "infer.dead.acme.m"

@@ -6,7 +6,7 @@ from typing import Any
 
 import dispatcher.service
 import gpu_worker.service
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration.gateways import (
     Gateway,

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from gateway import endpoint
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration.gateways import KEY, MSGPACK, OTHER_KEY, Gateway, Socket, cell, tenants
 

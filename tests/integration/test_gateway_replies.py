@@ -20,7 +20,7 @@ from streams.connection import Broker
 from streams.connection import connect as connect_nats
 from streams.subjects import Log
 from streams.token_log import TokenLog
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration.gateways import Gateway, Socket, cell, indices, text_of
 

@@ -6,7 +6,7 @@ from streams.connection import connect
 from streams.lease import Lease
 from streams.membership import Membership
 from streams.topology import Scale
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 
 

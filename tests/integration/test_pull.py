@@ -11,7 +11,7 @@ from streams import pull, subjects, topology
 from streams.connection import Broker, connect
 from streams.pull import Delivery, Pull
 from streams.subjects import Pool, Priority
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 
 POOL = Pool("m", "1", Priority.STANDARD)

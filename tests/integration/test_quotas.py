@@ -24,7 +24,7 @@ from streams.messages import LedgerRecord
 from streams.settings import KeySettings, TenantSettings
 from streams.token_log import write_ledger
 from streams.usage import TENANT, Meter
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration.gateways import (
     KEY,

@@ -11,7 +11,7 @@ from registry.models import Adapter, Model, Version, mock_model
 from registry.store import NameTaken, Registry, VersionExists
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 
 

@@ -9,7 +9,7 @@ from streams import messages, topology
 from streams.connection import Broker, connect
 from streams.subjects import Log
 from streams.token_log import Fenced, TokenLog, write_ledger
-from tests.conftest import NatsServer
+from tests.broker import NatsServer
 from tests.eventually import eventually
 
 ADDRESS = Log("acme", "gw", "0a")
