@@ -130,7 +130,7 @@ async def _killed(c: Client, url: str, home: Path) -> Run:
             async with _worker(c):
                 await eventually(lambda: c.held(topology.WORK), seconds=60)
                 first_seconds = time.monotonic() - began
-                await eventually(lambda: _known(c, TAKEN_OVER - FREE), seconds=120)
+                await eventually(lambda: _known(c, TAKEN_OVER - 2 * FREE), seconds=120)
     return {"first_seconds": first_seconds, "whole_seconds": time.monotonic() - began}
 
 

@@ -170,9 +170,10 @@ class Books:
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
         tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
-        charged = self.queue.begin(tenant, pool.priority, prompt, cost)
         lane, deadline = pool.priority, envelope.deadline
-        flight = InFlight(tenant, lane, lane, pool.version, prompt, cost, charged, deadline, seq)
+        own = Priority(envelope.priority or lane)
+        charged = self.queue.begin(tenant, own, prompt, cost)
+        flight = InFlight(tenant, own, lane, pool.version, prompt, cost, charged, deadline, seq)
         flight.dispatched = envelope.dispatched / 1000
         self.in_flight[envelope.request_id] = self._by_seq[seq] = flight
         self.fleet.sending(pool.version, pool.priority, cost)

@@ -85,6 +85,11 @@ class Division:
         self._reserving, self._reserved = set(tokens), sum(tokens.values())
         self._count_unclaimed()
 
+    @property
+    def claimants(self) -> list[str]:
+        """The tenants that do not use all that they have reserved."""
+        return [name for name in self._reserving if self._unclaimed_of(self._accounts[name])]
+
     def _count_unclaimed(self) -> None:
         accounts = (self._accounts[tenant] for tenant in self._reserving)
         self._unclaimed = sum(self._unclaimed_of(account) for account in accounts)

@@ -8,7 +8,7 @@ absence.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatcher.accounts import Mean
@@ -95,14 +95,21 @@ class FairQueue:
     def candidates(self, now: float) -> Iterator[Queued]:
         """Whoever may be next: by priority, then by the counter of the tenant.
 
-        Of each line the first item of the calm and the first of the heavy. Whoever takes one, or
-        lets one wait, decides; the queue may change meanwhile.
+        Of each line the first item of the calm, of the heavy, and of each tenant that has capacity
+        reserved and does not use it. Whoever takes one, or lets one wait, decides; the queue may
+        change meanwhile.
         """
+        claimants = self.division.claimants
         for priority in self._by_urgency(now):
             heads = [head for line in self._lines[priority].values() for head in line.heads()]
+            heads += [head for head in self._heads(priority, claimants) if head not in heads]
             if len(heads) > 1:
                 heads.sort(key=lambda item: (self.counter(item.tenant), item.seq))
             yield from heads
+
+    def _heads(self, priority: Priority, tenants: Sequence[str]) -> Iterator[Queued]:
+        for line in self._lines[priority].values() if tenants else ():
+            yield from (line.lanes[tenant].head for tenant in tenants if tenant in line.lanes)
 
     def peek(self, now: float) -> Queued | None:
         """The item that is next, which stays queued."""

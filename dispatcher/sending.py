@@ -13,7 +13,7 @@ from registry.store import Registry
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, ModelNotFound
-from streams.headers import MESSAGE_ID, Envelope
+from streams.headers import MESSAGE_ID, PRIORITY, Envelope
 from streams.subjects import Pool
 
 log = structlog.get_logger()
@@ -119,7 +119,7 @@ class Sending:
             self._books.not_sent(item.request_id)
             return
         now_ms = int(time.time() * 1000)
-        headers = _work_headers(message, item.request_id, now_ms)
+        headers = _work_headers(message, item, now_ms)
         stored = await self._broker.store(subjects.work(pool), message.data, headers)
         self._books.sent(item.request_id, stored.seq, stored.duplicate)
         await self._broker.publish(item.reply, b"+ACK")
@@ -134,7 +134,11 @@ class Sending:
             self._books.outlook.pace.waited(told_seconds, waited)
 
 
-def _work_headers(message: StoredMessage, request_id: str, now_ms: int) -> dict[str, str]:
-    """The request's own headers and when it was dispatched; the broker's are left behind."""
+def _work_headers(message: StoredMessage, item: Queued, now_ms: int) -> dict[str, str]:
+    """The request's own headers, its priority (whatever lane it takes) and when it was dispatched.
+
+    The broker's are left behind.
+    """
     kept = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
-    return kept | {"Dispatched": str(now_ms), MESSAGE_ID: request_id}
+    own = {PRIORITY: item.priority.value, MESSAGE_ID: item.request_id}
+    return kept | own | {"Dispatched": str(now_ms)}

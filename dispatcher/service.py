@@ -98,9 +98,9 @@ class Candidacy:
     def _assign(self) -> None:
         members, registered = self._members.members, self._registry.models.keys()
         found = assign(registered, members)
-        for model in self._leases.keys() - registered:
-            found |= assign({model}, members)
-        self._assigned = {model for model, chosen in found.items() if chosen == self._settings.id}
+        ours = {model for model, chosen in found.items() if chosen == self._settings.id}
+        # who comes may never have heard of those that are gone: whoever has stands for them
+        self._assigned = ours | (self._leases.keys() - registered)
         for lease in self._leases.values():
             lease.wake()
 

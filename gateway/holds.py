@@ -5,7 +5,7 @@ one that begins. So nothing depends on a decrement that a dead gateway cannot ma
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.checks import Scope
 from streams import windows
@@ -67,6 +67,13 @@ class Holds:
             if not self._open[scope]:
                 del self._open[scope]
         return hold
+
+    def release(self, request_id: str) -> dict[str, int]:
+        """It is not open any more, and its account stays to be settled; as `closed`."""
+        if (hold := self.pop(request_id)) is None:
+            return {}
+        self._holds[request_id] = replace(hold, concurrent=())
+        return self.closed(hold)
 
     def closed(self, hold: Hold) -> dict[str, int]:
         """What must be added to the leases when a hold has gone."""

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from nats.aio.msg import Msg
@@ -62,6 +62,7 @@ class Prepared:
     seconds: float
     began: float  # when it came, by the monotonic clock
     adapter: str = ""
+    goal_seconds: float | None = None  # of the model, to the first token
     wait: float | None = None  # as estimated
 
     @property
@@ -69,6 +70,18 @@ class Prepared:
         """What its quotas must have room for."""
         prompt = self.admitted.prompt_tokens
         return Amounts(prompt, self.admitted.cost - prompt, self.model.price)
+
+    @property
+    def wish(self) -> Wish:
+        """What decides whether it can be in time."""
+        return Wish(
+            self.tenant.name,
+            self.submission.priority,
+            self.admitted.prompt_tokens,
+            self.admitted.cost,
+            self.seconds,
+            self.goal_seconds,
+        )
 
     def envelope(self, request_id: str, route: str, account: str) -> Envelope:
         now = int(time.time() * 1000)
@@ -159,6 +172,8 @@ class Intake:
         (prepared,) = await self.prepare(tenant, submission)
         made, scoped = secrets.token_hex(16), _SUBMITTED + key
         known = await self._idempotency.claim(tenant.name, scoped, made, submission.digest)
+        if not known.first and await self._relay.is_known(tenant.name, known.request_id):
+            return  # an earlier delivery was here: only its acknowledgement got lost
         token_log = TokenLog(self._broker, Log(tenant.name, route, known.request_id), shards)
         try:
             await token_log.append(messages.accepted(key, known.request_id))
@@ -185,31 +200,14 @@ class Intake:
         reference = adapter.reference if adapter else None
         admitted = [admit(each, model, tenant, encoded, splits, reference) for each in choices]
         _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
-        waits = self._wait(tenant, submission, model, admitted, seconds)
+        goal = goal_seconds(model.goals, submission.priority)
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
         name = adapter.name if adapter else ""
         return [
-            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name, wait)
-            for choice, each, wait in zip(choices, admitted, waits, strict=True)
+            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name, goal)
+            for choice, each in zip(choices, admitted, strict=True)
         ]
-
-    def _wait(
-        self,
-        tenant: Tenant,
-        submission: Submission,
-        model: Model,
-        admitted: list[Admitted],
-        seconds: float,
-    ) -> list[float | None]:
-        """The estimated wait of each choice; raises `Refused` if one cannot be in time."""
-        goal = goal_seconds(model.goals, submission.priority)
-        wishes = [
-            Wish(tenant.name, submission.priority, each.prompt_tokens, each.cost, seconds, goal)
-            for each in admitted
-        ]
-        waits = self._waits[model.name]
-        return [waits.admit(wish, time.monotonic()) for wish in wishes]
 
     async def _check_sampling(self, model: Model, submission: Submission) -> None:
         """Raises `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
@@ -279,17 +277,21 @@ class Intake:
         return await self._relay.attach(prepared.tenant.name, following.request_id, sink)
 
     async def _queue(self, prepared: Prepared, request_id: str, route: str) -> Stored:
-        """Reserve its quotas and enter the lane; what does not come in gives them back.
+        """Look at the wait, reserve its quotas and enter the lane; what stays out gives them back.
 
-        Where that is not known the reservation ends with the request, or expires.
+        Where that is not known it counts as open no more, and the rest of its reservation ends with
+        the request, or expires.
         """
+        wait = self._waits[prepared.model.name].admit(prepared.wish, time.monotonic())
+        prepared = replace(prepared, wait=wait)
         expires = prepared.seconds + _EXPIRY_SECONDS
         hold = await self.quotas.reserve(prepared.tenant, request_id, prepared.amounts, expires)
         try:
             stored = await self._enter(prepared, request_id, route)
-        except MillstreamError as error:
-            if hold and not error.unsure:
-                self.quotas.give_back(hold)
+        except BaseException as error:
+            if hold:
+                known = isinstance(error, MillstreamError) and not error.unsure
+                (self.quotas.give_back if known else self.quotas.doubt)(hold)
             raise
         if hold and stored.duplicate:
             self.quotas.give_back(hold)

@@ -89,6 +89,10 @@ class Quotas:
         self._publish(_negative(hold.requests))
         self._add_once((_negative(_reserved(hold)), f"{hold.cause}.back"))
 
+    def doubt(self, hold: Hold) -> None:
+        """Nobody knows whether its request came in; if it did it is cancelled, and settled then."""
+        self._publish(self._holds.release(hold.request_id))
+
     def noting(self, tenant: Tenant, request_id: str, sink: Sink) -> Sink:
         """A sink that also sees the request's end, before its client does."""
         if not scopes(tenant):

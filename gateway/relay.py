@@ -299,6 +299,11 @@ class Relay:
         page = await self._page(following, 1, 1)
         return bool(page) or await self._asked(subjects.find, following, FIND_SECONDS)
 
+    async def is_known(self, tenant: str, request_id: str) -> bool:
+        """True if a dispatcher or gateway says in time that a request waits or runs."""
+        subject = subjects.find(tenant, request_id)
+        return await self._broker.request(subject, b"", FIND_SECONDS) is not None
+
     async def _asked(
         self, about: Callable[[str, str], str], following: Following, seconds: float
     ) -> bool:

@@ -202,8 +202,8 @@ class Attempt:
 
     @property
     def goal(self) -> float | None:
-        """When the model's latency goal for this priority wants its first output: epoch seconds."""
-        goals = self._who.goals.get(self.priority)
+        """When the model's goal for its client's priority wants its first output: epoch seconds."""
+        goals = self._who.goals.get(Priority(self.envelope.priority or self.priority))
         ms = goals.time_to_first_token_ms if goals else None
         return None if ms is None else (self.envelope.accepted + ms) / 1000
 

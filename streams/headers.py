@@ -12,6 +12,7 @@ MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 INCREMENT = "Nats-Incr"
 ROUTE = "Route"
+PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"
 TOLD_WAIT = "Told-Wait"
 
@@ -23,7 +24,8 @@ class Envelope:
     `cost` is prompt tokens plus the most it may generate; `version` pins a version; `adapter` names
     one of the model's; `dispatched` is 0 until the dispatcher has sent it on. `account` says where
     its use is counted (`streams/usage.py`), if anywhere. `told_wait` is the wait in ms that was
-    estimated when it was accepted; None if nothing was known.
+    estimated when it was accepted; None if nothing was known. `priority` is what its client asked
+    for, where the lane may be another: in WORK.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class Envelope:
     dispatched: int = 0
     adapter: str = ""
     account: str = ""
+    priority: str = ""
     told_wait: int | None = None
 
     def to_headers(self) -> dict[str, str]:
@@ -54,6 +57,7 @@ class Envelope:
             "Dispatched": self.dispatched,
             "Adapter": self.adapter,
             "Account": self.account,
+            PRIORITY: self.priority,
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
         if self.told_wait is not None:
@@ -75,5 +79,6 @@ class Envelope:
             dispatched=int(headers.get("Dispatched", "0")),
             adapter=headers.get("Adapter", ""),
             account=headers.get("Account", ""),
+            priority=headers.get(PRIORITY, ""),
             told_wait=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
         )

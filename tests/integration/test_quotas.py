@@ -135,8 +135,12 @@ async def test_two_gateways_accept_no_more_than_the_limit(nats_url: str) -> None
         assert refused.error["code"] == "rate_limit_exceeded"
         assert refused.error["param"] == "requests_per_minute"
         assert 1 <= int(refused.headers["retry-after"]) <= 120
-        one_by_one = [await found[i % 2].complete() for i in range(5)]
-        assert statuses(answers + one_by_one)[200] == 5  # the rest of it is there for the asking
+
+        async def has_all() -> bool:
+            answers.append(await found[len(answers) % 2].complete())
+            return statuses(answers)[200] == 5
+
+        await eventually(has_all)  # the rest of it is there for the asking
 
 
 async def test_clients_one_after_the_other_are_never_too_many(nats_url: str) -> None:
@@ -188,7 +192,7 @@ async def test_what_is_open_stays_counted_from_lease_to_lease(
 
 async def test_the_ledger_settles_what_was_reserved(nats_url: str) -> None:
     """At rest the day's counters are the ledger's sums, in tokens and in money."""
-    quotas = {"tokens_per_minute": 9000, "tokens_per_day": 10_000, "spend_per_day": 1.0}
+    quotas = {"tokens_per_minute": 20_000, "tokens_per_day": 10_000, "spend_per_day": 1.0}
     async with (
         cell(nats_url, 2, mock={"ttft_ms": 1, "itl_ms": 5}, tenants=tenants(**quotas)) as found,
         connect(nats_url, "test") as broker,
@@ -206,7 +210,7 @@ async def test_the_ledger_settles_what_was_reserved(nats_url: str) -> None:
         await eventually(lambda: settled(broker, 1))
         assert (await found[1].complete(max_tokens=2000, deadline_ms=300)).status == 504
         answer = await found[1].complete()
-        assert int(answer.headers["x-ratelimit-remaining-tokens"]) > 9000 - 8000
+        assert int(answer.headers["x-ratelimit-remaining-tokens"]) > 20_000 - 8000
         await eventually(lambda: settled(broker, 3))
         spent = [r.prompt_tokens + 2 * r.completion_tokens for r in await ledger(broker)]
         assert await today(broker, Meter.SPEND) == sum(spent) * 10**6

@@ -212,6 +212,17 @@ def test_reserved_capacity_waits_for_whom_it_is_reserved() -> None:
     assert [item.tenant for item in cell.send()][:4] == ["gold"] * 4
 
 
+def test_reserved_capacity_is_there_however_much_its_tenant_has_had() -> None:
+    """Whoever is ahead of it by the counters may not take that room, and keeps nobody from it."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": 2000})
+    cell.ask("other", 100)
+    cell.send()
+    cell.books.queue.charge("gold", 10**6)
+    cell.ask("gold", 4)
+    assert [item.tenant for item in cell.send()][:4] == ["gold"] * 4
+
+
 def test_a_request_that_leaves_no_room_for_a_reservation_runs_on_an_idle_fleet() -> None:
     """Else it would wait for ever, beside a fleet that does nothing."""
     cell = Cell()
