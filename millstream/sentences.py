@@ -42,7 +42,7 @@ def _queued(facts: Facts) -> list[str]:
         f"{_requests(own)} of the same tenant {_are(own)} ahead of it, {every} of all tenants"
         f" ({facts['ahead_tokens']:,} tokens).",
         _REASONS[facts["reason"]],
-        f"It starts in about {_seconds(facts['estimated_wait_seconds'])};"
+        f"It starts in {_about(facts['estimated_wait_seconds'])};"
         f" its deadline is in {_seconds(facts['deadline_in_seconds'])}.",
         *_stands(facts["tenant_stands"]),
     ]
@@ -56,8 +56,8 @@ def _stands(facts: Facts) -> list[str]:
         f" {facts['in_flight']} in flight ({facts['in_flight_tokens']:,} tokens reserved).",
         f"It has used {_times(facts['times_its_share'])} in the last minute"
         f" (weight {facts['weight']:g}, counter {facts['counter']:,.0f}).",
-        "A new request would wait about "
-        + ", ".join(f"{_seconds(wait)} ({priority})" for priority, wait in waits.items())
+        "A new request would wait "
+        + ", ".join(f"{_about(wait)} ({priority})" for priority, wait in waits.items())
         + ".",
         _fleet(facts["fleet"]),
     ]
@@ -124,6 +124,10 @@ def _unknown(facts: Facts) -> list[str]:
 
 def _seconds(value: float | None) -> str:
     return "an unknown time" if value is None else f"{value:.1f} s"
+
+
+def _about(seconds: float | None) -> str:
+    return _seconds(seconds) if seconds is None else f"about {_seconds(seconds)}"
 
 
 def _requests(count: int) -> str:
