@@ -98,15 +98,10 @@ class Tokenizers:
         """
         await self._get(model, version)
 
-    async def encode(self, model: Model, version: Version, text: str) -> list[int]:
-        """The token ids of a prompt, with what the model wants before it (such as BOS)."""
-        (tokens,) = await self.encode_all(model, version, [text])
-        return tokens
-
     async def encode_all(
         self, model: Model, version: Version, texts: Sequence[str]
     ) -> list[list[int]]:
-        """The token ids of each text."""
+        """The token ids of each text, with what the model wants before it (such as BOS)."""
         tokenizer = await self._get(model, version)
         size = sum(map(len, texts))
         return await self._run(size, lambda: tokenizer.encode(texts, special=True))

@@ -1,6 +1,7 @@
 """What the broker answers to a store or a read, and who waits for it."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -61,7 +62,7 @@ class Page:
     left: int
 
 
-class Answer(Generic[T]):
+class Answer(ABC, Generic[T]):
     """One awaited answer; `take` gets its messages, `future` its value or an error of ours."""
 
     def __init__(self) -> None:
@@ -87,9 +88,9 @@ class Answer(Generic[T]):
             self.future.set_exception(error)
             self.future.exception()  # asyncio would complain if its asker has given up by now
 
+    @abstractmethod
     def _read(self, data: bytes, headers: Mapping[str, str]) -> T | None:
         """The value, or None while more messages must come."""
-        raise NotImplementedError
 
 
 class Confirmation(Answer[Stored]):

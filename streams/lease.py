@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 
 import structlog
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
-from streams import subjects, topology
+from streams import bucket, subjects
+from streams.bucket import DELETED, RENEWALS, STREAM, Bucket
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST
@@ -21,10 +21,6 @@ from streams.topology import Scale
 
 log = structlog.get_logger()
 
-BUCKET = "leases"
-STREAM = f"KV_{BUCKET}"
-RENEWALS = 5  # in one lease
-DELETED = {"KV-Operation": "DEL"}
 _BELIEVED = 0.8  # of the lease
 
 
@@ -44,13 +40,13 @@ class Lease:
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self.wanted = wanted
-        self._broker, self._seconds, self._scale = broker, seconds, scale
+        self._broker, self._seconds = broker, seconds
+        self._bucket = Bucket(broker, seconds, scale)
         self._key = subjects.escape(name)
-        self._subject = f"$KV.{BUCKET}.{self._key}"
+        self._subject = bucket.subject(self._key)
         self._mark = f"{holder}.{secrets.token_hex(8)}".encode()
         self._revision = 0
         self._until = 0.0
-        self._declared = False
         self._stirs = asyncio.Event(), asyncio.Event()  # of `run` and of `lost`
         self.gained = asyncio.Event()
 
@@ -96,12 +92,10 @@ class Lease:
 
     async def _ask(self) -> bool:
         try:
-            if not self._declared:
-                await topology.declare_stream(self._broker.js, bucket(self._seconds), self._scale)
-                self._declared = True
+            await self._bucket.declare()
             return await self._acquired()
         except BrokerUnavailable as error:
-            self._declared = False  # a broker that restarts has forgotten a bucket in memory
+            self._bucket.doubt()
             log.warning("lease_unanswered", lease=self._key, reason=str(error))
             return False
 
@@ -140,18 +134,3 @@ async def _wait(stir: asyncio.Event, seconds: float) -> None:
     except TimeoutError:
         return
     stir.clear()
-
-
-def bucket(seconds: float) -> StreamConfig:
-    """A KV bucket (ADR-8) in memory, whose values live for one lease."""
-    return StreamConfig(
-        name=STREAM,
-        subjects=[f"$KV.{BUCKET}.>"],
-        max_msgs_per_subject=1,
-        discard=DiscardPolicy.NEW,
-        max_age=seconds,
-        storage=StorageType.MEMORY,
-        allow_direct=True,
-        allow_rollup_hdrs=True,
-        deny_delete=True,
-    )

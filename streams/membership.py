@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import structlog
 
-from streams import subjects, topology
+from streams import bucket, subjects
+from streams.bucket import DELETED, RENEWALS, STREAM, Bucket
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
-from streams.lease import BUCKET, DELETED, RENEWALS, STREAM, bucket
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -28,8 +28,9 @@ class Membership:
     def __init__(
         self, broker: Broker, group: str, member: str, seconds: float, scale: Scale
     ) -> None:
-        self._broker, self._seconds, self._scale = broker, seconds, scale
-        self._group = f"$KV.{BUCKET}.members.{subjects.escape(group)}"
+        self._broker, self._seconds = broker, seconds
+        self._bucket = Bucket(broker, seconds, scale)
+        self._group = bucket.subject("members", subjects.escape(group))
         self._member = member
         self.members: frozenset[str] = frozenset()
         self.on_change: Callable[[], None] = lambda: None
@@ -38,9 +39,10 @@ class Membership:
         """Renew our mark and look for others' until cancelled."""
         while True:
             try:
-                await topology.declare_stream(self._broker.js, bucket(self._seconds), self._scale)
+                await self._bucket.declare()
                 await self._renew()
             except (BrokerUnavailable, StoreRefused) as error:
+                self._bucket.doubt()
                 log.warning("members_unknown", group=self._group, reason=str(error))
             await asyncio.sleep(self._seconds / RENEWALS)
 

@@ -74,11 +74,6 @@ def contents(stored: list[StoredMessage]) -> Contents:
     return Contents(records, stored[-1].seq if stored else 0)
 
 
-async def read(broker: Broker, subject: str, stream: str, after: int = 0) -> Contents:
-    """A log's records behind sequence `after`; `subject` may be a filter over routes."""
-    return contents(await broker.read_subject(stream, subject, after))
-
-
 class _Lost(Exception):
     """The log is empty, though we have written to it: the broker lost its memory."""
 

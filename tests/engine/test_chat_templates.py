@@ -102,7 +102,7 @@ async def test_a_chats_token_ids_are_those_of_transformers(directory: Path) -> N
         )
         assert await made.encode_chat(model, version, CHATS[0]) == wanted
     model, version = model_of(directory, None)
-    assert await made.encode(model, version, "hi") == library.encode("hi") == [1, 7]
+    assert await made.encode_all(model, version, ["hi"]) == [library.encode("hi")] == [[1, 7]]
     assert (await made.encode_chat(model, version, CHATS[0]))[:2] == [1, 8]
     made.close()
 

@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_recorded_runs_without(
     monkeypatch.setattr(graphs, "recorder", lambda device: refuse)
     ids = prompt(1, 12)
     made = engine()
-    made._record()
+    made._forward.record()
     assert drive(made, [greedy("a", ids, COUNT)]).tokens["a"] == expected("llama", ids, COUNT)
     assert padded == [8]
 
@@ -145,7 +145,7 @@ def test_rows_follow_their_sequences() -> None:
 def test_a_cpu_has_its_own_way() -> None:
     """Its kernels gather: blocks are read where they are on a GPU only."""
     assert select(CPU, torch.bfloat16, {64}) == Kernels()
-    assert engine()._graphs is None
+    assert engine()._forward.graphs is None
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from tests.engine.tiny import greedy, prompt
 pytestmark = pytest.mark.timeout(400)  # each rank is a process that imports all of transformers
 
 SCRIPT = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from tests.engine.ranks import load
 engine = load(Path(sys.argv[1]))
 print("ready", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

@@ -58,7 +58,7 @@ def test_draws_are_those_of_one_rank(parallel: Parallel) -> None:
 
 def test_a_rank_has_its_part_of_the_heads(parallel: Parallel) -> None:
     """Otherwise two devices would hold the KV of one."""
-    assert {layer.kv_heads for layer in parallel.engine._attention._layers} == {1}
+    assert {layer.kv_heads for layer in parallel.engine._forward.attention._layers} == {1}
 
 
 def test_adapters_are_refused(parallel: Parallel) -> None:

@@ -1,5 +1,6 @@
 """A seeded sequence draws the same tokens alone, in company, and behind a crash."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,13 @@ from torch import Tensor
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from gpu_worker.engine import Sequence
+from gpu_worker.engines.paged import engine as paged
 from gpu_worker.engines.paged.engine import TransformersEngine
-from gpu_worker.engines.paged.model import describe
+from gpu_worker.engines.paged.forward import ForwardPass
+from gpu_worker.engines.paged.model import Loaded, describe
 from gpu_worker.engines.paged.packing import pack
 from gpu_worker.engines.paged.plan import Plan
+from gpu_worker.engines.paged.run import Window
 from streams.messages import Sampling
 from tests.engine.tiny import SHAPE, drive, engine, prompt, tokenizer
 
@@ -62,8 +66,22 @@ def test_other_seeds_draw_other_tokens() -> None:
     assert len({tuple(tokens) for tokens in drawn}) == 4
 
 
-class Recording(TransformersEngine):
+class RecordingPass(ForwardPass):
     """Keeps all logits, by request and position."""
+
+    def __init__(self, loaded: Loaded, blocks: Mapping[Window, int]) -> None:
+        super().__init__(loaded, blocks)
+        self.logits: dict[tuple[str, int], Tensor] = {}
+
+    def _compute(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        logits = super()._compute(plan, ids, positions, rows)
+        for piece, row in zip(plan.sampled, logits, strict=True):
+            self.logits[piece.run.request_id, piece.end] = row.clone()
+        return logits
+
+
+class Recording(TransformersEngine):
+    """An engine whose logits can be looked at."""
 
     def __init__(self, batch_tokens: int) -> None:
         torch.manual_seed(5)
@@ -74,17 +92,18 @@ class Recording(TransformersEngine):
         model = Gemma3ForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
         pack(model)
         super().__init__(describe(model.train(False), tokenizer()), 8, batch_tokens, 4096)
-        self.logits: dict[tuple[str, int], Tensor] = {}
 
-    def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        logits = super()._forward(plan, ids, positions, rows)
-        for piece, row in zip(plan.sampled, logits, strict=True):
-            self.logits[piece.run.request_id, piece.end] = row.clone()
-        return logits
+    @property
+    def logits(self) -> dict[tuple[str, int], Tensor]:
+        assert isinstance(self._forward, RecordingPass)
+        return self._forward.logits
 
 
-def test_bfloat16_logits_are_the_same_bits_alone_in_company_and_behind_a_crash() -> None:
+def test_bfloat16_logits_are_the_same_bits_alone_in_company_and_behind_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A bit of rounding grows, and ends in other tokens: every token is computed alike, always."""
+    monkeypatch.setattr(paged, "ForwardPass", RecordingPass)
     lengths = {"a": 1, "b": 12, "c": 31, "d": 130, "e": 600}
     sequences = [
         Sequence(name, prompt(length, length), Sampling(COUNT, temperature=1, seed=length))

@@ -37,7 +37,7 @@ def test_each_wanted_strip_is_kept_moved_or_filled(
 
 
 def strips_of(made: object) -> Strips:
-    return made._attention._strips[None]  # type: ignore[attr-defined,no-any-return]
+    return made._forward.attention._strips[None]  # type: ignore[attr-defined,no-any-return]
 
 
 def held(strips: Strips) -> int:
@@ -60,7 +60,7 @@ def test_strips_take_no_more_than_their_share() -> None:
         made.step()
         most = max(most, held(strips))
     assert 0 < most <= SHARE * blocks
-    made._attention.shrink()
+    made._forward.attention.shrink()
     assert held(strips) == 0
 
 

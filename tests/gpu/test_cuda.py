@@ -38,10 +38,10 @@ def _engine(architecture: str, dtype: torch.dtype = torch.float32) -> Transforme
 def test_greedy_tokens_equal_those_of_a_cpu(architecture: str, recorded: bool) -> None:
     """In float32, with mixed steps, padded steps and windows."""
     engine = _engine(architecture)
-    assert engine._attention.kernels.decode
+    assert engine._forward.attention.kernels.decode
     if recorded:
         engine.warm_up()
-        assert engine._graphs, "recording failed; see the log"
+        assert engine._forward.graphs, "recording failed; see the log"
     prompts = [prompt(n, length) for n, length in enumerate((1, 16, 33, 90))]
     results = drive(engine, [greedy(f"r{n}", p, COUNT) for n, p in enumerate(prompts)], every=3)
     for n, ids in enumerate(prompts):

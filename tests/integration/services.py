@@ -166,7 +166,8 @@ class Client:
         """The token log as it is stored."""
         stream = topology.tokens_of(request_id, 1)
         address = Log(self.tenants.get(request_id, "acme"), ROUTE, request_id)
-        return await token_log.read(self.broker, subjects.log(address, 1), stream)
+        stored = await self.broker.read_subject(stream, subjects.log(address, 1))
+        return token_log.contents(stored)
 
     async def held(self, stream: str) -> int:
         """Messages in a stream."""

@@ -10,8 +10,8 @@ import gpu_worker.service
 from dispatcher.assignment import assign
 from registry.models import mock_model
 from streams import subjects, topology
+from streams.bucket import STREAM, subject
 from streams.headers import MESSAGE_ID
-from streams.lease import STREAM
 from streams.subjects import Pool, Priority
 from tests.eventually import eventually
 from tests.integration.processes import process
@@ -170,7 +170,7 @@ async def test_what_is_queued_for_a_model_that_was_removed_ends_with_an_error(
 
 async def holders(c: Client) -> Counter[str]:
     """How many models each dispatcher leads."""
-    leases = await c.broker.read_subject(STREAM, "$KV.leases.*")
+    leases = await c.broker.read_subject(STREAM, subject("*"))
     return Counter(lease.data.decode().partition(".")[0] for lease in leases if lease.data)
 
 

@@ -10,22 +10,11 @@ from dispatcher.lines import Queued
 from millstream.sentences import about_request, about_tenant
 from streams.messages import Beat
 from streams.subjects import Priority
+from tests.unit import waiting
 
 
 def queued(number: int, tenant: str, priority: Priority = Priority.STANDARD) -> Queued:
-    return Queued(
-        request_id=f"r{number}",
-        tenant=tenant,
-        priority=priority,
-        prompt_tokens=50,
-        cost=100,
-        accepted=1000,
-        deadline=61_000,
-        route="",
-        version="",
-        seq=number + 1,
-        reply="",
-    )
+    return waiting.queued(number, tenant, priority, accepted=1000, deadline=61_000)
 
 
 def beat(sequences: int = 0, tokens: int = 0, version: str = "1", draining: bool = False) -> Beat:

@@ -8,28 +8,11 @@ import pytest
 from dispatcher.averages import Line, Ratio
 from dispatcher.books import Books
 from dispatcher.compute import ENOUGH
-from dispatcher.lines import Queued
 from streams.messages import Beat, LedgerRecord
 from streams.subjects import Priority
+from tests.unit.waiting import COST, queued
 
-COST = 100
 STEP = 0.2
-
-
-def queued(number: int, tenant: str, priority: Priority = Priority.STANDARD) -> Queued:
-    return Queued(
-        request_id=f"r{number}",
-        tenant=tenant,
-        priority=priority,
-        prompt_tokens=50,
-        cost=COST,
-        accepted=0,
-        deadline=10_000,
-        route="",
-        version="",
-        seq=number + 1,
-        reply="",
-    )
 
 
 def beat(free: int = 0) -> Beat:

@@ -44,7 +44,7 @@ def test_two_requests_share_steps_as_worked_out_by_hand() -> None:
 
 
 def test_a_step_takes_what_the_model_says() -> None:
-    """The default is the worker that docs/scheduling.md describes: an A10G with a 7B model."""
+    """The default is the worker that docs/simulator.md describes: an A10G with a 7B model."""
     assert StepModel().seconds(10, 5000, 0) == (31.2 + 2.8 + 2.0) / 1000
     assert StepModel().seconds(0, 0, 100) == (10 + 26) / 1000
 

@@ -48,7 +48,7 @@ def model_in(directory: Path) -> Model:
 
 async def test_the_mocks_tokens_are_bytes(made: Tokenizers) -> None:
     """A prompt of n ASCII letters is n tokens: what tests and benchmarks count on."""
-    assert await made.encode(MOCK, MOCK.default, "aé") == [97, 195, 169]
+    assert await made.encode_all(MOCK, MOCK.default, ["aé"]) == [[97, 195, 169]]
     many = await made.encode_all(MOCK, MOCK.default, ["", "x" * 50_000, "y"])
     assert [len(tokens) for tokens in many] == [0, 50_000, 1]
 
@@ -70,7 +70,7 @@ async def test_a_pair_is_tokenised_by_the_models_template(made: Tokenizers, word
 
 async def test_nothing_is_cut_off_or_padded(made: Tokenizers, words: Model) -> None:
     """Sentence encoders ship a tokeniser that cuts; the count would be wrong and text lost."""
-    assert await made.encode(words, words.default, "a b a b a") == [1, 2, 1, 2, 1]
+    assert await made.encode_all(words, words.default, ["a b a b a"]) == [[1, 2, 1, 2, 1]]
     assert await made.encode_all(words, words.default, ["a", "a b"]) == [[1], [1, 2]]
 
 
@@ -81,7 +81,7 @@ async def test_a_template_sees_the_tokenisers_special_tokens(
     template = "{{ bos_token }}|{{ pad_token }}|{{ messages[0].content }}"
     model = words.model_copy(update={"chat_template": template})
     seen = await made.encode_chat(model, model.default, [{"role": "user", "content": "a"}])
-    assert seen == await made.encode(words, words.default, "<s>||a")
+    assert [seen] == await made.encode_all(words, words.default, ["<s>||a"])
 
 
 async def test_concurrent_requests_load_a_tokeniser_once(
@@ -96,7 +96,7 @@ async def test_concurrent_requests_load_a_tokeniser_once(
         return real(model, version)
 
     monkeypatch.setattr(tokenizer, "load", load)
-    await asyncio.gather(*(made.encode(words, words.default, "a") for _ in range(20)))
+    await asyncio.gather(*(made.encode_all(words, words.default, ["a"]) for _ in range(20)))
     assert [name.startswith("tokenizer") for name in loads] == [True]
 
 
@@ -104,11 +104,11 @@ async def test_a_waiter_that_gives_up_does_not_fail_the_others(
     made: Tokenizers, words: Model
 ) -> None:
     """A client that disconnects during the load must not cost the next client its answer."""
-    first = asyncio.create_task(made.encode(words, words.default, "a"))
-    second = asyncio.create_task(made.encode(words, words.default, "b"))
+    first = asyncio.create_task(made.encode_all(words, words.default, ["a"]))
+    second = asyncio.create_task(made.encode_all(words, words.default, ["b"]))
     await asyncio.sleep(0)
     first.cancel()
-    assert await second == [2]
+    assert await second == [[2]]
 
 
 async def test_only_the_last_few_tokenisers_are_kept(
@@ -142,29 +142,32 @@ async def test_files_that_are_not_the_registered_ones_are_refused(
     else:
         file.unlink() if what == "missing" else file.write_text("{}")
     with pytest.raises(ArtifactChanged, match=r"tokenizer.json"):
-        await made.encode(words, version, "a")
+        await made.encode_all(words, version, ["a"])
     file.write_bytes(good)
-    assert await made.encode(words, words.default, "a") == [1]  # a failure is not kept
+    assert await made.encode_all(words, words.default, ["a"]) == [[1]]  # a failure is not kept
 
 
 async def test_a_long_text_leaves_the_loop_free(made: Tokenizers, words: Model) -> None:
     """One stranger's megabyte must not stop everybody's tokens."""
     await made.warm(words, words.default)
     ticks = 0
-    encoding = asyncio.create_task(made.encode(words, words.default, "a b " * 200_000))
+    encoding = asyncio.create_task(made.encode_all(words, words.default, ["a b " * 200_000]))
     while not encoding.done():
         await asyncio.sleep(0)
         ticks += 1
-    assert len(encoding.result()) == 400_000
+    assert [len(tokens) for tokens in encoding.result()] == [400_000]
     assert ticks > 100
 
 
 async def test_short_texts_do_not_wait_for_long_ones(made: Tokenizers, words: Model) -> None:
     """A long prompt of one tenant must not move another's time to first token."""
     await made.warm(words, words.default)
-    long = [asyncio.create_task(made.encode(words, words.default, "a " * 400_000)) for _ in "123"]
+    long = [
+        asyncio.create_task(made.encode_all(words, words.default, ["a " * 400_000])) for _ in "123"
+    ]
     await asyncio.sleep(0)
-    assert len(await made.encode(words, words.default, "a " * 1000)) == 1000
+    (tokens,) = await made.encode_all(words, words.default, ["a " * 1000])
+    assert len(tokens) == 1000
     assert not all(task.done() for task in long)
     await asyncio.gather(*long)
 

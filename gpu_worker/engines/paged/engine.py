@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import structlog
 import torch
-from torch import Tensor
 
 from gpu_worker.engine import (
     DeviceLost,
@@ -20,13 +18,12 @@ from gpu_worker.engine import (
 from gpu_worker.engines import memory
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged.adapters import Adapters
-from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, blocks_for
 from gpu_worker.engines.paged.cache import Cache, pool_sizes
-from gpu_worker.engines.paged.decode_batch import DecodeBatch, DecodeStep
+from gpu_worker.engines.paged.fitting import check_kv, largest_step, warm_up
+from gpu_worker.engines.paged.forward import ForwardPass
 from gpu_worker.engines.paged.generation import Generation, Vocabulary
 from gpu_worker.engines.paged.grammars import Grammars
-from gpu_worker.engines.paged.graphs import DecodeGraphs
 from gpu_worker.engines.paged.parallel import Group
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Run, Slice
@@ -35,11 +32,9 @@ from gpu_worker.engines.paged.scheduler import Scheduler
 from gpu_worker.engines.paged.stats import Stats
 from gpu_worker.limits import Limits
 from streams.errors import BadGrammar
-from streams.messages import Sampling
 
 log = structlog.get_logger()
 
-WARM_UP_SEQUENCES = 8
 ADAPTER_BYTES = 1 << 30
 
 
@@ -73,17 +68,15 @@ class TransformersEngine:
         sizes = pool_sizes(windows, kv_tokens, max_sequences, max_batch_tokens)
         self._cache = Cache(sizes, max_batch_tokens, prefix_cache)
         self._scheduler = Scheduler(self._cache, max_sequences, max_batch_tokens)
-        device, dtype = self._model.device, self._model.dtype
-        self._attention = PagedAttention(loaded.layers, sizes, dtype, device)
+        self._forward = ForwardPass(loaded, sizes)
         self._group.allot(sizes)
-        self._model.set_attn_implementation(self._attention.name)
         self._adapters = Adapters(self._model, adapter_bytes)
         longest = min(loaded.context, self._blocks * BLOCK_TOKENS)
         self._limits = Limits(loaded.vocabulary, longest, adapters=self._group.size == 1)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
         self._max_sequences, self._max_batch_tokens = max_sequences, max_batch_tokens
-        records = self._attention.kernels.decode and self._group.size == 1
-        self._graphs = self._decode_graphs() if records else None
+        if self._group.size == 1:
+            self._forward.plan_recording(max_sequences, longest)
         self._generations: dict[str, Generation] = {}
         self._reserved = 0
         self._ready: list[Output] = []
@@ -147,7 +140,7 @@ class TransformersEngine:
             # after it: libraries are loaded by now
             spare = group.least_spare(loaded.model, memory_bytes) - step
             kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
-            _check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
+            check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
         engine = cls(
             loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes, group
         )
@@ -164,16 +157,11 @@ class TransformersEngine:
         """
         room = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
         engine = cls(loaded, max_sequences, max_batch_tokens, room, prefix_cache=False, group=group)
-        left = max_batch_tokens
-        for more in reversed(range(max_sequences)):
-            length = min(left - more, loaded.context - 2)
-            left -= length
-            sampling = Sampling(max_tokens=2, temperature=1.0, ignore_eos=True)
-            engine.add(Sequence(f"largest-{more}", [1] * length, sampling))
+        for sequence in largest_step(max_batch_tokens, max_sequences, loaded.context):
+            engine.add(sequence)
         try:
-            device = loaded.model.device
-            peak = memory.peak_bytes(device, engine._step_or_raise)
-            return peak + (memory.kept_bytes(device, engine._record) if engine._graphs else 0)
+            peak = memory.peak_bytes(loaded.model.device, engine._step_or_raise)
+            return peak + engine._forward.recorded_bytes()
         finally:
             engine._release()
 
@@ -183,13 +171,11 @@ class TransformersEngine:
         Raises the error of a model that cannot run at all.
         """
         longest = min(self._max_batch_tokens, self._limits.tokens - 2)
-        lengths = [longest, *range(1, min(WARM_UP_SEQUENCES, longest, self._max_sequences))]
-        for number, length in enumerate(lengths):
-            sampling = Sampling(max_tokens=2, temperature=float(number % 2), ignore_eos=True)
-            self.add(Sequence(f"warm-up-{number}", [number] * length, sampling))
+        for sequence in warm_up(longest, self._max_sequences):
+            self.add(sequence)
         while not self.idle:
             self._step_or_raise()
-        self._record()
+        self._forward.record()
         self._cache.forget()
         self._stats = Stats()
 
@@ -239,7 +225,7 @@ class TransformersEngine:
             slices = self._scheduler.schedule()
             unclean = self._cache.unclean()
             self._group.zero(unclean)
-            self._attention.zero(unclean)
+            self._forward.attention.zero(unclean)
         if slices:
             self._stats.steps += 1
             self._stats.sequences = len(slices)
@@ -282,11 +268,10 @@ class TransformersEngine:
         self._generations.clear()
         self._ready.clear()
         self._adapters.close()
-        self._attention.close()
+        self._forward.close()
         self._grammars.close()
-        self._graphs = None
         device = self._model.device
-        del self._model
+        del self._forward, self._model
         memory.give_back(device)
 
     def _schedule(self, generation: Generation) -> None:
@@ -353,7 +338,7 @@ class TransformersEngine:
 
     def _shrink(self, slices: list[Slice], reason: str) -> list[Output]:
         """Have the next steps compute less; a single token that does not fit fails."""
-        self._attention.shrink()
+        self._forward.attention.shrink()
         if self._scheduler.lower(slices):
             log.warning("step_out_of_memory", budget=self._scheduler.budget, reason=reason)
             return []
@@ -364,51 +349,12 @@ class TransformersEngine:
         with self._stats.timed("build"):
             choices = [self._generations[s.run.request_id].choice() for s in plan.sampled]
             self._adapters.apply(plan)
-            forward = self._replay(plan) or self._pass(plan)
+            compute = self._forward.prepared(plan, replay=not self._adapters.active)
         with self._stats.timed("forward"):
-            logits = forward()
+            self._group.compute(plan.slices)
+            logits = compute()
         with self._stats.timed("sample"):
             return sample(logits, choices)
-
-    def _replay(self, plan: Plan) -> Callable[[], Tensor] | None:
-        """A decode step's forward pass from a recording, where there is one that fits."""
-        if self._graphs is None or not plan.decodes_only or self._adapters.active:
-            return None
-        self._graphs.show(plan.slices)
-        return partial(self._graphs.run, len(plan.slices))
-
-    def _pass(self, plan: Plan) -> Callable[[], Tensor]:
-        return partial(self._forward, plan, plan.ids, plan.positions, plan.rows)
-
-    def _forward(self, plan: Plan, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        self._attention.plan = plan
-        self._group.compute(plan.slices)
-        return models.forward(self._model, ids, positions, rows)[: len(plan.sampled)]
-
-    def _decode_graphs(self) -> DecodeGraphs:
-        windows, device = self._cache.pools, self._model.device
-        batch = DecodeBatch(windows, self._max_sequences, self._limits.tokens, device)
-        rows, vocabulary = self._max_sequences, self._limits.vocabulary
-        return DecodeGraphs(self._decode, batch, rows, vocabulary, device)
-
-    def _decode(self, step: DecodeStep) -> Tensor:
-        self._attention.plan = step
-        result = self._model(
-            input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False
-        )
-        logits: Tensor = result.logits[0]
-        return logits
-
-    @torch.inference_mode()
-    def _record(self) -> None:
-        """Record decode steps of every size; a model that cannot be recorded runs without."""
-        if self._graphs is None:
-            return
-        try:
-            self._graphs.record()
-        except RuntimeError as error:  # whatever in the model waits for the device
-            log.warning("decode_graphs_off", reason=str(error))
-            self._graphs = None
 
     def _advance(self, run: Run, sampled: Sampled) -> Output:
         """Append a token to its sequence and say what that made of it."""
@@ -437,12 +383,3 @@ class TransformersEngine:
         del self._generations[generation.sequence.request_id]
         self._adapters.leave(generation.sequence.request_id)
         self._reserved -= generation.blocks
-
-
-def _check_kv(tokens: int, least: int, memory_bytes: int | None) -> None:
-    if tokens < least:
-        whole = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
-        raise DoesNotFit(
-            f"weights and one step leave room for {max(0, tokens)} tokens of KV in {whole}, and "
-            f"{least} are the least; raise --memory or lower --max-batch-tokens"
-        )

@@ -14,7 +14,7 @@ import torch
 
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged import parallel
-from gpu_worker.engines.paged.attention import PagedAttention
+from gpu_worker.engines.paged.forward import ForwardPass
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Window
 
@@ -23,8 +23,8 @@ class Follower:
     """One rank's part of a model and of its KV. Its methods are what `parallel.Group` tells."""
 
     def __init__(self, loaded: models.Loaded, size: int) -> None:
-        self._model, self._layers, self._size = loaded.model, loaded.layers, size
-        self._attention: PagedAttention | None = None
+        self._loaded, self._size = loaded, size
+        self._forward: ForwardPass | None = None
         self.does: Mapping[str, Callable[..., object]] = {
             "allot": self.allot,
             "zero": self.zero,
@@ -33,28 +33,24 @@ class Follower:
         }
 
     def allot(self, blocks: list[tuple[Window, int]]) -> None:
-        if self._attention:
-            self._attention.close()
-        model = self._model
-        self._attention = PagedAttention(self._layers, dict(blocks), model.dtype, model.device)
-        model.set_attn_implementation(self._attention.name)
+        if self._forward:
+            self._forward.close()
+        self._forward = ForwardPass(self._loaded, dict(blocks))
 
     def zero(self, blocks: list[tuple[Window, list[int]]]) -> None:
-        assert self._attention, "blocks were not allotted"
-        self._attention.zero(dict(blocks))
+        assert self._forward, "blocks were not allotted"
+        self._forward.attention.zero(dict(blocks))
 
     def compute(
         self, slices: list[tuple[list[int], int, bool, list[tuple[Window, list[int]]]]]
     ) -> None:
-        assert self._attention, "blocks were not allotted"
-        plan = Plan(
-            [parallel.unpacked(each) for each in slices], self._model.dtype, self._model.device
-        )
-        self._attention.plan = plan
-        models.forward(self._model, plan.ids, plan.positions, plan.rows)
+        assert self._forward, "blocks were not allotted"
+        model = self._loaded.model
+        plan = Plan([parallel.unpacked(each) for each in slices], model.dtype, model.device)
+        self._forward.prepared(plan, replay=False)()
 
     def least_spare(self, memory_bytes: int | None) -> None:
-        parallel.least_spare(self._model, memory_bytes, self._size)
+        parallel.least_spare(self._loaded.model, memory_bytes, self._size)
 
 
 def main() -> None:

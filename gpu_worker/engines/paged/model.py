@@ -129,20 +129,6 @@ def refuse_ranks(config: PreTrainedConfig, ranks: int, device: torch.device) -> 
             raise Unsupported(f"{name} cannot run on {ranks} tensor parallel ranks: {reason}")
 
 
-def forward(
-    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
-) -> torch.Tensor:
-    """One forward pass over packed tokens; the logits `[rows, vocabulary]` of some of them."""
-    result = model(
-        input_ids=ids[None],
-        position_ids=positions[None],
-        use_cache=False,
-        logits_to_keep=rows,
-    )
-    logits: torch.Tensor = result.logits[0]
-    return logits
-
-
 def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     """The checkpoint's own type; float32 for float16 on a CPU, which has no arithmetic for it."""
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
