@@ -1,10 +1,7 @@
 """The remote engine against servers that fail in every way they can, on real sockets."""
 
 import socket
-import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,15 @@ import pytest
 
 from gpu_worker.engine import Output, Sequence
 from gpu_worker.engines.remote.engine import KeyMissing, RemoteEngine
-from streams.messages import Grammar, Sampling
+from streams.messages import Grammar
+from tests.integration.remotes import (
+    engine_and_server,
+    engine_of,
+    error,
+    run,
+    sequence,
+    text,
+)
 from tests.upstream import (
     ANSWER,
     FULL,
@@ -20,8 +25,6 @@ from tests.upstream import (
     Act,
     Call,
     Crowd,
-    Upstream,
-    answered,
     broken_after,
     bytes_tokenizer,
     ended,
@@ -32,55 +35,6 @@ from tests.upstream import (
     streamed,
     words,
 )
-
-QUICK = {"retry_seconds": 0.001, "cooldown_seconds": 0.01}
-
-
-@contextmanager
-def engine_of(url: str, **options: Any) -> Iterator[RemoteEngine]:
-    wanted = {"model": "corn", "context_length": 1000, **QUICK, **options}
-    engine = RemoteEngine.load(None, url=url, **wanted)
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-@contextmanager
-def engine_and_server(*acts: Act, **options: Any) -> Iterator[tuple[RemoteEngine, Upstream]]:
-    with serving(*acts) as server, engine_of(server.url, **options) as engine:
-        yield engine, server
-
-
-def sequence(name: str = "r", prompt: str = PROMPT, **sampling: Any) -> Sequence:
-    chosen = Sampling(**{"max_tokens": 100, **sampling})
-    return Sequence(name, list(prompt.encode()), chosen)
-
-
-def inputs(*texts: str, name: str = "r", dimensions: int | None = None) -> Sequence:
-    encoded = [list(text.encode()) for text in texts]
-    return Sequence(name, inputs=encoded, dimensions=dimensions)
-
-
-def run(engine: RemoteEngine, *sequences: Sequence) -> dict[str, list[Output]]:
-    """All outputs by request; nothing follows a request's end."""
-    outputs: dict[str, list[Output]] = {each.request_id: [] for each in sequences}
-    for each in sequences:
-        engine.add(each)
-    while not engine.idle:
-        for output in engine.step():
-            assert not any(o.finish or o.error for o in outputs[output.request_id])
-            outputs[output.request_id].append(output)
-    return outputs
-
-
-def text(outputs: list[Output]) -> str:
-    return "".join(output.text for output in outputs)
-
-
-def error(outputs: list[Output]) -> tuple[str, str]:
-    (failed,) = (output.error for output in outputs if output.error)
-    return failed.code, str(failed)
 
 
 def test_a_stream_becomes_outputs() -> None:
@@ -333,82 +287,6 @@ def test_token_ids_are_kept_where_the_server_tells_them(tmp_path: Path) -> None:
     assert text(outputs) == ANSWER[:20]
     assert [len(call.body["prompt"]) for call in server.calls] == [5, 11, 17]
     assert server.calls[0].body["return_token_ids"]
-
-
-def generated(body: Any) -> object:
-    return [{"generated_text": body["inputs"].upper() + "END more"}]
-
-
-def test_a_single_item_api_generates() -> None:
-    """A whole text at once, cut at its stop string, which such APIs leave in."""
-    with engine_and_server(status(503), answered(generated), api="single") as (engine, server):
-        outputs = run(engine, sequence(temperature=0, stop=["END"], max_tokens=9))["r"]
-    assert (text(outputs), outputs[-1].finish) == (PROMPT.upper(), "stop")
-    parameters = server.calls[1].body["parameters"]
-    assert (parameters["max_new_tokens"], parameters["do_sample"]) == (9, False)
-    assert parameters["stop"] == ["END"]
-
-
-def row(body: Any) -> object:
-    return [float(len(body["inputs"])), 2.0, 2.0]
-
-
-def test_a_single_item_api_embeds_each_input_in_order() -> None:
-    """One call each, as many at once as are allowed."""
-    texts = ["x" * (n + 1) for n in range(30)]
-    crowd = Crowd(answered(row), 4)
-    with engine_and_server(crowd, api="single", concurrency=4) as (engine, server):
-        (output,) = run(engine, inputs(*texts))["r"]
-    assert output.vectors
-    assert [struct.unpack("<3f", vector)[0] for vector in output.vectors] == [*range(1, 31)]
-    assert len(server.calls) == 30
-    assert crowd.most == 4
-
-
-def picky(call: Call) -> None:
-    refused = "bad" in call.body["inputs"]
-    (status(422, {"error": "bad input"}) if refused else answered(lambda body: [row(body)]))(call)
-
-
-def test_a_failed_input_fails_its_own_request_only() -> None:
-    """Its other inputs are not asked for any more; the neighbours do not notice."""
-    with engine_and_server(picky, api="single", concurrency=2) as (engine, _):
-        good, bad = inputs("a", "b", name="good"), inputs("a", "bad", *"cdefgh", name="bad")
-        outputs = run(engine, bad, good)
-    assert error(outputs["bad"])[0] == "upstream_refused"
-    assert outputs["good"][0].vectors
-    assert len(outputs["good"][0].vectors) == 2
-
-
-def test_vectors_are_cut_to_the_dimensions_that_were_asked_for() -> None:
-    """And are of length one again."""
-    with engine_and_server(answered(lambda _: [3.0, 4.0, 9.0]), api="single") as (engine, _):
-        (output,) = run(engine, inputs("a", dimensions=2))["r"]
-        assert error(run(engine, inputs("a", dimensions=4))["r"])[0] == "unsupported_value"
-    assert output.vectors
-    assert struct.unpack("<2f", output.vectors[0]) == pytest.approx((0.6, 0.8))
-
-
-@pytest.mark.parametrize("answer", [{}, [], [[1.0], [2.0]], ["x"], [None]])
-def test_an_answer_without_a_vector_is_an_error(answer: object) -> None:
-    """Never a vector that somebody made up."""
-    with engine_and_server(answered(lambda _: answer), api="single") as (engine, _):
-        assert error(run(engine, inputs("a"))["r"])[0] == "upstream_failed"
-
-
-def embeddings(body: Any) -> object:
-    rows = [{"index": i, "embedding": [float(i), 1.0]} for i in range(len(body["input"]))]
-    return {"data": rows[::-1]}
-
-
-def test_an_openai_server_embeds_all_inputs_by_one_call() -> None:
-    """In the order of their indices."""
-    with engine_and_server(answered(embeddings)) as (engine, server):
-        (output,) = run(engine, inputs("a", "b", "c"))["r"]
-    assert output.vectors
-    assert [struct.unpack("<2f", vector)[0] for vector in output.vectors] == [0, 1, 2]
-    assert server.calls[0].body["input"] == ["a", "b", "c"]
-    assert server.calls[0].path == "/embeddings"
 
 
 def test_closing_ends_every_thread() -> None:

@@ -1,0 +1,98 @@
+"""The remote engine against APIs that answer whole: one input per call, or embeddings."""
+
+import struct
+from typing import Any
+
+import pytest
+
+from tests.integration.remotes import (
+    engine_and_server,
+    error,
+    inputs,
+    run,
+    sequence,
+    text,
+)
+from tests.upstream import (
+    PROMPT,
+    Call,
+    Crowd,
+    answered,
+    status,
+)
+
+
+def generated(body: Any) -> object:
+    return [{"generated_text": body["inputs"].upper() + "END more"}]
+
+
+def test_a_single_item_api_generates() -> None:
+    """A whole text at once, cut at its stop string, which such APIs leave in."""
+    with engine_and_server(status(503), answered(generated), api="single") as (engine, server):
+        outputs = run(engine, sequence(temperature=0, stop=["END"], max_tokens=9))["r"]
+    assert (text(outputs), outputs[-1].finish) == (PROMPT.upper(), "stop")
+    parameters = server.calls[1].body["parameters"]
+    assert (parameters["max_new_tokens"], parameters["do_sample"]) == (9, False)
+    assert parameters["stop"] == ["END"]
+
+
+def row(body: Any) -> object:
+    return [float(len(body["inputs"])), 2.0, 2.0]
+
+
+def test_a_single_item_api_embeds_each_input_in_order() -> None:
+    """One call each, as many at once as are allowed."""
+    texts = ["x" * (n + 1) for n in range(30)]
+    crowd = Crowd(answered(row), 4)
+    with engine_and_server(crowd, api="single", concurrency=4) as (engine, server):
+        (output,) = run(engine, inputs(*texts))["r"]
+    assert output.vectors
+    assert [struct.unpack("<3f", vector)[0] for vector in output.vectors] == [*range(1, 31)]
+    assert len(server.calls) == 30
+    assert crowd.most == 4
+
+
+def picky(call: Call) -> None:
+    refused = "bad" in call.body["inputs"]
+    (status(422, {"error": "bad input"}) if refused else answered(lambda body: [row(body)]))(call)
+
+
+def test_a_failed_input_fails_its_own_request_only() -> None:
+    """Its other inputs are not asked for any more; the neighbours do not notice."""
+    with engine_and_server(picky, api="single", concurrency=2) as (engine, _):
+        good, bad = inputs("a", "b", name="good"), inputs("a", "bad", *"cdefgh", name="bad")
+        outputs = run(engine, bad, good)
+    assert error(outputs["bad"])[0] == "upstream_refused"
+    assert outputs["good"][0].vectors
+    assert len(outputs["good"][0].vectors) == 2
+
+
+def test_vectors_are_cut_to_the_dimensions_that_were_asked_for() -> None:
+    """And are of length one again."""
+    with engine_and_server(answered(lambda _: [3.0, 4.0, 9.0]), api="single") as (engine, _):
+        (output,) = run(engine, inputs("a", dimensions=2))["r"]
+        assert error(run(engine, inputs("a", dimensions=4))["r"])[0] == "unsupported_value"
+    assert output.vectors
+    assert struct.unpack("<2f", output.vectors[0]) == pytest.approx((0.6, 0.8))
+
+
+@pytest.mark.parametrize("answer", [{}, [], [[1.0], [2.0]], ["x"], [None]])
+def test_an_answer_without_a_vector_is_an_error(answer: object) -> None:
+    """Never a vector that somebody made up."""
+    with engine_and_server(answered(lambda _: answer), api="single") as (engine, _):
+        assert error(run(engine, inputs("a"))["r"])[0] == "upstream_failed"
+
+
+def embeddings(body: Any) -> object:
+    rows = [{"index": i, "embedding": [float(i), 1.0]} for i in range(len(body["input"]))]
+    return {"data": rows[::-1]}
+
+
+def test_an_openai_server_embeds_all_inputs_by_one_call() -> None:
+    """In the order of their indices."""
+    with engine_and_server(answered(embeddings)) as (engine, server):
+        (output,) = run(engine, inputs("a", "b", "c"))["r"]
+    assert output.vectors
+    assert [struct.unpack("<2f", vector)[0] for vector in output.vectors] == [0, 1, 2]
+    assert server.calls[0].body["input"] == ["a", "b", "c"]
+    assert server.calls[0].path == "/embeddings"
