@@ -165,6 +165,16 @@ class Books:
         if flight and is_urgent(flight.lane):
             self.outlook.learn(flight.dispatched, flight.cost, record)
 
+    def replay(self, record: LedgerRecord, now: float) -> None:
+        """A record of the ledger that an earlier leader may not have known of."""
+        spent = service(record.prompt_tokens, record.completion_tokens)
+        if record.request_id in self.in_flight:
+            self.settle(record.request_id, spent, now)
+        elif record.request_id not in self._settled:
+            self._settled.add(record.request_id, now)
+            self.queue.charge(record.tenant, spent)
+            self.queue.learn(record.tenant, record.completion_tokens)
+
     def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
         """Work of an earlier leader: charge its tenant as that leader did."""
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
