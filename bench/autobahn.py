@@ -1,8 +1,8 @@
 """`python -m bench.autobahn`: Autobahn's fuzzing client against the gateway's WebSocket server.
 
-The suite's cases expect an echo, so an application that echoes is served exactly as the gateway is.
-MILLSTREAM_BENCH_AUTOBAHN names a Python 2.7, and behind a space the directory into which its pip has
-put `autobahntestsuite==0.8.2` with --target.
+The suite expects an echo, so an application that echoes is served as the gateway is.
+MILLSTREAM_BENCH_AUTOBAHN names a Python 2.7, and behind a space the directory into which its pip
+has put `autobahntestsuite==0.8.2` with --target.
 """
 
 import asyncio

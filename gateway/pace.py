@@ -1,12 +1,14 @@
 """So many a second, and a burst at once. Pure: times are any one clock's, in seconds."""
 
+import math
+
 
 class Pace:
     """The generic cell rate algorithm (ITU-T I.371): a time instead of a bucket and its refill."""
 
     def __init__(self, per_second: float, burst: float | None = None) -> None:
         self.set(per_second, burst)
-        self._due = 0.0  # when the next one would come if all came evenly
+        self._due = -math.inf  # when the next one would come if all came evenly
 
     def set(self, per_second: float, burst: float | None = None) -> None:
         """Another pace from now on; without `burst` that of one second."""

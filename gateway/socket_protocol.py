@@ -9,7 +9,8 @@ import asyncio
 
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import CloseCode, Frame
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.server import ServerProtocol
 
 from gateway.metrics import CUT
 from gateway.pace import Pace
@@ -21,6 +22,15 @@ EMPTY_BYTES = 64  # a fragment of less is counted with pings and pongs: they car
 EMPTY_PER_SECOND, EMPTY_AT_ONCE = 20, 500
 
 
+class Conversation(ServerProtocol):
+    """A close may come between fragments (RFC 6455 §5.4), which `websockets` takes for an error."""
+
+    def recv_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+        super().recv_frame(frame)
+
+
 class SocketProtocol(Impatient, WebSocketsSansIOProtocol):
     """One WebSocket."""
 
@@ -30,6 +40,7 @@ class SocketProtocol(Impatient, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.conn = Conversation(max_size=self.config.ws_max_size, logger=self.logger)
         self._rest = bytearray()  # read and not parsed
         self._empty = Pace(EMPTY_PER_SECOND, EMPTY_AT_ONCE)
 
