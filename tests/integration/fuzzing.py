@@ -12,6 +12,7 @@ from typing import Any
 
 import uvloop
 
+from millstream import logs
 from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration import mutants
@@ -49,7 +50,8 @@ async def fuzz(gateway: Gateway, subprotocol: str, seed: int, frames: int) -> Fi
     """Send so many frames on one socket, which must live to its end and answer each."""
     found, packed = Findings(), subprotocol == MSGPACK
     mutated = mutants.frames(seed, packed=packed)
-    async with gateway.socket(subprotocol, max_size=None) as socket:
+    # it must go on reading while it writes: who does not is cut
+    async with gateway.socket(subprotocol, max_size=None, max_queue=None) as socket:
         while found.frames < frames:
             batch = list(islice(mutated, min(AT_ONCE, frames - found.frames)))
             found.frames += len(batch)
@@ -72,6 +74,7 @@ async def _settled(socket: Socket, found: Findings) -> None:
 
 
 async def _main(frames: int, seed: int) -> None:
+    logs.configure("error")
     with tempfile.TemporaryDirectory() as home:
         broker = NatsServer(Path(home))
         try:
