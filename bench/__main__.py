@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench import backlog, embeddings, engine, engine_share, mixed, pipeline, quotas
+from bench import abuse, backlog, embeddings, engine, engine_share, mixed, pipeline, quotas
 
 MEASUREMENTS = {
     "pipeline": pipeline.measure,
@@ -12,6 +12,9 @@ MEASUREMENTS = {
     "mixed": mixed.measure,
     "backlog": backlog.measure,
     "quotas": quotas.measure,
+    "idle": abuse.idle,
+    "unread": abuse.unread,
+    "cancels": abuse.cancels,
 }
 
 
