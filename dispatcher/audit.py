@@ -5,6 +5,7 @@ leaves a trace in the broker. A suspicion counts when it still holds at the next
 """
 
 import time
+from collections import defaultdict
 from typing import Protocol
 
 import structlog
@@ -86,7 +87,9 @@ class Audit:
         pattern = subjects.work_of(self._books.model)
         held = {m.seq: m for m in await self._broker.read_subject(topology.WORK, pattern)}
         for seq in sent.keys() - held.keys():
-            self._books.settle(sent[seq], None, time.monotonic())
+            self._books.gone(sent[seq], seq, time.monotonic())
+        for seq in sent.keys() & held.keys():
+            self._books.lies_for(sent[seq], seq, subjects.placement(held[seq].subject))
         self._books.fleet.left(unpulled - held.keys())
         self._adopt([message for seq, message in held.items() if seq not in sent])
         await self._bury(held)
@@ -95,7 +98,8 @@ class Audit:
         for message in unknown:
             if envelope := dead_letters.envelope_of(message):
                 pool = subjects.parse_work(message.subject)
-                self._books.adopt(envelope, pool, message.seq)
+                placement = subjects.placement(message.subject)
+                self._books.adopt(envelope, pool, message.seq, placement)
 
     async def _bury(self, held: dict[int, StoredMessage]) -> None:
         stuck = await self._stuck(held)
@@ -112,12 +116,13 @@ class Audit:
         The broker keeps such messages; a worker's acknowledgement would have removed them.
         """
         stuck: set[int] = set()
-        for pool in {subjects.parse_work(message.subject) for message in held.values()}:
-            name = topology.work_consumer(pool, ack_wait_seconds=1).durable_name
-            assert name
+        by_consumer: dict[str, set[int]] = defaultdict(set)
+        for seq, message in held.items():
+            by_consumer[topology.consumer_of(message.subject)].add(seq)
+        for name, sequences in by_consumer.items():
             if info := await self._consumer(topology.WORK, name):
                 settled = _settled_up_to(info)
-                stuck |= {s for s, m in held.items() if s <= settled and _is_of(pool, m)}
+                stuck |= {seq for seq in sequences if seq <= settled}
         return stuck
 
     async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
@@ -132,7 +137,3 @@ def _settled_up_to(info: ConsumerInfo) -> int:
     """The highest sequence below which the consumer waits for nothing."""
     floor = info.ack_floor if info.num_ack_pending else info.delivered
     return floor.stream_seq if floor else 0
-
-
-def _is_of(pool: subjects.Pool, message: StoredMessage) -> bool:
-    return subjects.parse_work(message.subject) == pool

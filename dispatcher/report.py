@@ -19,7 +19,10 @@ def report(books: Books) -> dict[str, Any]:
         "model": books.model,
         "lanes": lanes[:MOST_LANES],
         "lanes_left_out": max(0, len(lanes) - MOST_LANES),
-        "workers": [asdict(replace(beat, progress=[])) for beat in books.fleet.workers()],
+        "workers": [
+            asdict(replace(beat, progress=[], holds=b"", dropped=b""))
+            for beat in books.fleet.workers()
+        ],
     }
 
 

@@ -168,6 +168,7 @@ class Scheduler:
             return False
         while self._count >= self.max_running or not self._cache.fits(run, whole):
             self._preempt(self._newest())
+        run.restored = run.done if run.restored is None else run.restored
         self.hit_tokens += run.done
         self.query_tokens += len(run.tokens)
         return True
