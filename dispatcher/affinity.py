@@ -56,15 +56,15 @@ class Affinity:
     """Knows what the workers of a fleet hold; its owner passes on what the fleet hears."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet, self._holders = fleet, Holders()
+        self._fleet, self.holders = fleet, Holders()
         self._shunned: dict[str, float] = {}
 
     def hear(self, beat: Beat) -> None:
-        self._holders.hear(beat)
+        self.holders.hear(beat)
 
     def forget(self, worker: str) -> None:
         """It has fallen silent."""
-        self._holders.forget(worker)
+        self.holders.forget(worker)
         self._shunned.pop(worker, None)
 
     def shun(self, worker: str, now: float) -> None:
@@ -75,12 +75,12 @@ class Affinity:
         """Where to send a request whose room in the pool is already taken."""
         why = "unknown"
         for what, mark, tokens in wish.reusable():
-            holders = self._holders.of(mark)
+            holders = self.holders.of(mark)
             if len(holders) >= self._fleet.workers_of(wish.version):
                 return Placed(why="everywhere" if why == "unknown" else why)
             worker, reason = self._best(holders, wish, tokens, now)
             if worker:
-                self._holders.expect(worker, wish.marks)
+                self.holders.expect(worker, wish.marks)
                 return Placed(worker, what)
             why = reason or why
         return Placed(why=why)

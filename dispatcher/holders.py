@@ -37,6 +37,10 @@ class Holders:
         """The workers that hold what is marked so."""
         return self._workers.get(mark, ())
 
+    def count(self, worker: str) -> int:
+        """How many marks a worker is known to hold."""
+        return len(self._marks.get(worker, ()))
+
     def _drop(self, worker: str, gone: Iterable[int]) -> None:
         known = self._marks.get(worker, set())
         for mark in known.intersection(gone):

@@ -33,7 +33,7 @@ class Stray:
     worker: str
     version: str
     count: int
-    why: str  # silent, draining, not_pulled
+    why: str  # silent, unloaded, draining, not_pulled
 
 
 class Placements:
@@ -56,7 +56,7 @@ class Placements:
                 del self._placed[address]
 
     def strays(self, fleet: Fleet, now: float) -> list[Stray]:
-        """All of a worker that drains or is not there, and what others have not pulled in time.
+        """All of a worker that drains, has no engine or is not there; of others what is late.
 
         Of the first the broker gives out what was pulled only when its ack wait has passed.
         """
@@ -76,6 +76,8 @@ def _absence(fleet: Fleet, worker: str, version: str) -> str:
     beat = fleet.last_beat(worker)
     if beat is None or beat.version != version:
         return "silent"
+    if not beat.resident:
+        return "unloaded"
     return "draining" if beat.draining else ""
 
 

@@ -177,7 +177,8 @@ async def take_one(broker: Broker, stream: str, consumer: str) -> Delivery | Non
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     query = orjson.dumps({"batch": 1, "no_wait": True})
     try:
-        msg = await broker.client.request(subject, query, timeout=_ANSWER_SECONDS)
+        # by an inbox of its own: what is delivered bears the subject that it was stored under
+        msg = await broker.client.request(subject, query, timeout=_ANSWER_SECONDS, old_style=True)
     except (NatsError, TimeoutError, OSError) as error:
         raise BrokerUnavailable(f"no answer from consumer {consumer}: {error!r}") from error
     return None if msg.headers and "Status" in msg.headers else delivery(broker, msg)
