@@ -1,12 +1,16 @@
 """Requests with one start meet at the worker that has computed it, and wait for nobody there."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import dispatcher.service
 import gpu_worker.service
+from streams import subjects
+from streams.connection import Broker, connect
 from tests.eventually import eventually
+from tests.integration import gateways
 from tests.integration.processes import Service, a_worker_process
 from tests.integration.services import Client, a_dispatcher, a_worker, client, running
 
@@ -164,3 +168,26 @@ async def begun(c: Client, worker: str) -> str:
     await eventually(lambda: c.kinds(request)["chunk"] > 3)
     assert server(c, request) == worker
     return request
+
+
+async def test_a_gateway_marks_prompts_for_their_worker(nats_url: str) -> None:
+    """Every prompt that comes again finds its start, though there are three workers."""
+    more = (a_worker(nats_url, id=name, **HASTY) for name in ("w1", "w2"))
+    async with (
+        gateways.cell(nats_url, mock=QUICK) as (gateway,),
+        running(gpu_worker.service, next(more)),
+        running(gpu_worker.service, next(more)),
+        connect(nats_url, "test") as broker,
+    ):
+        await gateway.complete(START)
+        await eventually(lambda: any_known(broker))
+        answers = [await gateway.complete(f"{START}And {number}?") for number in range(6)]
+        details = [answer.json["usage"]["prompt_tokens_details"] for answer in answers]
+        assert details == 6 * [{"cached_tokens": 192}]
+
+
+async def any_known(broker: Broker) -> bool:
+    """Whether the dispatcher has heard of anything that is held."""
+    answer = await broker.request(subjects.report("mock"))
+    report = json.loads(answer) if answer else {"workers": []}
+    return any(worker["marks"] for worker in report["workers"])
