@@ -67,7 +67,7 @@ class Generation:
     @property
     def cached(self) -> int:
         """Tokens of the prompt that were found in the prefix cache."""
-        return min(self.run.restored or 0, len(self.sequence.prompt))
+        return min(self.run.restored, len(self.sequence.prompt))
 
     def choice(self) -> Choice:
         """How to choose the next token."""

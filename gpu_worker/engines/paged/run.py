@@ -33,7 +33,7 @@ class Run:
     """`tokens` so far; the KV of the first `done` is in the blocks of `tables`, where still seen.
 
     `published`: so many of its full blocks are offered to others. `restored`: so many tokens of it
-    were there already when it was first admitted.
+    were there already when it was first admitted. `gave_way`: to others, once.
     """
 
     request_id: str
@@ -43,8 +43,9 @@ class Run:
     done: int = 0
     tables: dict[Window, Table] = field(default_factory=dict)
     published: int = 0
-    restored: int | None = None
+    restored: int = 0
     digests: list[bytes] = field(default_factory=list)
+    gave_way: bool = False
 
     def __post_init__(self) -> None:
         self._prefix = PrefixDigest(self.salt)
