@@ -7,7 +7,6 @@ computed is no less than what the worker holds beyond its part of the pool's loa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from dispatcher.fleet import PREFETCH, Fleet, Standing
 from dispatcher.holders import Holders
@@ -18,6 +17,7 @@ from streams.subjects import ANY, Priority
 ADAPTER_TOKENS = 4096  # to load an adapter takes about as long as to compute so many tokens
 MOST_LOOKED_AT = 8  # holders of one mark: of what many hold, some will do
 SHUNNED_SECONDS = 5.0  # for which nothing is placed on a worker that did not pull what was
+_LENGTHS = tuple(marks.positions(1 << 40))  # of the prefixes that are marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class Wish:
 
     def reusable(self) -> Iterator[tuple[str, int, int]]:
         """What could be reused, its mark, and the tokens that it saves; a longer prefix first."""
-        lengths = islice(marks.positions(self.cost), len(self.marks))
-        for tokens, mark in reversed(list(zip(lengths, self.marks, strict=False))):
+        for tokens, mark in reversed(list(zip(_LENGTHS, self.marks, strict=False))):
             yield "prefix", mark, tokens
         if self.adapter:
             yield "adapter", marks.of_adapter(self.adapter), ADAPTER_TOKENS
@@ -76,6 +75,8 @@ class Affinity:
         why = "unknown"
         for what, mark, tokens in wish.reusable():
             holders = self.holders.of(mark)
+            if not holders:
+                continue
             if len(holders) >= self._fleet.workers_of(wish.version):
                 return Placed(why="everywhere" if why == "unknown" else why)
             worker, reason = self._best(holders, wish, tokens, now)

@@ -24,9 +24,11 @@ class Holders:
     def expect(self, worker: str, held: Iterable[int]) -> None:
         """A worker will come to hold these: it was sent what they mark."""
         known = self._marks.setdefault(worker, set())
+        alone = (worker,)  # one for all marks: most have no other holder
         for mark in set(held) - known:
             known.add(mark)
-            self._workers[mark] = (*self._workers.get(mark, ()), worker)
+            others = self._workers.get(mark)
+            self._workers[mark] = (*others, worker) if others else alone
 
     def forget(self, worker: str) -> None:
         """It is gone."""

@@ -38,6 +38,9 @@ class Taken:
                 return
 
 
+_NOTHING = Taken()
+
+
 @dataclass(slots=True)
 class _Lane:
     """Work for anybody, of one priority: a heap of (sequence, cost)."""
@@ -111,7 +114,7 @@ class Unpulled:
     def for_worker(self, worker: str) -> Taken:
         """What is for one worker alone."""
         own = self._own.get(worker)
-        return own.taken if own else Taken()
+        return own.taken if own else _NOTHING
 
     @property
     def sequences(self) -> set[int]:

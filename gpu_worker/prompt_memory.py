@@ -1,6 +1,5 @@
 """Which prompts an engine with so much KV would find in its prefix cache. Pure."""
 
-import sys
 from collections.abc import Sequence
 from itertools import islice, pairwise, takewhile
 
@@ -22,7 +21,7 @@ class PromptMemory:
 
     def keep(self, prompt: Sequence[int]) -> None:
         """A prompt was computed."""
-        lengths = [0, *islice(marks.positions(sys.maxsize), len(prompt))]
+        lengths = [0, *islice(marks.positions(1 << 40), len(prompt))]
         for mark, (before, length) in zip(prompt, pairwise(lengths), strict=True):
             if mark not in self._added:
                 self._added[mark] = length - before

@@ -9,6 +9,7 @@ Gateways mark prompts, engines what they hold; both by `PrefixDigest`.
 import base64
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 FIRST_TOKENS = 64  # less is not worth a detour
@@ -62,6 +63,7 @@ def of_prompt(packed: bytes, salt: bytes) -> list[int]:
     return found
 
 
+@lru_cache(maxsize=1024)
 def of_adapter(name: str) -> int:
     """The mark of one of a model's adapters."""
     return mark(blake2b(name.encode(), digest_size=MARK_BYTES).digest())
