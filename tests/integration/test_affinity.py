@@ -55,9 +55,9 @@ def server(c: Client, request: str) -> str:
     return [str(r["worker"]) for r in c.records[request] if r["type"] == "started"][-1]
 
 
-async def served(c: Client, text: str, **sampling: int) -> str:
+async def served(c: Client, text: str) -> str:
     """Send a request and wait until it has ended; who served it."""
-    request = await c.send(text, **sampling)
+    request = await c.send(text)
     await eventually(lambda: c.terminal(request))
     return server(c, request)
 

@@ -1,6 +1,7 @@
 """Where a request goes: to who holds what it needs, when that costs nobody anything. Pure."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ PROMPT = [11, 12, 13, 14, 15, 16, 17]  # marks at 64 … 512 tokens
 WISH = Wish("1", STANDARD, 600, PROMPT)
 
 
-def beat(worker: str, *held: int, free: int = PLACES, tokens: int = KV, **more: object) -> Beat:
+def beat(worker: str, *held: int, free: int = PLACES, tokens: int = KV, **more: Any) -> Beat:
     known = Beat(worker, "m", "1", free, tokens, PLACES - free, 0, PLACES, KV, 0, 0.0)
-    return replace(known, holds=marks.pack(held), holds_only=True, **more)  # type: ignore[arg-type]
+    return replace(known, holds=marks.pack(held), holds_only=True, **more)
 
 
 def cell(*beats: Beat) -> Affinity:
@@ -88,7 +89,7 @@ def test_who_has_loaded_the_adapter_is_preferred() -> None:
 
 
 @pytest.mark.parametrize("change", [{"draining": True}, {"version": "2"}])
-def test_who_takes_no_work_of_the_version_is_not_chosen(change: dict[str, object]) -> None:
+def test_who_takes_no_work_of_the_version_is_not_chosen(change: dict[str, Any]) -> None:
     """It would only lie there."""
     affinity = cell(beat("a", *PROMPT, **change), beat("b"), beat("c"))
     assert affinity.choose(WISH, 0.0).worker == ANY
