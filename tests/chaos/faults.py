@@ -64,6 +64,24 @@ def one_of_each(random: Random) -> Iterator[Strike]:
         yield Strike(8 + 12 * number + random.uniform(0, 4), "kill", whom, 10)
 
 
+# What `make test` has time for: several faults in one cluster, one after the other.
+SHORT = Load(streams=50, seconds=20, tokens=(40, 250))
+
+
+def short_alone(random: Random) -> Iterator[Strike]:
+    """A worker freezes, its broker stops answering it, and both leaders' places change."""
+    yield Strike(2 + random.uniform(0, 1), "freeze", "worker-0", 8)
+    yield Strike(5 + random.uniform(0, 1), "kill", "gateway", 3)
+    yield Strike(9 + random.uniform(0, 1), "freeze", "dispatcher", 5)
+    yield Strike(13 + random.uniform(0, 1), "part", "worker-1", 7)
+
+
+def short_cluster(random: Random) -> Iterator[Strike]:
+    """One of each kind is killed."""
+    for number, whom in enumerate(("worker", "nats", "dispatcher", "gateway")):
+        yield Strike(2 + 5 * number + random.uniform(0, 1), "kill", whom, 4)
+
+
 SERVICES = [f"{kind}-{number}" for kind in ("worker", "dispatcher", "gateway") for number in (0, 1)]
 NODES = [f"nats-{number}" for number in range(3)]
 
@@ -137,10 +155,12 @@ FAULTS = {
         ),
         Fault("one-of-each", FOUR, EIGHT_TIMES_A_HUNDRED, one_of_each),
         Fault("cancel-storm", Shape(), storm(4000, 20), lambda _: ()),
+        Fault("short-alone", replace(PAIRS, linked=True), SHORT, short_alone),
+        Fault("short-cluster", CLUSTER, SHORT, short_cluster),
         Fault("nothing", PAIRS, AT_ONCE, lambda _: ()),
         Fault("soak", replace(CLUSTER, workers=3), soak(30), a_fault_a_minute(30)),
     )
 }
 
-# Minutes long, or nothing to see: only when they are named.
-ON_DEMAND = {"nothing", "soak"}
+# Parts of others, nothing to see, or half an hour: only when they are named.
+ON_DEMAND = {"short-alone", "short-cluster", "nothing", "soak"}
