@@ -7,6 +7,7 @@ of it to the terminal, and all figures with seeds, command and machine to `bench
 import argparse
 import asyncio
 import shlex
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -26,6 +27,7 @@ SEEDS = 3
 def main() -> int:
     """0 if no run broke a rule."""
     words = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no cluster is left behind
     names = words.fault or [name for name in FAULTS if name not in ON_DEMAND]
     seeds = words.seed or list(range(1, words.seeds + 1))
     outcomes = []

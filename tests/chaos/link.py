@@ -12,10 +12,11 @@ class Link:
         self._whole = asyncio.Event()
         self._whole.set()
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
         self.near = 0
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.near = self._server.sockets[0].getsockname()[1]
 
     def part(self) -> None:
@@ -29,6 +30,13 @@ class Link:
     def close(self) -> None:
         if self._server:
             self._server.close()
+        for serving in self._serving:
+            serving.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.create_task(self._serve(reader, writer), name="link")
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
