@@ -61,8 +61,9 @@ def _outcome(fault: Fault, seed: int, histories: Path) -> Outcome:
         try:
             events = asyncio.run(run(fault, seed, Path(home)))
         finally:
-            for log in Path(home).glob("*.log"):
-                (kept / log.name).write_bytes(log.read_bytes())
+            for log in Path(home).glob("**/*.log"):
+                name = "-".join(log.relative_to(home).parts)
+                (kept / name).write_bytes(log.read_bytes())
     (kept / "history.jsonl").write_text(history.dump(events))
     return Outcome(fault.name, seed, figures(Story(events)), check(events))
 

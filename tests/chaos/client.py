@@ -180,7 +180,8 @@ class Client:
                 self._record(Chunk(now, name, frame["index"], frame["count"], frame["text"]))
             case "done":
                 used = frame["usage"]["completion_tokens"]
-                self._end(stream, Ended(now, name, frame["finish_reason"], used))
+                reason, timing = frame["finish_reason"], frame["timing"]
+                self._end(stream, Ended(now, name, reason, used, timing))
             case "error":
                 self._fail(stream, frame, now)
 

@@ -84,6 +84,7 @@ class Ended:
     request: str
     outcome: str
     completion_tokens: int | None  # as the gateway says; errors say nothing
+    timing: dict[str, float] = field(default_factory=dict)  # ms of each stage, as it says
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ async def _all_ended(clients: list[Client]) -> None:
 async def _probe(clients: list[Client], recorder: Recorder) -> None:
     """Have tenants try to read what was said to others."""
     owners = {event.request: event.tenant for event in recorder.events if type(event) is Submitted}
-    accepted = [event for event in recorder.events if isinstance(event, Accepted)]
-    chosen = accepted[:: max(1, len(accepted) // PROBES)]
+    accepted = {e.request_id: e for e in recorder.events if isinstance(e, Accepted)}
+    chosen = list(accepted.values())[:: max(1, len(accepted) // PROBES)]
     for event in chosen:
         stranger = next(c for c in clients if c.tenant != owners[event.request])
         await stranger.probe(event.request_id)
