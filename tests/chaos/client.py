@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -36,6 +36,19 @@ PROBE = "probe-"
 Record = Callable[[Event], None]
 
 
+class Asker(Protocol):
+    """Whoever asks for an `Ask` and records what comes of it; `run` until cancelled."""
+
+    name: str
+
+    @property
+    def idle(self) -> bool: ...
+
+    async def run(self) -> None: ...
+
+    async def submit(self, ask: Ask) -> None: ...
+
+
 class Stream:
     """One request of a client, from the first try to its terminal."""
 
@@ -55,7 +68,6 @@ class Stream:
                 "request_id": self.request_id,
                 "after": after,
             }
-        logprobs = {} if self.ask.logprobs is None else {"logprobs": self.ask.logprobs}
         return {
             "type": "generate",
             "id": self.ask.name,
@@ -64,7 +76,6 @@ class Stream:
             "max_tokens": self.ask.max_tokens,
             "seed": self.ask.seed,
             "idempotency_key": f"{self.ask.name}-{self.ask.seed}",
-            **logprobs,
         }
 
 
@@ -135,6 +146,8 @@ class Client:
     async def probe(self, request_id: str) -> None:
         """Try to read another tenant's request."""
         frame = {"type": "resume", "id": PROBE + request_id, "request_id": request_id, "after": -1}
+        while self._socket is None:
+            await asyncio.sleep(PAUSE_SECONDS)
         await self._send(frame)
 
     async def _cancel(self, stream: Stream) -> None:

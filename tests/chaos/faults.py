@@ -103,6 +103,12 @@ FAULTS = {
         Fault("worker-kill", Shape(), AT_ONCE, once("kill", "worker", (2, 4), 10)),
         Fault("worker-freeze", Shape(), AT_ONCE, once("freeze", "worker", (2, 4), 30)),
         Fault("gateway-kill", PAIRS, AT_ONCE, once("kill", "gateway", (2, 4), 5)),
+        Fault(
+            "gateway-kill-sdk",
+            PAIRS,
+            replace(AT_ONCE, sdk=True),
+            once("kill", "gateway", (2, 4), 5),
+        ),
         Fault("gateway-freeze", PAIRS, AT_ONCE, once("freeze", "gateway", (2, 4), 15)),
         Fault("dispatcher-kill", PAIRS, ALL_ALONG, once("kill", "dispatcher", (5, 8), 10)),
         Fault("dispatcher-freeze", PAIRS, ALL_ALONG, once("freeze", "dispatcher", (5, 8), 12)),

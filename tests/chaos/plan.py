@@ -40,8 +40,7 @@ class Load:
     cancelled: float = 0.1  # share whose client asks for the end
     cancelled_after: tuple[float, float] = (0.0, 2.0)
     clients: int = 4
-    stalled: float = 0.0  # share of the clients that read nothing for a while
-    logprobs: int | None = None  # makes chunks large
+    sdk: bool = False  # through the client library
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Ask:
     seed: int
     max_tokens: int
     cancel_after: float | None
-    logprobs: int | None = None
 
     @property
     def words(self) -> list[str]:
@@ -113,7 +111,6 @@ def _ask(load: Load, random: Random, number: int) -> Ask:
         seed=random.getrandbits(32),
         max_tokens=random.randint(*load.tokens),
         cancel_after=random.uniform(*load.cancelled_after) if cancels else None,
-        logprobs=load.logprobs,
     )
 
 

@@ -2,23 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import nats.errors
 
 from streams import topology
 from streams.connection import Broker, connect
 from tests.chaos import stored
-from tests.chaos.client import Client
+from tests.chaos.client import Asker, Client
 from tests.chaos.cluster import KEYS, Cluster, Footprint
 from tests.chaos.deeds import DEEDS
 from tests.chaos.history import Accepted, Began, Event, Held, Probed, Struck, Submitted
 from tests.chaos.plan import TENANTS, Ask, Fault, Plan, Strike, plan, tenant_of
+from tests.chaos.sdk import SdkClient
 from tests.eventually import eventually
 
+C = TypeVar("C", bound=Asker)
 PATIENCE_SECONDS = 90.0  # for the ends, after everything was asked, done and undone
 REST_SECONDS = 30.0  # for what is not waited for: acknowledgements, sockets that close
 PROBES = 5
@@ -55,20 +58,22 @@ async def run(fault: Fault, seed: int, home: Path) -> list[Event]:
 
 async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
     recorder, planned = Recorder(), plan(fault, seed)
-    async with _clients(cluster, fault.load.clients, recorder) as clients:
+    async with _clients(cluster, Client, fault.load.clients, recorder) as clients:
         for number in range(WARM):
             ask = Ask(f"warm-{number}", 0, 0, "warm", number, 8, None)
             await clients[number % len(clients)].submit(ask)
         await _all_ended(clients)
     before = await _footprints(cluster)
     recorder.begin(Began(fault.name, seed, list(fault.excused), fault.forgets))
-    async with _clients(cluster, fault.load.clients, recorder) as clients:
+    kind: Callable[..., Asker] = SdkClient if fault.load.sdk else Client
+    async with _clients(cluster, kind, fault.load.clients, recorder) as clients:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_load(planned, clients, recorder))
             for strike in planned.strikes:
                 tasks.create_task(_strike(cluster, strike, Random(seed), recorder))
         await _all_ended(clients)
-        await _probe(clients, recorder)
+    async with _clients(cluster, Client, len(TENANTS), recorder) as strangers:
+        await _probe(strangers, recorder)
     async with connect(cluster.brokers.direct, "chaos") as broker:
         await _at_rest(broker)
         recorder.events += await stored.everything(broker, cluster.shards)
@@ -77,14 +82,16 @@ async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
 
 
 @asynccontextmanager
-async def _clients(cluster: Cluster, count: int, recorder: Recorder) -> AsyncIterator[list[Client]]:
-    """Connected clients; each tenant's begin at different gateways."""
-    urls, made = cluster.gateways, []
+async def _clients(
+    cluster: Cluster, kind: Callable[..., C], count: int, recorder: Recorder
+) -> AsyncIterator[list[C]]:
+    """Clients that run; each tenant's begin at different gateways."""
+    urls, made = cluster.gateways, list[C]()
     for number in range(count):
         tenant, first = tenant_of(number), number // len(TENANTS) % len(urls)
         order = urls[first:] + urls[:first]
         name = f"client-{number}"
-        made.append(Client(name, tenant, KEYS[tenant], order, recorder.clock, recorder.add))
+        made.append(kind(name, tenant, KEYS[tenant], order, recorder.clock, recorder.add))
     running = [asyncio.create_task(client.run(), name=client.name) for client in made]
     try:
         yield made
@@ -94,7 +101,7 @@ async def _clients(cluster: Cluster, count: int, recorder: Recorder) -> AsyncIte
         await asyncio.wait(running)
 
 
-async def _load(planned: Plan, clients: list[Client], recorder: Recorder) -> None:
+async def _load(planned: Plan, clients: Sequence[Asker], recorder: Recorder) -> None:
     for ask in planned.asks:
         await asyncio.sleep(max(0.0, ask.at - recorder.clock()))
         await clients[ask.client].submit(ask)
@@ -114,7 +121,7 @@ async def _strike(cluster: Cluster, strike: Strike, random: Random, recorder: Re
         recorder.add(Struck(recorder.clock(), strike.deed, name, undone=True))
 
 
-async def _all_ended(clients: list[Client]) -> None:
+async def _all_ended(clients: Sequence[Asker]) -> None:
     """What does not end in time stays without an end in the history."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not all(client.idle for client in clients) and time.monotonic() < deadline:
