@@ -22,6 +22,7 @@ KEYS = {tenant: f"sk-{tenant}" for tenant in TENANTS}
 SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
 READY_SECONDS = 90
 STOP_SECONDS = 45  # longer than a service may take to drain
+KINDS = ("nats", "gateway", "dispatcher", "worker")
 READY = {"gateway": "listening", "dispatcher": "lease_gained", "worker": "model_ready"}
 
 
@@ -100,8 +101,8 @@ class Cluster:
             await eventually(lambda: self.is_ready(name), READY_SECONDS)
 
     async def resolve(self, whom: str, random: Random) -> list[str]:
-        """Names of processes: of one named, several, or one of a kind: its leader, or any."""
-        if "-" in whom:
+        """The names that are given, or of a kind's processes one: its leader, or any."""
+        if whom not in KINDS:
             return whom.split()
         async with connect(self.brokers.direct, "chaos") as broker:
             if whom == "dispatcher":

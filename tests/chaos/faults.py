@@ -145,7 +145,12 @@ FAULTS = {
         Fault(
             "part-node", replace(CLUSTER, linked=True), ALL_ALONG, once("part", "nats", (5, 8), 12)
         ),
-        Fault("disk-full", replace(PAIRS, small_disk=True), ALL_ALONG, once("fill", "", (5, 8), 8)),
+        Fault(
+            "disk-full",
+            replace(PAIRS, small_disk=True),
+            ALL_ALONG,
+            once("fill", "nats-0", (5, 8), 8),
+        ),
         Fault("stream-full", PAIRS, ALL_ALONG, once("bound", "REQUESTS", (5, 8), 8)),
         Fault(
             "rolling-services",
