@@ -57,6 +57,7 @@ class Stream:
         self.request_id = ""
         self.received = 0
         self.cancelled = False
+        self.socket: ClientConnection | None = None  # on which it is open
 
     def opening(self) -> dict[str, Any]:
         """How it begins on a new socket: as what was accepted, or once more with its key."""
@@ -127,9 +128,7 @@ class Client:
             self._socket = socket
             try:
                 for stream in list(self._streams.values()):
-                    await self._send(stream.opening())
-                    if stream.cancelled:
-                        await self._send({"type": "cancel", "id": stream.ask.name})
+                    await self._open(stream)
                 async for frame in socket:
                     self._take(json.loads(frame))
             finally:
@@ -139,7 +138,7 @@ class Client:
         """Ask for something; it goes on by itself, over any number of sockets."""
         self._record(Submitted(self._clock(), ask.name, self.tenant, ask.words))
         stream = self._streams[ask.name] = Stream(ask, self._clock())
-        await self._send(stream.opening())
+        await self._open(stream)
         if ask.cancel_after is not None:
             self._later(ask.cancel_after, self._cancel(stream))
 
@@ -149,6 +148,14 @@ class Client:
         while self._socket is None:
             await asyncio.sleep(PAUSE_SECONDS)
         await self._send(frame)
+
+    async def _open(self, stream: Stream) -> None:
+        """Ask for it on the socket of the moment, unless it is open there already."""
+        if self._socket and stream.socket is not self._socket:
+            stream.socket = self._socket
+            await self._send(stream.opening())
+            if stream.cancelled:
+                await self._send({"type": "cancel", "id": stream.ask.name})
 
     async def _cancel(self, stream: Stream) -> None:
         if stream.ask.name in self._streams:
@@ -210,14 +217,10 @@ class Client:
         if stream.request_id and pause is None:
             self._end(stream, Ended(now, name, code, None))
             return
+        stream.socket = None
         if not stream.request_id:
             self._record(Refused(now, name, code, pause))
         if pause is None or (not stream.request_id and now - stream.begun > PATIENCE_SECONDS):
             del self._streams[name]
         else:
-            self._later(min(pause, MOST_PAUSE_MS) / 1000, self._again(stream))
-
-    async def _again(self, stream: Stream) -> None:
-        await self._send(stream.opening())
-        if stream.cancelled:
-            await self._send({"type": "cancel", "id": stream.ask.name})
+            self._later(min(pause, MOST_PAUSE_MS) / 1000, self._open(stream))
