@@ -48,10 +48,11 @@ class Brokers:
             link.close()
         if self._small:
             for number in range(self.count):
-                subprocess.run(["umount", self.store(number)], check=True)
+                subprocess.run(["umount", self.disk(number)], check=True)
 
-    def store(self, number: int) -> Path:
-        return self._home / f"nats-{number}"
+    def disk(self, number: int) -> Path:
+        """Where a node keeps its streams."""
+        return self._home / f"nats-{number}" / "disk"
 
     async def urls(self, service: str) -> str:
         """Where a service finds the brokers: over links of its own if it may be parted."""
@@ -107,26 +108,26 @@ class Brokers:
             return {}
 
     def _node(self, number: int) -> NatsServer:
-        store = self.store(number)
-        store.mkdir()
+        disk = self.disk(number)
+        disk.mkdir(parents=True)
         if self._small:
             size = f"size={DISK_MIB}m"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", store], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", disk], check=True)
         options = [f"--http_port={self._monitors[number]}"]
         if self.count > 1:
             options += self._cluster_options(number)
-        return NatsServer(store, self.ports[number], self._configuration(number), options)
+        return NatsServer(disk.parent, self.ports[number], self._configuration(number), options)
 
     def _configuration(self, number: int) -> Path:
         """The shipped file with this node's name and places; ports are in the command line."""
         shipped = (SHIPPED / ("cluster.conf" if self.count > 1 else "embedded.conf")).read_text()
-        store = json.dumps(str(self.store(number)))
+        disk = json.dumps(str(self.disk(number)))
         places = {
             "$NATS_NAME": f"nats-{number}",
             "$NATS_ROUTES": "[]",
             "$NATS_PORT": str(self.ports[number]),
-            "$NATS_STORE_DIR": store,
-            '"/data/jetstream"': store,
+            "$NATS_STORE_DIR": disk,
+            '"/data/jetstream"': disk,
         }
         for place, value in places.items():
             shipped = shipped.replace(place, value)

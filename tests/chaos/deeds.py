@@ -76,7 +76,11 @@ async def fill(cluster: Cluster, name: str) -> None:
 
 
 async def empty(cluster: Cluster, name: str) -> None:
+    """There is room again. The broker has given up its streams: it says so at /healthz, and whoever
+    supervises it starts it again.
+    """
     _ballast(cluster).unlink()
+    await restart(cluster, name)
 
 
 async def bound(cluster: Cluster, name: str) -> None:
@@ -99,7 +103,7 @@ async def leave(cluster: Cluster, name: str) -> None:
 
 
 def _ballast(cluster: Cluster) -> Path:
-    return cluster.brokers.store(0) / BALLAST
+    return cluster.brokers.disk(0) / BALLAST
 
 
 DEEDS: dict[str, tuple[Deed, Deed]] = {
