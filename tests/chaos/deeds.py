@@ -11,7 +11,7 @@ from tests.integration.processes import Service
 
 Deed = Callable[[Cluster, str], Awaitable[None]]
 MIB = 2**20
-BOUND_BYTES = 4096  # a few requests
+BOUND_BYTES = 64  # not even one request
 BALLAST = "ballast"
 
 
@@ -84,7 +84,7 @@ async def empty(cluster: Cluster, name: str) -> None:
 
 
 async def bound(cluster: Cluster, name: str) -> None:
-    """A stream may hold next to nothing from now on."""
+    """A stream is full from now on."""
     await _bound(cluster, name, BOUND_BYTES)
 
 
