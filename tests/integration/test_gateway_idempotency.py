@@ -9,7 +9,7 @@ import dispatcher.service
 import gpu_worker.service
 from gateway.idempotency import Idempotency
 from streams import connection, lanes, topology
-from streams.connection import Stored, connect
+from streams.connection import Stored, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from tests.broker import NatsServer
 from tests.integration.gateways import (
@@ -134,3 +134,20 @@ async def test_a_gateway_starts_though_the_broker_answers_late(
         await opening
         info = await broker.js.stream_info("KV_idempotency")
         assert info.config.max_age == topology.LOG_SECONDS
+
+
+async def test_a_key_that_is_being_bound_elsewhere_is_found(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster refuses the second one with another code while the first is on its way."""
+    async with connect(nats_url, "test") as broker:
+        keys = Idempotency(broker)
+        await keys.open(1)
+        await keys.claim("acme", "k", "0a", "digest")
+
+        async def refuse(*_: object) -> Stored:
+            raise StoreRefused(10164, "wrong last sequence")
+
+        monkeypatch.setattr(broker, "store", refuse)
+        known = await keys.claim("acme", "k", "0b", "digest")
+        assert (known.request_id, known.first) == ("0a", False)
