@@ -22,6 +22,7 @@ from tests.chaos.run import run
 from tests.chaos.story import Story
 
 SEEDS = 3
+HISTORY = "history.jsonl"
 
 
 def main() -> int:
@@ -33,7 +34,10 @@ def main() -> int:
     outcomes = []
     for name in names:
         for seed in seeds:
-            outcomes.append(_outcome(FAULTS[name], seed, words.histories))
+            kept = words.histories / f"{name}-{seed}"
+            if not words.check:
+                _record(FAULTS[name], seed, kept)
+            outcomes.append(_checked(name, seed, kept))
             report.show(outcomes[-1])
     report.table(outcomes)
     if words.results:
@@ -49,13 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", action="append", type=int, help="replay this seed; repeatable")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many seeds, from 1 on")
     parser.add_argument("--histories", type=Path, default=Path("build/chaos"))
+    parser.add_argument("--check", action="store_true", help="only check the histories there are")
     parser.add_argument("--results", action="store_true", help="write bench/results/chaos-DATE")
     return parser
 
 
-def _outcome(fault: Fault, seed: int, histories: Path) -> Outcome:
-    """One run, with its history and its processes' logs in a folder of its own."""
-    kept = histories / f"{fault.name}-{seed}"
+def _record(fault: Fault, seed: int, kept: Path) -> None:
+    """One run; its history and its processes' logs go to a folder of its own."""
     kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as home:
         try:
@@ -64,8 +68,13 @@ def _outcome(fault: Fault, seed: int, histories: Path) -> Outcome:
             for log in Path(home).glob("**/*.log"):
                 name = "-".join(log.relative_to(home).parts)
                 (kept / name).write_bytes(log.read_bytes())
-    (kept / "history.jsonl").write_text(history.dump(events))
-    return Outcome(fault.name, seed, figures(Story(events)), check(events))
+    (kept / HISTORY).write_text(history.dump(events))
+
+
+def _checked(name: str, seed: int, kept: Path) -> Outcome:
+    with (kept / HISTORY).open() as lines:
+        events = list(history.load(lines))
+    return Outcome(name, seed, figures(Story(events)), check(events))
 
 
 if __name__ == "__main__":

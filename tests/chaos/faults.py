@@ -150,6 +150,7 @@ FAULTS = {
             replace(PAIRS, small_disk=True),
             ALL_ALONG,
             once("fill", "nats-0", (5, 8), 8),
+            forgets=True,
         ),
         Fault("stream-full", PAIRS, ALL_ALONG, once("bound", "REQUESTS", (5, 8), 8)),
         Fault(
