@@ -1,7 +1,7 @@
 """B6: how soon an accepted request is at a worker, and what the dispatcher spends on a request.
 
-(a) 500 requests/s over two gateways: from a gateway's acceptance to a worker's pull, by the clock of
-the machine. (b) Requests already queued, as fast as the workers take them: CPU time of the
+(a) 500 requests/s over two gateways: from a gateway's acceptance to a worker's pull, by the clock
+of the machine. (b) Requests already queued, as fast as the workers take them: CPU time of the
 dispatcher for each, from its index to its settling.
 """
 
