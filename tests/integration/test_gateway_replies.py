@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from gateway import protocols, relay, service
+from gateway import protocols, relay, server, service
 from gateway.call import Call
 from gateway.following import Following, Record
 from gateway.relay import Relay
