@@ -6,6 +6,7 @@ leaves a trace in the broker. A suspicion counts when it still holds at the next
 
 import time
 from collections import defaultdict
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -16,6 +17,7 @@ from dispatcher import dead_letters
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.lines import Queued
+from dispatcher.recall import moved_from
 from dispatcher.sending import Sending
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage
@@ -86,6 +88,7 @@ class Audit:
         unpulled = self._books.fleet.unpulled
         pattern = subjects.work_of(self._books.model)
         held = {m.seq: m for m in await self._broker.read_subject(topology.WORK, pattern)}
+        await self._finish_moves(held)
         for seq in sent.keys() - held.keys():
             self._books.gone(sent[seq], seq, time.monotonic())
         for seq in sent.keys() & held.keys():
@@ -93,6 +96,14 @@ class Audit:
         self._books.fleet.left(unpulled - held.keys())
         self._adopt([message for seq, message in held.items() if seq not in sent])
         await self._bury(held)
+
+    async def _finish_moves(self, held: dict[int, StoredMessage]) -> None:
+        """Remove what a leader has stored for any worker and not acknowledged where it was."""
+        for message in list(held.values()):
+            before = moved_from(message.headers)
+            if before in held:
+                del held[before]
+                await _remove(self._broker, before)
 
     def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
@@ -131,6 +142,12 @@ class Audit:
         except NotFoundError:
             return None
         return info
+
+
+async def _remove(broker: Broker, seq: int) -> None:
+    """Idempotent."""
+    with suppress(NotFoundError):
+        await broker.js.delete_msg(topology.WORK, seq)
 
 
 def _settled_up_to(info: ConsumerInfo) -> int:

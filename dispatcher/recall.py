@@ -5,6 +5,8 @@ delivered to nobody, or to one that has let the ack wait pass. Hence work of a w
 slow to beat stays there, and whoever comes back too late is fenced as with any other work.
 """
 
+from collections.abc import Mapping
+
 import structlog
 from nats.js.errors import NotFoundError
 
@@ -20,6 +22,17 @@ from streams.pull import Delivery, take_one
 log = structlog.get_logger()
 
 ACK_WAIT_SECONDS = 5.0  # of a consumer that is gone and made again
+
+
+def moved_id(request_id: str, seq: int) -> str:
+    """The message id of work that was stored as `seq` before it was moved."""
+    return f"{request_id}.{seq}"
+
+
+def moved_from(headers: Mapping[str, str]) -> int | None:
+    """The sequence that a message of WORK had before it was moved, if it was."""
+    _, _, seq = headers.get(MESSAGE_ID, "").partition(".")
+    return int(seq) if seq.isdecimal() else None
 
 
 class Recall:
@@ -59,7 +72,7 @@ class Recall:
         """
         request_id = Envelope.from_headers(delivery.headers).request_id
         kept = {k: v for k, v in delivery.headers.items() if not k.startswith("Nats-")}
-        headers = kept | {MESSAGE_ID: f"{request_id}.{delivery.seq}"}
+        headers = kept | {MESSAGE_ID: moved_id(request_id, delivery.seq)}
         subject = subjects.work(subjects.parse_work(delivery.subject))
         stored = await self._broker.store(subject, delivery.data, headers)
         self._books.returned(request_id, stored.seq)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import dispatcher.service
 import gpu_worker.service
-from streams import subjects
+from dispatcher.recall import moved_id
+from streams import subjects, topology
 from streams.connection import Broker, connect
+from streams.headers import MESSAGE_ID
+from streams.subjects import Pool, Priority
 from tests.eventually import eventually
 from tests.integration import gateways
 from tests.integration.processes import Service, a_worker_process
@@ -160,6 +163,24 @@ async def test_what_a_draining_worker_gives_back_goes_on_at_another(
             assert server(c, request) != first
             assert len(c.tokens(request)) == 200
             await eventually(c.at_rest)
+
+
+async def test_a_move_that_a_crash_has_cut_in_two_is_finished(nats_url: str) -> None:
+    """Two messages of one request would have two workers fence each other again and again."""
+    async with client(nats_url) as c:
+        envelope, pool = c.envelope(100, 8), Pool("mock", "1", Priority.STANDARD)
+        before = envelope.to_headers() | {MESSAGE_ID: envelope.request_id}
+        placed = await c.broker.store(subjects.work(pool, "w1"), b"", before)
+        after = before | {MESSAGE_ID: moved_id(envelope.request_id, placed.seq)}
+        await c.broker.store(subjects.work(pool), b"", after)
+        async with running(dispatcher.service, a_dispatcher(nats_url)):
+            await eventually(lambda: one_is_left(c))
+            (left,) = await c.broker.read_subject(topology.WORK, subjects.work_of("mock"))
+            assert subjects.placement(left.subject) == subjects.ANY
+
+
+async def one_is_left(c: Client) -> bool:
+    return await c.held(topology.WORK) == 1
 
 
 async def begun(c: Client, worker: str) -> str:
