@@ -5,8 +5,8 @@ prompt is preferred if the request would run there at once, or nowhere, and if w
 computed is no less than what the worker holds beyond its part of the pool's load.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from dispatcher.fleet import PREFETCH, Fleet, Standing
 from dispatcher.holders import Holders
@@ -20,8 +20,7 @@ SHUNNED_SECONDS = 5.0  # for which nothing is placed on a worker that did not pu
 _LENGTHS = tuple(marks.positions(1 << 40))  # of the prefixes that are marked
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """A request that is about to be sent: its place among work, and what it could reuse."""
 
     version: str
@@ -30,16 +29,8 @@ class Wish:
     marks: Sequence[int] = ()  # of its prompt, shortest prefix first
     adapter: str = ""
 
-    def reusable(self) -> Iterator[tuple[str, int, int]]:
-        """What could be reused, its mark, and the tokens that it saves; a longer prefix first."""
-        for tokens, mark in reversed(list(zip(_LENGTHS, self.marks, strict=False))):
-            yield "prefix", mark, tokens
-        if self.adapter:
-            yield "adapter", marks.of_adapter(self.adapter), ADAPTER_TOKENS
 
-
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """Where a request goes, and why: `prefix` and `adapter` name what its worker holds of it.
 
     It goes to any worker where none is known to hold anything of it (`unknown`) or all do
@@ -72,31 +63,42 @@ class Affinity:
 
     def choose(self, wish: Wish, now: float) -> Placed:
         """Where to send a request whose room in the pool is already taken."""
-        why = "unknown"
-        for what, mark, tokens in wish.reusable():
-            holders = self.holders.of(mark)
-            if not holders:
-                continue
-            if len(holders) >= self._fleet.workers_of(wish.version):
+        workers, why = self._fleet.workers_of(wish.version), "unknown"
+        for holders, (what, tokens) in reversed(self._reusable(wish).items()):
+            if len(holders) >= workers:
                 return Placed(why="everywhere" if why == "unknown" else why)
-            worker, reason = self._best(holders, wish, tokens, now)
+            worker, why = self._best(holders, wish, tokens, now)
             if worker:
                 self.holders.expect(worker, wish.marks)
                 return Placed(worker, what)
-            why = reason or why
         return Placed(why=why)
 
-    def _best(self, holders: Sequence[str], wish: Wish, tokens: int, now: float) -> tuple[str, str]:
+    def _reusable(self, wish: Wish) -> dict[tuple[str, ...], tuple[str, int]]:
+        """By the workers that hold it what could be reused, and the tokens that saves: most last.
+
+        Of what the same workers hold it is the longest prefix.
+        """
+        found: dict[tuple[str, ...], tuple[str, int]] = {}
+        if wish.adapter and (holders := self.holders.of(marks.of_adapter(wish.adapter))):
+            found[holders] = "adapter", ADAPTER_TOKENS
+        for tokens, mark in zip(_LENGTHS, wish.marks, strict=False):
+            if holders := self.holders.of(mark):
+                found.pop(holders, None)
+                found[holders] = "prefix", tokens
+        return found
+
+    def _best(
+        self, holders: tuple[str, ...], wish: Wish, tokens: int, now: float
+    ) -> tuple[str, str]:
         """Of those that hold something the one with the least to do, or why it is none of them."""
-        fleet, best, least, why = self._fleet, "", float(tokens), ""
+        best, least, why = "", float(tokens), "busy"
         for worker in holders[-MOST_LOOKED_AT:]:
-            standing = fleet.standing(wish.version, worker, wish.priority)
-            if standing is None:
-                continue
-            reason = self._objection(worker, standing, wish, now)
-            if not reason and standing.ahead <= least:
-                best, least = worker, standing.ahead
-            why = why or reason or "busy"
+            standing = self._fleet.standing(wish.version, worker, wish.priority)
+            if standing and standing.ahead <= least:
+                if reason := self._objection(worker, standing, wish, now):
+                    why = reason
+                else:
+                    best, least = worker, standing.ahead
         return best, why
 
     def _objection(self, worker: str, standing: Standing, wish: Wish, now: float) -> str:

@@ -6,6 +6,7 @@ take the place of less urgent work for more urgent.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dispatcher.unpulled import Credit, Unpulled, by_priority
 from streams.messages import Beat
@@ -15,8 +16,7 @@ STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """What a worker has room for at once, with what was placed on it counted as there.
 
     `places` are negative where requests wait for one; `ahead` are the tokens by which it holds
@@ -135,8 +135,9 @@ class Fleet:
         """It lies in WORK as message `seq`, until a worker says that it has pulled so far."""
         unpulled = self._pool(version).unpulled
         unpulled.sent(priority, seq, cost, placement)
-        if beat := self.last_beat(placement):  # it may have been faster than the broker's answer
-            unpulled.pulled_own(placement, beat.pulled_own)
+        beat = self.last_beat(placement)
+        if beat and beat.pulled_own >= seq:  # it was faster than the broker's answer
+            unpulled.pulled_own(placement, seq)
 
     def last_beat(self, worker: str) -> Beat | None:
         """What a worker that is there has told last."""
