@@ -19,8 +19,10 @@ from dispatcher.ending import Endings
 from dispatcher.fair_queue import service
 from dispatcher.lines import Queued
 from dispatcher.metrics import observe_blocked, observe_oldest, observe_queue
+from dispatcher.recall import Recall
 from dispatcher.recent import Recent
 from dispatcher.sending import Sending
+from dispatcher.succession import KEEP_SECONDS, Succession
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import messages, subjects, topology
@@ -36,6 +38,7 @@ INDEX_BATCH = 2000
 TELL_SECONDS = 0.2
 TELL_SHARE = 0.05  # of the time may be spent on what is told
 MOST_TELL_SECONDS = 1.0  # gateways trust it for two
+RECALL_SECONDS = 0.2
 AUDIT_SECONDS = 2.0
 CANCEL_MEMORY_SECONDS = 30.0  # a cancel may overtake its request
 
@@ -54,7 +57,9 @@ class Leader:
         self._tells_at = 0.0
         self._endings = Endings(broker, model, shards)
         self._sending = Sending(broker, registry, self.books, self._endings)
+        self._recall = Recall(broker, self.books)
         self._audit = Audit(broker, self.books, self._endings, self._sending, shards)
+        self._succession = Succession(broker, self.books)
 
     async def run(self) -> None:
         """Lead until cancelled. Everything known is rebuilt from the broker first."""
@@ -62,13 +67,19 @@ class Leader:
             await self._subscribe(stack, self._heard())
             consumer = topology.index_consumer(self.model, secrets.token_hex(4))
             await topology.take_over_index(self._broker.js, consumer)
-            await self._audit.work()
-            self._reserve()
+            await self._resume()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())
             await self._broker.publish(subjects.muster(self.model))
             assert consumer.durable_name
             await self._lead(consumer.durable_name)
+
+    async def _resume(self) -> None:
+        """Know what is in flight, and go on with the tenants' counters where they were."""
+        await self._succession.restore()
+        self._set_terms()
+        await self._audit.work()
+        await self._succession.replay()
 
     async def _lead(self, name: str) -> None:
         pull = Pull(self._broker, topology.REQUESTS, name, lambda: INDEX_BATCH, self._index)
@@ -77,7 +88,9 @@ class Leader:
             tasks.create_task(self._sending.run(), name="send")
             tasks.create_task(self._endings.run(), name="end")
             tasks.create_task(_every(TELL_SECONDS, self._tell), name="tell")
+            tasks.create_task(_every(RECALL_SECONDS, self._take_back), name="recall")
             tasks.create_task(_every(AUDIT_SECONDS, lambda: self._look(name)), name="audit")
+            tasks.create_task(_every(KEEP_SECONDS, self._succession.keep), name="keep")
 
     async def _subscribe(self, stack: AsyncExitStack, handlers: dict[str, Handler]) -> None:
         for subject, handler in handlers.items():
@@ -187,6 +200,10 @@ class Leader:
             observe_queue(self.books, pressure)
             await self._broker.publish(subjects.pressure(self.model), pressure.pack())
 
+    async def _take_back(self) -> None:
+        for stray in self.books.strays(time.time()):
+            await self._recall.take_back(stray)
+
     def _pressure(self) -> Pressure:
         """With ten thousand tenants it takes a while; then it is told less often."""
         began = time.monotonic()
@@ -204,12 +221,15 @@ class Leader:
     async def _look(self, consumer: str) -> None:
         await self._audit.work()
         await self._audit.requests(consumer)
-        self._reserve()
+        self._set_terms()
         observe_oldest(self.books)
         self._sending.wake()
 
-    def _reserve(self) -> None:
+    def _set_terms(self) -> None:
         tenants = self._tenants.by_name.values()
+        for tenant in tenants:
+            if tenant.weight != 1:
+                self.books.queue.set_weight(tenant.name, tenant.weight)
         self.books.queue.reserve({t.name: t.reserved_tokens for t in tenants if t.reserved_tokens})
 
 

@@ -134,6 +134,16 @@ def parse_work(subject: str) -> Pool:
     return Pool(unescape(model), unescape(version), Priority(priority))
 
 
+def placement(subject: str) -> str:
+    """The worker that work was placed on, or `ANY`."""
+    return subject.rpartition(".")[2]
+
+
+def placed(model: str, version: str, worker: str) -> str:
+    """Filter: work of any priority that was placed on one worker."""
+    return f"{PREFIX}.work.{escape(model)}.{escape(version)}.*.{token(worker)}"
+
+
 def log(address: Log, shards: int) -> str:
     tenant, route, request_id = address
     return (
@@ -249,11 +259,15 @@ def report(model: str) -> str:
     return f"{PREFIX}.report.{escape(model)}"
 
 
+def checkpoint(model: str) -> str:
+    """Where the leader of a model keeps what its successor needs to know of the tenants."""
+    return f"{PREFIX}.checkpoint.{escape(model)}"
+
+
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_FINDS = f"{PREFIX}.find.>"
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
-ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_RATES = f"{PREFIX}.rate.>"
