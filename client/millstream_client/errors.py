@@ -8,7 +8,7 @@
     │   └── PayloadTooLarge, LargerThanQuota
     ├── Refused              try again later; what says when has been tried again already
     │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog
-    │   └── NoWorkers, BrokerUnavailable, NotConnected
+    │   └── NoWorkers, BrokerUnavailable, TooManyConnections, NotConnected
     └── Ended                accepted, and ended without its full answer
         ├── DeadlineExceeded, Cancelled
         ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost
@@ -155,6 +155,12 @@ class BrokerUnavailable(Refused):
     """The gateway could not store the request in time."""
 
     code = "broker_unavailable"
+
+
+class TooManyConnections(Refused):
+    """The key, or the gateway, has as many connections as it may."""
+
+    code = "too_many_connections"
 
 
 class NotConnected(Refused):
