@@ -8,7 +8,7 @@
     │   └── PayloadTooLarge, LargerThanQuota
     ├── Refused              try again later; what says when has been tried again already
     │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog
-    │   └── NoWorkers, BrokerUnavailable, NotConnected
+    │   └── NoWorkers, BrokerUnavailable, TooManyConnections, NotConnected
     └── Ended                accepted, and ended without its full answer
         ├── DeadlineExceeded, Cancelled
         ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost
