@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 
-.PHONY: serve test test-transformers check format bench bench-engine bench-gpu browser
+.PHONY: serve test test-transformers chaos check format bench bench-engine bench-gpu browser
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
@@ -15,6 +15,10 @@ test: $(READY) browser
 
 test-transformers: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.versions $(ARGS)
+
+# Every fault, for half an hour or so; ARGS="--fault worker-kill --seed 7" replays one run.
+chaos: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.chaos $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -36,12 +40,13 @@ bench-engine: $(READY)
 bench-gpu:
 	bench/gpu.sh $(ARGS)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml client/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "Installing into .venv; the first time takes a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	  --editable '.[$(EXTRAS)]' --editable client
 	@touch $@
 
 # One test drives the page in a real browser.

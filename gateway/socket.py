@@ -241,8 +241,9 @@ class Connection:
                 self._door.relay.go_on(call.following)
 
     async def _end_when_draining(self) -> None:
-        """Once the gateway drains and nothing is under way here, this connection ends."""
+        """Once the gateway drains: say so, and end when nothing is under way here."""
         await self._door.draining.wait()
+        self._put({"type": "draining"})
         while self._calls:
             await asyncio.sleep(0.05)
         self._outbound.end()

@@ -298,7 +298,7 @@ async def test_a_close_between_fragments_is_a_close(raw: Raw) -> None:
 
 
 async def test_connections_inherit_what_the_kernel_bounds() -> None:
-    """An end to clients whose machine is gone, which send no FIN, and little kept for any client."""
+    """An end to clients whose machine is gone, which send no FIN; and little kept for any."""
     with server.listen(GatewaySettings(port=free_port())) as listener:
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:

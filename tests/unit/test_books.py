@@ -110,6 +110,14 @@ def test_a_lone_tenant_has_the_whole_fleet(preempts: bool) -> None:
     assert len(cell.send()) >= KV // 500
 
 
+def test_nothing_of_a_lone_tenant_gives_way() -> None:
+    """There is nobody to give way to; what gives way tells nothing of how long requests take."""
+    cell = Cell(preempts=True)
+    cell.ask("lone", 100)
+    cell.send()
+    assert {lane for _, lane in cell.held.values()} == {STANDARD}
+
+
 def test_room_is_kept_for_those_who_have_asked_of_late() -> None:
     """Fair shares say who is next, too late for one who finds that nothing is free."""
     cell = Cell()
@@ -229,6 +237,19 @@ def test_a_request_that_leaves_no_room_for_a_reservation_runs_on_an_idle_fleet()
     cell.books.queue.reserve({"gold": KV // 2})
     cell.ask("long", cost=KV)
     assert len(cell.send()) == 1
+
+
+def test_a_large_request_is_not_passed_for_ever_by_small_ones() -> None:
+    """It fits, but leaves no room for a reservation, which small ones do each time one ends."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": 2000})
+    cell.ask("noisy", 200)
+    cell.send()
+    cell.ask("large", cost=4500)
+    for _ in range(KV // 500):
+        cell.end("noisy")
+        cell.send()
+    assert cell.by_tenant()["large"] == 1
 
 
 def test_nobody_queues_for_a_place_that_is_reserved() -> None:
