@@ -5,6 +5,8 @@ leaves a trace in the broker. A suspicion counts when it still holds at the next
 """
 
 import time
+from collections import defaultdict
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -15,6 +17,7 @@ from dispatcher import dead_letters
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.lines import Queued
+from dispatcher.recall import moved_from
 from dispatcher.sending import Sending
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage
@@ -85,17 +88,29 @@ class Audit:
         unpulled = self._books.fleet.unpulled
         pattern = subjects.work_of(self._books.model)
         held = {m.seq: m for m in await self._broker.read_subject(topology.WORK, pattern)}
+        await self._finish_moves(held)
         for seq in sent.keys() - held.keys():
-            self._books.settle(sent[seq], None, time.monotonic())
+            self._books.gone(sent[seq], seq, time.monotonic())
+        for seq in sent.keys() & held.keys():
+            self._books.lies_for(sent[seq], seq, subjects.placement(held[seq].subject))
         self._books.fleet.left(unpulled - held.keys())
         self._adopt([message for seq, message in held.items() if seq not in sent])
         await self._bury(held)
+
+    async def _finish_moves(self, held: dict[int, StoredMessage]) -> None:
+        """Remove what a leader has stored for any worker and not acknowledged where it was."""
+        for message in list(held.values()):
+            before = moved_from(message.headers)
+            if before in held:
+                del held[before]
+                await _remove(self._broker, before)
 
     def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
             if envelope := dead_letters.envelope_of(message):
                 pool = subjects.parse_work(message.subject)
-                self._books.adopt(envelope, pool, message.seq)
+                placement = subjects.placement(message.subject)
+                self._books.adopt(envelope, pool, message.seq, placement)
 
     async def _bury(self, held: dict[int, StoredMessage]) -> None:
         stuck = await self._stuck(held)
@@ -112,12 +127,13 @@ class Audit:
         The broker keeps such messages; a worker's acknowledgement would have removed them.
         """
         stuck: set[int] = set()
-        for pool in {subjects.parse_work(message.subject) for message in held.values()}:
-            name = topology.work_consumer(pool, ack_wait_seconds=1).durable_name
-            assert name
+        by_consumer: dict[str, set[int]] = defaultdict(set)
+        for seq, message in held.items():
+            by_consumer[topology.consumer_of(message.subject)].add(seq)
+        for name, sequences in by_consumer.items():
             if info := await self._consumer(topology.WORK, name):
                 settled = _settled_up_to(info)
-                stuck |= {s for s, m in held.items() if s <= settled and _is_of(pool, m)}
+                stuck |= {seq for seq in sequences if seq <= settled}
         return stuck
 
     async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
@@ -128,11 +144,13 @@ class Audit:
         return info
 
 
+async def _remove(broker: Broker, seq: int) -> None:
+    """Idempotent."""
+    with suppress(NotFoundError):
+        await broker.js.delete_msg(topology.WORK, seq)
+
+
 def _settled_up_to(info: ConsumerInfo) -> int:
     """The highest sequence below which the consumer waits for nothing."""
     floor = info.ack_floor if info.num_ack_pending else info.delivered
     return floor.stream_seq if floor else 0
-
-
-def _is_of(pool: subjects.Pool, message: StoredMessage) -> bool:
-    return subjects.parse_work(message.subject) == pool

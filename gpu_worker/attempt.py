@@ -18,7 +18,7 @@ from streams import dead_letters, messages, subjects
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
-from streams.messages import LedgerRecord, Request
+from streams.messages import LedgerRecord, Request, Usage
 from streams.pull import Delivery
 from streams.subjects import Log, Priority
 from streams.token_log import Contents, Fenced, TokenLog, write_ledger
@@ -187,6 +187,7 @@ class Attempt:
                 goal=self.goal,
                 adapter=request.adapter,
                 priority=self.priority,
+                tenant=self.envelope.tenant,
             )
         )
 
@@ -261,12 +262,13 @@ class Attempt:
             return messages.failed("deadline_exceeded", "the deadline has passed", used)
         return messages.done("cancelled", used, timing)
 
-    def _usage(self, end: Output | None) -> dict[str, int]:
+    def _usage(self, end: Output | None) -> Usage:
         if end and end.usage:
             return messages.usage(end.usage.prompt_tokens, end.usage.completion_tokens)
-        return messages.usage(self.envelope.prompt_tokens, self._tokens)
+        cached = end.cached if end else 0
+        return messages.usage(self.envelope.prompt_tokens, self._tokens, cached)
 
-    def _record(self, outcome: str, used: Mapping[str, int]) -> LedgerRecord:
+    def _record(self, outcome: str, used: Usage) -> LedgerRecord:
         envelope, who = self.envelope, self._who
         return LedgerRecord(
             request_id=envelope.request_id,
@@ -283,6 +285,7 @@ class Attempt:
             adapter=envelope.adapter,
             account=envelope.account,
             first=round(self._clock.first),
+            cached_tokens=messages.cached_tokens(used),
         )
 
     async def _confirm(self, before: Contents) -> None:

@@ -7,9 +7,12 @@ import pytest
 
 import dispatcher.service
 import gpu_worker.service
-from streams import lanes, topology
-from streams.connection import Stored, connect
+from gateway.idempotency import Idempotency
+from streams import connection, lanes, topology
+from streams.connection import Stored, StoreRefused, connect
 from streams.errors import BrokerUnavailable
+from tests.broker import NatsServer
+from tests.eventually import eventually
 from tests.integration.gateways import (
     OTHER_KEY,
     Answer,
@@ -32,6 +35,11 @@ async def keyed(gateway: Gateway, key: str, prompt: str = "hello", **body: Any) 
 async def ledger(nats_url: str) -> int:
     async with connect(nats_url, "test") as broker:
         return len(await broker.read_subject(topology.LEDGER, "infer.ledger.>"))
+
+
+async def begun(nats_url: str) -> bool:
+    async with connect(nats_url, "test") as broker:
+        return len(await broker.read_subject(topology.tokens(0), "infer.token.>")) > 10
 
 
 async def test_one_key_is_one_request_over_two_gateways(nats_url: str) -> None:
@@ -117,3 +125,54 @@ async def test_a_request_that_was_not_confirmed_can_be_asked_for_again(
         assert answer.status == 200
         assert answer.json["usage"]["completion_tokens"] == 300
         assert await ledger(nats_url) == 1
+
+
+async def test_a_repeated_submission_that_is_under_way_is_not_told_twice(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confirmation got lost with its connection; by the second one the answer has begun."""
+    enter = lanes.enter
+
+    async def repeated(*args: Any) -> Stored:
+        first = await enter(*args)
+        await eventually(lambda: begun(nats_url))
+        return Stored(first.seq, duplicate=True)
+
+    async with cell(nats_url, mock=SLOW) as (gateway,), gateway.socket() as socket:
+        monkeypatch.setattr(lanes, "enter", repeated)
+        await socket.generate("a", max_tokens=300)
+        frames = await socket.finish("a")
+        assert indices(frames) == list(range(300))
+        assert [frame["type"] for frame in frames].count("started") == 1
+
+
+async def test_a_gateway_starts_though_the_broker_answers_late(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster leaves one of two gateways that start at once without an answer."""
+    monkeypatch.setattr(connection, "STORE_SECONDS", 0.1)
+    async with connect(nats_server.url, "test") as broker:
+        nats_server.freeze()
+        opening = asyncio.create_task(Idempotency(broker).open(1))
+        await asyncio.wait({opening}, timeout=0.5)  # longer than one answer is waited for
+        nats_server.thaw()
+        await opening
+        info = await broker.js.stream_info("KV_idempotency")
+        assert info.config.max_age == topology.LOG_SECONDS
+
+
+async def test_a_key_that_is_being_bound_elsewhere_is_found(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster refuses the second one with another code while the first is on its way."""
+    async with connect(nats_url, "test") as broker:
+        keys = Idempotency(broker)
+        await keys.open(1)
+        await keys.claim("acme", "k", "0a", "digest")
+
+        async def refuse(*_: object) -> Stored:
+            raise StoreRefused(10164, "wrong last sequence")
+
+        monkeypatch.setattr(broker, "store", refuse)
+        known = await keys.claim("acme", "k", "0b", "digest")
+        assert (known.request_id, known.first) == ("0a", False)

@@ -141,8 +141,8 @@ class PagedAttention:
         for chunks in plan.prefills(window):
             query = rows.index_select(0, chunks.reads.flatten())
             query = query.view(*chunks.reads.shape, *rows.shape[1:])
-            gathered = self._gather(layer, chunks.blocks.flatten())
-            keys, values = (kv.view(len(query), -1, *kv.shape[1:]) for kv in gathered)
+            k, v = self._gather(layer, chunks.blocks.flatten())
+            keys, values = (kv.view(len(query), -1, *kv.shape[1:]) for kv in (k, v))
             for tile in chunks.tiles:
                 of, seen = slice(tile.runs), slice(tile.mask.shape[3])
                 at = of, slice(tile.first, tile.last)

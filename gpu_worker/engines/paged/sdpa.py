@@ -34,9 +34,10 @@ def prefill(
     To `[n, rows, heads, dim]`. Heads that share a KV head do so by a stride of zero. That leaves
     one dimension for the batch: runs or KV heads, whichever are more; the others take turns.
     """
-    (count, rows, _, dim), kv_heads = query.shape, keys.shape[2]
-    turns = 0 if count < kv_heads else 1
-    query = query.reshape(count, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
+    kv_heads = keys.shape[2]
+    turns = 0 if len(query) < kv_heads else 1
+    n, rows, _, dim = query.shape
+    query = query.reshape(n, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
     shared = (-1, -1, query.shape[2], -1, -1)
     keys = keys.transpose(1, 2)[:, :, None].expand(shared)
     values = values.transpose(1, 2)[:, :, None].expand(shared)
