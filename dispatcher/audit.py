@@ -18,6 +18,7 @@ from dispatcher.lines import Queued
 from dispatcher.sending import Sending
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage
+from streams.dead_letters import envelope_of
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()
@@ -93,7 +94,7 @@ class Audit:
 
     def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
-            if envelope := dead_letters.envelope_of(message):
+            if envelope := envelope_of(message.headers):
                 pool = subjects.parse_work(message.subject)
                 self._books.adopt(envelope, pool, message.seq)
 

@@ -8,16 +8,19 @@ from functools import partial
 import structlog
 from nats.aio.msg import Msg
 
-from gpu_worker.attempt import FAILED_SECONDS, Attempt, Finished, Identity, Stopped
+from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.mount import Mount
+from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
-from streams import subjects, topology
-from streams.connection import Broker
+from gpu_worker.starts import Starts
+from streams import dead_letters, subjects, topology
+from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import Envelope
+from streams.history import History
 from streams.messages import Beat
 from streams.pull import Delivery, Pull
 from streams.subjects import Pool as Address
@@ -61,6 +64,7 @@ class Pool:
         self._throttled: Throttled | None = None
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
+        self._starts = Starts()
         self._attempts: dict[str, Attempt] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -192,14 +196,15 @@ class Pool:
             return
         try:
             envelope = Envelope.from_headers(delivery.headers)
-        except (KeyError, ValueError) as error:  # in the end the dispatcher removes it
+        except (KeyError, ValueError) as error:  # nobody could be told
             log.error("work_unreadable", seq=delivery.seq, error=repr(error))
-            self._return(delivery, FAILED_SECONDS)
+            assert self._tasks
+            self._tasks.create_task(_bury(self._broker, delivery), name=f"bury-{delivery.seq}")
             return
         if running := self._attempts.get(envelope.request_id):
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
-        self._begin(Attempt(self._broker, self._mount, delivery, envelope, self.who))
+        self._begin(Attempt(self._broker, self._mount, self._starts, delivery, envelope, self.who))
 
     def _return(self, delivery: Delivery, delay_seconds: float) -> None:
         assert self._tasks
@@ -322,12 +327,23 @@ class Pool:
         self._mount.lose()
         self._lose_room()
         self.open(False)
-        for attempt in list(self._attempts.values()):
-            attempt.stop(Stopped.EXHAUSTED if attempt.is_poison else Stopped.RELEASED)
+        attempts = list(self._attempts.values())
+        culprit = any(attempt.on_trial for attempt in attempts)
+        for attempt in attempts:
+            attempt.lose_engine(str(failure), culprit)
         if isinstance(failure, EngineCrashed):
             await driver.ended  # its memory is free
         self.failure = failure
         self.stirred()
+
+
+async def _bury(broker: Broker, delivery: Delivery) -> None:
+    """Keep what cannot be read for the operator, then remove it."""
+    try:
+        await dead_letters.keep(broker, delivery, None, dead_letters.MALFORMED, History())
+        await delivery.terminate()
+    except (BrokerUnavailable, StoreRefused) as error:  # then its ack wait brings it back
+        log.warning("work_not_buried", seq=delivery.seq, reason=str(error))
 
 
 async def _nak(delivery: Delivery, delay_seconds: float = 0.0) -> None:

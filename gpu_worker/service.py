@@ -10,11 +10,11 @@ from nats.aio.msg import Msg
 from prometheus_client import start_http_server
 
 from gpu_worker import residency
-from gpu_worker.attempt import Identity
 from gpu_worker.engines import factory
 from gpu_worker.keeper import Keeper, Place
 from gpu_worker.loading import Loader, in_thread, weight_bytes
 from gpu_worker.metrics import observe_beat, observe_finished
+from gpu_worker.outcome import Identity
 from gpu_worker.pool import Pool
 from gpu_worker.residency import Residency
 from gpu_worker.settings import WorkerSettings

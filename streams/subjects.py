@@ -220,8 +220,24 @@ def rate(tenant: str, scope: str, meter: str, slot: int) -> str:
     return f"{PREFIX}.rate.{token(tenant)}.{token(scope)}.{meter}.{slot}"
 
 
+def attempts(tenant: str, request_id: str) -> str:
+    """Where workers note how their attempts at a request went."""
+    return f"{PREFIX}.attempt.{token(tenant)}.{token(request_id)}"
+
+
 def dead(tenant: str, model: str) -> str:
     return f"{PREFIX}.dead.{token(tenant)}.{escape(model)}"
+
+
+def dead_of(tenant: str | None, model: str | None) -> str:
+    """Filter: the dead letters of one tenant and model, or of all."""
+    return f"{PREFIX}.dead.{token(tenant) if tenant else '*'}.{escape(model) if model else '*'}"
+
+
+def parse_dead(subject: str) -> tuple[str, str]:
+    """Tenant and model of a dead letter."""
+    _, _, tenant, model = subject.split(".")
+    return tenant, unescape(model)
 
 
 def submissions(tenant: str) -> str:
