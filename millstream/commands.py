@@ -79,6 +79,30 @@ COMMANDS = (
         "millstream.why:run",
     ),
     Command(
+        "dead list",
+        "list the requests that no worker could finish",
+        "millstream.dead.settings:ListSettings",
+        "millstream.dead.commands:list_letters",
+    ),
+    Command(
+        "dead show",
+        "show one dead letter with its attempts",
+        "millstream.dead.settings:ShowSettings",
+        "millstream.dead.commands:show",
+    ),
+    Command(
+        "dead replay",
+        "queue dead letters again, each as a new request",
+        "millstream.dead.settings:ChangeSettings",
+        "millstream.dead.commands:replay",
+    ),
+    Command(
+        "dead drop",
+        "remove dead letters",
+        "millstream.dead.settings:ChangeSettings",
+        "millstream.dead.commands:drop",
+    ),
+    Command(
         "bench",
         "put load on a gateway and report latencies",
         "millstream.bench.settings:BenchSettings",

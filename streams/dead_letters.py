@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from streams import history, subjects
+from streams import history, subjects, topology
 from streams.connection import Broker, StoredMessage
 from streams.headers import MESSAGE_ID, PRIORITY, Envelope
 from streams.history import History
+from streams.subjects import Priority
 from streams.token_log import PATIENCE_SECONDS
 
 UNKNOWN = "unknown"  # the tenant of work whose headers say nothing
@@ -70,6 +71,16 @@ class DeadLetter:
         """The request's id, or what stands for it."""
         return self.envelope.request_id if self.envelope else f"{UNKNOWN}-{self.seq}"
 
+    @property
+    def priority(self) -> Priority:
+        """What its client asked for."""
+        return Priority(self.headers.get(PRIORITY, Priority.STANDARD))
+
+    @property
+    def replay_of(self) -> str:
+        """The dead letter that its request came from; empty if it was a client's own."""
+        return self.headers.get(REPLAY_OF, "")
+
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
         tenant, model = subjects.parse_dead(message.subject)
@@ -85,6 +96,14 @@ class DeadLetter:
             payload=message.data,
             headers=headers,
         )
+
+
+async def read(
+    broker: Broker, tenant: str | None = None, model: str | None = None
+) -> list[DeadLetter]:
+    """The dead letters of one tenant and model, or of all, oldest first."""
+    subject = subjects.dead_of(tenant, model)
+    return [DeadLetter.of(m) for m in await broker.read_subject(topology.DEAD, subject)]
 
 
 def envelope_of(headers: Mapping[str, str]) -> Envelope | None:

@@ -229,6 +229,11 @@ def dead(tenant: str, model: str) -> str:
     return f"{PREFIX}.dead.{token(tenant)}.{escape(model)}"
 
 
+def replay(name: str) -> str:
+    """What has become of a dead letter."""
+    return f"{PREFIX}.replay.{token(name)}"
+
+
 def dead_of(tenant: str | None, model: str | None) -> str:
     """Filter: the dead letters of one tenant and model, or of all."""
     return f"{PREFIX}.dead.{token(tenant) if tenant else '*'}.{escape(model) if model else '*'}"
@@ -265,6 +270,7 @@ def report(model: str) -> str:
     return f"{PREFIX}.report.{escape(model)}"
 
 
+ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
-ATTEMPTS = "ATTEMPTS"
+ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
 DECLARE_SECONDS = 20.0
@@ -113,6 +113,14 @@ def streams(scale: Scale, max_queued: int) -> list[StreamConfig]:
             name=DEAD,
             subjects=["infer.dead.*.*"],
             max_bytes=64 * MIB,
+            max_age=30 * 86400,
+            storage=StorageType.FILE,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=REPLAYS,
+            subjects=[subjects.ALL_REPLAYS],
+            max_bytes=16 * MIB,
             max_age=30 * 86400,
             storage=StorageType.FILE,
             allow_direct=True,

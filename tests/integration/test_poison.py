@@ -12,8 +12,7 @@ import gpu_worker.service
 from gpu_worker.engine import Output, Sequence
 from gpu_worker.engines.mock import MockEngine
 from gpu_worker.settings import WorkerSettings
-from streams import history, topology
-from streams.dead_letters import DeadLetter
+from streams import dead_letters, history
 from streams.history import Fault
 from streams.subjects import Log
 from tests.eventually import eventually
@@ -62,10 +61,6 @@ async def supervised(settings: WorkerSettings) -> AsyncIterator[list[BaseExcepti
         stop.set()
 
 
-async def letters(c: Client) -> list[DeadLetter]:
-    return [DeadLetter.of(m) for m in await c.broker.read_subject(topology.DEAD, "infer.dead.>")]
-
-
 async def faults(c: Client, request: str) -> list[Fault]:
     """What is said of a request's attempts."""
     log = await c.log(request)
@@ -90,7 +85,7 @@ async def test_the_innocent_of_a_poisoned_batch_go_on_and_the_poison_is_buried(
         await eventually(lambda: all(c.terminal(request) for request in innocent), seconds=30)
         assert all(len(c.tokens(request)) == 400 for request in innocent)
         assert len(deaths) == history.MOST_FAILURES
-        (letter,) = await letters(c)
+        (letter,) = await dead_letters.read(c.broker)
         assert (letter.name, letter.tenant, letter.reason) == (poison, "evil", terminal["code"])
         assert [(each.worker, each.fault) for each in letter.tried.tries] == [
             ("w", Fault.SHARED),
@@ -119,7 +114,7 @@ async def test_a_request_that_ends_its_process_is_found_out(
         async with running(gpu_worker.service, a_worker(nats_url)):
             terminal = await eventually(lambda: c.terminal(poison))
         assert terminal["code"] == "attempts_exhausted"
-        (letter,) = await letters(c)
+        (letter,) = await dead_letters.read(c.broker)
         assert [each.fault for each in letter.tried.tries] == [
             Fault.SHARED,
             Fault.SHARED,
@@ -148,4 +143,4 @@ async def test_hand_overs_do_not_count_against_a_request(nats_url: str) -> None:
         async with running(gpu_worker.service, a_worker(nats_url)):
             terminal = await eventually(lambda: c.terminal(request))
         assert (terminal["finish_reason"], len(c.tokens(request))) == ("length", 300)
-        assert await letters(c) == []
+        assert await dead_letters.read(c.broker) == []
