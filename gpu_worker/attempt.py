@@ -55,6 +55,7 @@ class Attempt:
         self._stopped: Stopped | None = None
         self._clock = Clock()
         self._tokens = self._rows = 0  # stored, by all attempts
+        self._made = 0  # tokens, by this one
         self._attempt = 1
         self._in_engine = False
         self._observed = structlog.get_logger().bind(
@@ -64,11 +65,17 @@ class Attempt:
     def accept(self, output: Output) -> None:
         """The engine's next output for this request; called on the loop."""
         if not self._clock.first:
-            self._clock.first = time.time() * 1000
+            self._clock.begin()
+        self._made += len(output.tokens)
         self._pending.add(output)
         if self._pending.end:
             self._in_engine = False
         self._ready.set()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether nobody has told it to stop."""
+        return self._stopped is None
 
     def stop(self, why: Stopped) -> None:
         """End early: the engine drops the sequence by its next step. The first reason stays."""
@@ -209,6 +216,12 @@ class Attempt:
     def tokens(self) -> int:
         """Tokens stored so far, by all attempts."""
         return self._tokens
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until its end, if it generates all that it may; None while it has hardly begun."""
+        left = self.envelope.cost - self.envelope.prompt_tokens - self._tokens
+        return self._clock.seconds_for(left, self._made)
 
     @property
     def priority(self) -> Priority:

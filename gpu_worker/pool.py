@@ -12,6 +12,7 @@ from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Engine, Output, Preemptive, Room, Throttled
+from gpu_worker.hand_over import HandOver
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
@@ -29,6 +30,7 @@ from streams.subjects import Priority
 log = structlog.get_logger()
 
 _BEAT_GAP_SECONDS = 0.01  # beats on change are at least this far apart
+_LOOK_SECONDS = 0.1  # between two looks at who could take over what
 _CLOSING_SECONDS = 2.0  # for what was stopped at the end of draining to be given back
 Observer = Callable[[Finished], None]
 
@@ -150,15 +152,27 @@ class Pool:
         if attempt and attempt.envelope.tenant == tenant:
             attempt.stop(Stopped.CANCELLED)
 
-    async def drain(self, seconds: float) -> None:
-        """Take nothing new, finish what runs, and give back what is not done in time."""
+    async def drain(self, seconds_left: Callable[[], float]) -> int:
+        """Take nothing new, and be empty by the time that none is left; how many were handed over.
+
+        What ends in time is finished here. The rest, first what has not begun, goes to other
+        workers of the pool as soon as they have room, and at the end in any case.
+        """
         self.draining = True
         self._changed.set()
         for pulling in self._pulling:
             pulling.cancel()
         await _ended(self._pulling, _CLOSING_SECONDS)
-        await _ended(self._serving, seconds)
+        handed_over = 0
+        async with HandOver(self._broker, self.who) as others:
+            while self._attempts and (left := seconds_left()):
+                for attempt in others.choose(self._attempts.values(), left):
+                    attempt.stop(Stopped.RELEASED)
+                    handed_over += 1
+                await _ended(self._serving, min(left, _LOOK_SECONDS))
+        handed_over += len(self._attempts)
         await self.release()
+        return handed_over
 
     def _room(self, priority: Priority) -> int:
         self._follow_capacity()

@@ -67,6 +67,12 @@ COMMANDS = (
         "millstream.lag:run",
     ),
     Command(
+        "drain",
+        "have a worker finish or hand over its work and end",
+        "millstream.settings:DrainSettings",
+        "millstream.drain:run",
+    ),
+    Command(
         "usage",
         "show what tenants and keys with quotas have used",
         "millstream.settings:UsageSettings",

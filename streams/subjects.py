@@ -188,6 +188,11 @@ def parse_request_id(subject: str) -> tuple[str, str]:
     return tenant, request_id
 
 
+def drain(worker: str) -> str:
+    """Tells a worker to leave."""
+    return f"{PREFIX}.drain.{token(worker)}"
+
+
 def fleet(model: str, worker: str) -> str:
     return f"{PREFIX}.fleet.{escape(model)}.{token(worker)}"
 
