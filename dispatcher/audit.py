@@ -15,17 +15,21 @@ from dispatcher import dead_letters
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.lines import Queued
+from dispatcher.metrics import observe_stall
 from dispatcher.sending import Sending
+from dispatcher.stalls import Stalls
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage
 from streams.dead_letters import envelope_of
 from streams.errors import BrokerUnavailable
+from streams.subjects import Pool
 
 log = structlog.get_logger()
+Infos = dict[Pool, ConsumerInfo]
 
 
 class IndexLost(BrokerUnavailable):
-    """The index consumer is gone: somebody else leads, or an operator has removed it."""
+    """The index consumer is gone, or dead: somebody else leads, or an operator was at it."""
 
 
 class _Holder(Protocol):
@@ -47,17 +51,25 @@ class Audit:
         self._endings, self._sending = endings, sending
         self._sign: tuple[int, ...] | None = None
         self._suspects: set[int] = set()
+        self._stalls = Stalls()
 
     async def requests(self, consumer: str) -> None:
         """Have everything delivered again if something was delivered that is not known here."""
         info = await self._consumer(topology.REQUESTS, consumer)
         if info is None:
             raise IndexLost(f"no consumer {consumer}")
+        self._look_at_index(info)
         sign = await self._sign_of_loss(info)
         if sign and sign == self._sign:
             log.warning("index_repaired", model=self._books.model, un_acked=info.num_ack_pending)
             await self._broker.js.reset_consumer(topology.REQUESTS, consumer)
         self._sign = sign
+
+    def _look_at_index(self, info: ConsumerInfo) -> None:
+        """The pull on the index takes whatever there is: a new leader makes another consumer."""
+        if self._stalls.is_stalled(info.name, _deliveries(info), due=bool(info.num_pending)):
+            observe_stall(self._books.model, topology.REQUESTS)
+            raise IndexLost(f"the consumer {info.name} delivers nothing")
 
     async def _sign_of_loss(self, info: ConsumerInfo) -> tuple[int, ...] | None:
         """What stays the same as long as a delivery or an acknowledgement is lost, or None.
@@ -90,7 +102,11 @@ class Audit:
             self._books.settle(sent[seq], None, time.monotonic())
         self._books.fleet.left(unpulled - held.keys())
         self._adopt([message for seq, message in held.items() if seq not in sent])
-        await self._bury(held)
+        pools = {subjects.parse_work(message.subject) for message in held.values()}
+        infos = {pool: info for pool in pools if (info := await self._work_consumer(pool))}
+        await self._bury(held, infos)
+        for pool, info in infos.items():
+            await self._look_at_pool(pool, info)
 
     def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
@@ -98,8 +114,22 @@ class Audit:
                 pool = subjects.parse_work(message.subject)
                 self._books.adopt(envelope, pool, message.seq)
 
-    async def _bury(self, held: dict[int, StoredMessage]) -> None:
-        stuck = await self._stuck(held)
+    async def _look_at_pool(self, pool: Pool, info: ConsumerInfo) -> None:
+        """Workers have room and there is work for them: if it does not come, mend its consumer."""
+        free = self._books.fleet.is_free(pool.version, pool.priority)
+        due = free and bool(info.num_pending)
+        if not self._stalls.is_stalled(info.name, _deliveries(info), due=due):
+            return
+        observe_stall(self._books.model, topology.WORK)
+        paused, js = bool(info.paused), self._broker.js
+        log.error("work_not_delivered", consumer=info.name, waiting=info.num_pending, paused=paused)
+        if paused:
+            await js.resume_consumer(topology.WORK, info.name)
+        else:  # its workers make it anew, which delivers again what they are at: they go on
+            await js.delete_consumer(topology.WORK, info.name)
+
+    async def _bury(self, held: dict[int, StoredMessage], infos: Infos) -> None:
+        stuck = _stuck(held, infos)
         now = time.time()
         flights = self._books.in_flight.values()
         late = {flight.seq for flight in flights if dead_letters.overdue(flight.deadline, now)}
@@ -107,19 +137,10 @@ class Audit:
             await dead_letters.bury(self._broker, held[seq], self._shards)
         self._suspects = stuck
 
-    async def _stuck(self, held: dict[int, StoredMessage]) -> set[int]:
-        """Work that was delivered and that its consumer does not wait for any more: used up.
-
-        The broker keeps such messages; a worker's acknowledgement would have removed them.
-        """
-        stuck: set[int] = set()
-        for pool in {subjects.parse_work(message.subject) for message in held.values()}:
-            name = topology.work_consumer(pool, ack_wait_seconds=1).durable_name
-            assert name
-            if info := await self._consumer(topology.WORK, name):
-                settled = _settled_up_to(info)
-                stuck |= {s for s, m in held.items() if s <= settled and _is_of(pool, m)}
-        return stuck
+    async def _work_consumer(self, pool: Pool) -> ConsumerInfo | None:
+        name = topology.work_consumer(pool, ack_wait_seconds=1).durable_name
+        assert name
+        return await self._consumer(topology.WORK, name)
 
     async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
         try:
@@ -129,11 +150,20 @@ class Audit:
         return info
 
 
+def _stuck(held: dict[int, StoredMessage], infos: Infos) -> set[int]:
+    """Work that was delivered and that its consumer does not wait for any more: used up.
+
+    The broker keeps such messages; a worker's acknowledgement would have removed them.
+    """
+    settled = {pool: _settled_up_to(info) for pool, info in infos.items()}
+    return {seq for seq, m in held.items() if seq <= settled.get(subjects.parse_work(m.subject), 0)}
+
+
 def _settled_up_to(info: ConsumerInfo) -> int:
     """The highest sequence below which the consumer waits for nothing."""
     floor = info.ack_floor if info.num_ack_pending else info.delivered
     return floor.stream_seq if floor else 0
 
 
-def _is_of(pool: subjects.Pool, message: StoredMessage) -> bool:
-    return subjects.parse_work(message.subject) == pool
+def _deliveries(info: ConsumerInfo) -> int:
+    return info.delivered.consumer_seq if info.delivered else 0

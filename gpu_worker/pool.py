@@ -140,11 +140,15 @@ class Pool:
     async def _pull(self, priority: Priority, ack_wait_seconds: float) -> Pull:
         address = Address(self.who.model, self.who.version, priority)
         consumer = topology.work_consumer(address, ack_wait_seconds)
-        await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
         name = consumer.durable_name
         assert name
+
+        async def declare() -> None:
+            await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
+
+        await declare()
         room, take = partial(self._room, priority), self._taking(priority)
-        return Pull(self._broker, topology.WORK, name, room, take)
+        return Pull(self._broker, topology.WORK, name, room, take, declare)
 
     def cancel(self, tenant: str, request_id: str) -> None:
         """The client wants no more of it. Idempotent; unknown requests are somebody else's."""
