@@ -36,12 +36,13 @@ bench-engine: $(READY)
 bench-gpu:
 	bench/gpu.sh $(ARGS)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml client/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "Installing into .venv; the first time takes a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	  --editable '.[$(EXTRAS)]' --editable client
 	@touch $@
 
 # One test drives the page in a real browser.

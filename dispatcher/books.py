@@ -6,6 +6,7 @@ to take more, and the difference to what it really took when it is settled.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from dispatcher.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service
 from dispatcher.fleet import Fleet
@@ -53,9 +54,10 @@ class Books:
         """Who is next, and the version that is to serve it; None for one that is gone.
 
         What is next at a version that has no room keeps all behind it from that version. What has
-        to leave room for other tenants keeps back only its own like.
+        to leave room for other tenants keeps back the heavy, and batch work that does not give way.
         """
         full: dict[str, Priority] = {}
+        leaving: set[str] = set()
         for item in self.queue.candidates(now):
             version = version_for(item)
             if version is None:
@@ -65,8 +67,13 @@ class Books:
                 continue
             if not self.fleet.fits(version, lane, item.cost):
                 full[version] = lane if self.fleet.yields(version) else Priority.INTERACTIVE
-            elif self._leaves_room(item, version, lane, now):
+                continue
+            kept = self._kept_free(item, version, now)
+            if kept > -inf and version in leaving and self._fills_up(item, version):
+                continue
+            if self.fleet.spare(version, lane, item.cost) >= kept:
                 return item, version
+            leaving.add(version)
         return None
 
     def lane(self, item: Queued, version: str) -> Priority:
@@ -76,16 +83,20 @@ class Books:
             return Priority.BATCH
         return item.priority
 
-    def _leaves_room(self, item: Queued, version: str, lane: Priority, now: float) -> bool:
-        """Whether enough stays free for others when an item goes that fits."""
+    def _kept_free(self, item: Queued, version: str, now: float) -> float:
+        """The share of the fleet that must stay free for others if it goes; -inf: nothing."""
         division, yields = self.queue.division, self.fleet.yields(version)
         if division.is_idle or self.queue.starves(item.priority, now):
-            return True
+            return -inf
         if is_urgent(item.priority):
-            kept = division.kept_free(item.tenant, item.cost, yields, now)
-        else:
-            kept = division.kept_free_of_batch(yields, now)
-        return self.fleet.spare(version, lane, item.cost) >= kept
+            return division.kept_free(item.tenant, item.cost, yields, now)
+        return division.kept_free_of_batch(yields, now)
+
+    def _fills_up(self, item: Queued, version: str) -> bool:
+        """Whether it would take, bit by bit, the room that somebody ahead of it waits for."""
+        if is_urgent(item.priority):
+            return self.queue.division.account(item.tenant).is_heavy
+        return not self.fleet.yields(version)
 
     def beat(self, beat: Beat, now: float) -> None:
         """Take in a worker's heartbeat: its credit, and how far its requests have come."""
@@ -164,6 +175,16 @@ class Books:
         flight = self.in_flight.get(record.request_id)
         if flight and is_urgent(flight.lane):
             self.outlook.learn(flight.dispatched, flight.cost, record)
+
+    def replay(self, record: LedgerRecord, now: float) -> None:
+        """A record of the ledger that an earlier leader may not have known of."""
+        spent = service(record.prompt_tokens, record.completion_tokens)
+        if record.request_id in self.in_flight:
+            self.settle(record.request_id, spent, now)
+        elif record.request_id not in self._settled:
+            self._settled.add(record.request_id, now)
+            self.queue.charge(record.tenant, spent)
+            self.queue.learn(record.tenant, record.completion_tokens)
 
     def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
         """Work of an earlier leader: charge its tenant as that leader did."""

@@ -73,6 +73,12 @@ class Division:
             self._place = place
             self._count_unclaimed()
 
+    def restore(self, tenant: str, counter: float, demand: Flow) -> None:
+        """What an earlier leader knew of a tenant; call it before anything of it is known here."""
+        account = self.account(tenant)
+        account.counter, account.demand = counter, demand
+        self._side(account).demand.join(demand, +1)
+
     def set_weight(self, tenant: str, weight: float) -> None:
         account = self.account(tenant)
         self._side(account).weight += weight - account.weight
@@ -107,10 +113,13 @@ class Division:
         account = self.account(tenant)
         self._now = now
         account.asked.add(cost)
-        size = max(cost, self._place)
+        self._remember(tenant, account.weight, now)
+
+    def demanded(self, tenant: str, cost: int, now: float) -> None:
+        """It has just been asked for: more of the kind is likely."""
+        account, size = self.account(tenant), max(cost, self._place)
         account.demand.add(size, now)
         self._side(account).demand.add(size, now)
-        self._remember(tenant, account.weight, now)
 
     def left(self, tenant: str, cost: int) -> None:
         """It waits no more."""

@@ -64,6 +64,7 @@ class FairQueue:
         self._items: dict[str, Queued] = {}
         self._deadlines: list[tuple[int, str]] = []  # a heap, with entries of what is gone
         self._last_left = ""  # the tenant that was served last
+        self._restored_at = 0.0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -79,8 +80,9 @@ class FairQueue:
         if item.request_id in self._items:
             return
         account = self.division.account(item.tenant)
-        if not account.waiting:
-            account.counter = max(account.counter, self._lowest_counter())
+        is_new = item.accepted * MILLISECOND >= self._restored_at
+        if is_new and not account.waiting:
+            account.counter = max(account.counter, self.lowest_counter())
         backlog = self._backlogs[item.priority]
         if not backlog.queued:
             backlog.since = backlog.served = now
@@ -90,6 +92,8 @@ class FairQueue:
         self._count(item, +1)
         if is_urgent(item.priority):
             self.division.asked(item.tenant, item.cost, now)
+            if is_new:
+                self.division.demanded(item.tenant, item.cost, now)
             self._judge(item.tenant)
 
     def candidates(self, now: float) -> Iterator[Queued]:
@@ -172,6 +176,14 @@ class FairQueue:
     def set_weight(self, tenant: str, weight: float) -> None:
         self.division.set_weight(tenant, weight)
 
+    def restored(self, at: float, generated: Mean) -> None:
+        """The counters are those of an earlier leader at a time, with all that it knew of.
+
+        So a tenant whose request was accepted before has waited since, and does not return.
+        `generated` are the tokens of a request, whoever's.
+        """
+        self._restored_at, self._generated = at, generated
+
     def reserve(self, tokens: Mapping[str, int]) -> None:
         """Keep room for so many tokens in flight of tenants' urgent requests; others have none."""
         self.division.reserve(tokens)
@@ -209,6 +221,12 @@ class FairQueue:
         account = self.division.accounts.get(tenant)
         return account.counter if account else 0.0
 
+    def lowest_counter(self) -> float:
+        """The lowest counter of the tenants that wait now, else that of the one served last."""
+        lines = (line for lines in self._lines.values() for line in lines.values())
+        waiting = [self.counter(head.tenant) for line in lines for head in line.heads()]
+        return min(waiting) if waiting else self.counter(self._last_left)
+
     def _line(self, item: Queued) -> Line:
         lines = self._lines[item.priority]
         if (line := lines.get(item.version)) is None:
@@ -222,12 +240,6 @@ class FairQueue:
         own = self.division.account(tenant).generated
         known = own.count * own.value + PRIOR_REQUESTS * self._generated.value
         return min(most, round(known / (own.count + PRIOR_REQUESTS)))
-
-    def _lowest_counter(self) -> float:
-        """The lowest counter of the tenants that wait now, else that of the one served last."""
-        lines = (line for lines in self._lines.values() for line in lines.values())
-        waiting = [self.counter(head.tenant) for line in lines for head in line.heads()]
-        return min(waiting) if waiting else self.counter(self._last_left)
 
     def _by_urgency(self, now: float) -> list[Priority]:
         starving = [priority for priority in _PRIORITIES if self.starves(priority, now)]

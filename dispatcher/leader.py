@@ -21,6 +21,7 @@ from dispatcher.lines import Queued
 from dispatcher.metrics import observe_blocked, observe_oldest, observe_queue
 from dispatcher.recent import Recent
 from dispatcher.sending import Sending
+from dispatcher.succession import KEEP_SECONDS, Succession
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import messages, subjects, topology
@@ -55,6 +56,7 @@ class Leader:
         self._endings = Endings(broker, model, shards)
         self._sending = Sending(broker, registry, self.books, self._endings)
         self._audit = Audit(broker, self.books, self._endings, self._sending, shards)
+        self._succession = Succession(broker, self.books)
 
     async def run(self) -> None:
         """Lead until cancelled. Everything known is rebuilt from the broker first."""
@@ -62,13 +64,19 @@ class Leader:
             await self._subscribe(stack, self._heard())
             consumer = topology.index_consumer(self.model, secrets.token_hex(4))
             await topology.take_over_index(self._broker.js, consumer)
-            await self._audit.work()
-            self._reserve()
+            await self._resume()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())
             await self._broker.publish(subjects.muster(self.model))
             assert consumer.durable_name
             await self._lead(consumer.durable_name)
+
+    async def _resume(self) -> None:
+        """Know what is in flight, and go on with the tenants' counters where they were."""
+        await self._succession.restore()
+        self._set_terms()
+        await self._audit.work()
+        await self._succession.replay()
 
     async def _lead(self, name: str) -> None:
         pull = Pull(self._broker, topology.REQUESTS, name, lambda: INDEX_BATCH, self._index)
@@ -78,6 +86,7 @@ class Leader:
             tasks.create_task(self._endings.run(), name="end")
             tasks.create_task(_every(TELL_SECONDS, self._tell), name="tell")
             tasks.create_task(_every(AUDIT_SECONDS, lambda: self._look(name)), name="audit")
+            tasks.create_task(_every(KEEP_SECONDS, self._succession.keep), name="keep")
 
     async def _subscribe(self, stack: AsyncExitStack, handlers: dict[str, Handler]) -> None:
         for subject, handler in handlers.items():
@@ -204,12 +213,15 @@ class Leader:
     async def _look(self, consumer: str) -> None:
         await self._audit.work()
         await self._audit.requests(consumer)
-        self._reserve()
+        self._set_terms()
         observe_oldest(self.books)
         self._sending.wake()
 
-    def _reserve(self) -> None:
+    def _set_terms(self) -> None:
         tenants = self._tenants.by_name.values()
+        for tenant in tenants:
+            if tenant.weight != 1:
+                self.books.queue.set_weight(tenant.name, tenant.weight)
         self.books.queue.reserve({t.name: t.reserved_tokens for t in tenants if t.reserved_tokens})
 
 

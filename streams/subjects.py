@@ -275,6 +275,11 @@ def report(model: str) -> str:
     return f"{PREFIX}.report.{escape(model)}"
 
 
+def checkpoint(model: str) -> str:
+    """Where the leader of a model keeps what its successor needs to know of the tenants."""
+    return f"{PREFIX}.checkpoint.{escape(model)}"
+
+
 ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
@@ -282,5 +287,4 @@ ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_FINDS = f"{PREFIX}.find.>"
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
-ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_RATES = f"{PREFIX}.rate.>"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
+CHECKPOINTS = "CHECKPOINTS"
 USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
 DECLARE_SECONDS = 20.0
@@ -122,6 +123,15 @@ def streams(scale: Scale, max_queued: int) -> list[StreamConfig]:
             subjects=[subjects.ALL_REPLAYS],
             max_bytes=16 * MIB,
             max_age=30 * 86400,
+            storage=StorageType.FILE,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=CHECKPOINTS,
+            subjects=["infer.checkpoint.*"],
+            max_msgs_per_subject=1,
+            max_age=LOG_SECONDS,
+            max_bytes=64 * MIB,
             storage=StorageType.FILE,
             allow_direct=True,
         ),

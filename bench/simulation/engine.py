@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from bench.simulation.prefixes import Prefixes
 from bench.simulation.request import Fate
 from bench.simulation.step_model import StepModel
+from gpu_worker.engines.paged.scheduler import RETURN_STEPS
 from streams.subjects import Priority
 
 
@@ -26,7 +27,7 @@ class Run:
     done: int = 0  # tokens whose KV is in place; while it decodes, as of step `since`
     since: int = 0  # the step after which it began to decode
     decoding: bool = False
-    again: bool = False  # it has given way
+    gave_way: bool = False
     gone: bool = False
 
     @property
@@ -195,7 +196,8 @@ class Engine:
         model = self.model
         whole = run.pending + 1
         below = self._below(run.priority)
-        if self._free + sum(map(self._held, below)) < whole:
+        reserve = RETURN_STEPS * (self._count - len(below)) if run.gave_way else 0
+        if self._free + sum(map(self._held, below)) < whole + reserve:
             return False
         if self._count - len(below) >= model.max_sequences:
             return False
@@ -245,7 +247,7 @@ class Engine:
         run.pending = run.fate.asked.prompt_tokens + run.fate.generated
         if self._step and (chunk := self._step.pop(run.number, None)):
             self._spare += chunk[1]
-        run.again = True
+        run.gave_way = True
         self._lines[run.priority].waiting.appendleft(run)
         self.preemptions += 1
 
@@ -254,7 +256,7 @@ class Engine:
     def _computed(self, run: Run, count: int, stepped: Stepped) -> None:
         run.pending -= count
         run.fate.computed += count
-        self.prompt_tokens += 0 if run.again else count
+        self.prompt_tokens += 0 if run.gave_way else count
         if run.pending:
             return
         asked = run.fate.asked

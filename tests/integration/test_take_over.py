@@ -1,13 +1,17 @@
 """A dispatcher dies, freezes, or is not there yet: nothing is lost and nothing is done twice."""
 
 import asyncio
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dispatcher.service
 import gpu_worker.service
 from dispatcher.assignment import assign
+from dispatcher.checkpoint import Checkpoint
 from registry.models import mock_model
 from streams import subjects, topology
 from streams.bucket import STREAM, subject
@@ -111,6 +115,49 @@ async def test_a_new_leader_knows_what_is_in_flight(nats_url: str) -> None:
             assert lane["in_flight"] in range(4, 9)
             await eventually(lambda: ended_once(c, requests), seconds=20)
             await eventually(c.at_rest)
+
+
+async def test_a_new_leader_has_the_counters_of_the_one_that_died(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """Who has had much waits behind who has had little, whoever leads."""
+    async with (
+        client(nats_url, **QUICK) as c,
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        settings: dict[str, Any] = {"nats_url": nats_url, "lease_seconds": 1}
+        with process("dispatcher", log=tmp_path / "1", id=LEADER, **settings) as leader:
+            await served(c, {"much": 20, "little": 2})
+            await eventually(lambda: kept(c), seconds=20)
+            await served(c, {"much": 5})  # after the checkpoint
+            before = [await counter(c, tenant) for tenant in ("much", "little")]
+            leader.kill()
+        assert before[0] > 5 * before[1] > 0
+        async with running(dispatcher.service, a_dispatcher(nats_url, id=STANDBY)):
+            await eventually(c.report)
+            after = [await counter(c, tenant) for tenant in ("much", "little")]
+    assert after == pytest.approx(before, rel=0.1)
+
+
+async def served(c: Client, numbers: dict[str, int]) -> None:
+    """So many requests of each tenant are sent, and have ended."""
+    sent = [await c.send(tenant=tenant) for tenant, n in numbers.items() for _ in range(n)]
+    await eventually(lambda: ended_once(c, sent))
+    await eventually(c.at_rest)
+
+
+async def kept(c: Client) -> bool:
+    """The leader has left a checkpoint of two tenants."""
+    found = await c.broker.read(topology.CHECKPOINTS, {"last_by_subj": subjects.checkpoint("mock")})
+    return bool(found) and len(Checkpoint.unpack(found[0].data).tenants) == 2
+
+
+async def counter(c: Client, tenant: str) -> float:
+    """What `millstream why --tenant` shows."""
+    asked = json.dumps({"tenant": tenant}).encode()
+    answer = await c.broker.request(subjects.report("mock"), asked)
+    assert answer
+    return float(json.loads(answer)["counter"])
 
 
 async def dispatched_by_hand(c: Client, request: str) -> None:

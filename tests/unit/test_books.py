@@ -231,6 +231,19 @@ def test_a_request_that_leaves_no_room_for_a_reservation_runs_on_an_idle_fleet()
     assert len(cell.send()) == 1
 
 
+def test_a_large_request_is_not_passed_for_ever_by_small_ones() -> None:
+    """It fits, but leaves no room for a reservation, which small ones do each time one ends."""
+    cell = Cell()
+    cell.books.queue.reserve({"gold": 2000})
+    cell.ask("noisy", 200)
+    cell.send()
+    cell.ask("large", cost=4500)
+    for _ in range(KV // 500):
+        cell.end("noisy")
+        cell.send()
+    assert cell.by_tenant()["large"] == 1
+
+
 def test_nobody_queues_for_a_place_that_is_reserved() -> None:
     """What waits in WORK would take it at the moment that its tenant's request ends."""
     cell = Cell()

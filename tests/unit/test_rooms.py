@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "registry": {"registry", "streams"},
     **{service: {service, "registry", "streams"} for service in SERVICES},
 }
+CLIENT = ROOT / "client/millstream_client"
 HEAVY = {"torch", "transformers", "accelerate", "gguf", "safetensors", "httpx2"}
 IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}
 PURE = (
@@ -25,6 +26,11 @@ PURE = (
     "streams/messages.py",
     "streams/subjects.py",
     "streams/windows.py",
+    "client/millstream_client/backoff.py",
+    "client/millstream_client/budget.py",
+    "client/millstream_client/call.py",
+    "client/millstream_client/errors.py",
+    "client/millstream_client/records.py",
     "gateway/checks.py",
     "gateway/holds.py",
     "gateway/rate_limits.py",
@@ -96,9 +102,16 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     assert {file: names for file, names in ours.items() if names - MAY_IMPORT[room]} == {}
 
 
-def test_no_room_imports_the_tests() -> None:
-    """They are not installed."""
-    found = {file for room in ROOMS for file in files(room) if {"tests", "bench"} & imported(file)}
+def test_the_client_needs_websockets_alone() -> None:
+    """It is installed by itself, where nothing else of ours is."""
+    allowed = {*sys.stdlib_module_names, "websockets", CLIENT.name}
+    assert set().union(*map(imported, CLIENT.rglob("*.py"))) - allowed == set()
+
+
+def test_no_room_imports_the_tests_or_the_client() -> None:
+    """They are not installed, and nor is the client."""
+    absent = {"tests", "bench", CLIENT.name}
+    found = {file for room in ROOMS for file in files(room) if absent & imported(file)}
     assert found == set()
 
 

@@ -252,8 +252,28 @@ def test_an_urgent_prompt_is_prefilled_before_an_older_one() -> None:
     assert counts == [{"b": 32}, {"b": 8, "a": 24}]
 
 
-def test_a_preempted_run_finds_its_blocks_again() -> None:
+@pytest.mark.parametrize(("steps", "returns"), [(0, True), (2 * BLOCK_TOKENS, False)])
+def test_who_gave_way_returns_when_the_others_can_go_on(
+    steps: int, returns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is just room for it, it would be computed only to give way again."""
+    monkeypatch.setattr(scheduler_module, "RETURN_STEPS", steps)
+    scheduler = _scheduler(blocks=5, tokens=512)
+    old, new = Run("old", [1] * 30), Run("new", [2] * 30)
+    for run in (old, new):
+        scheduler.add(run)
+    _complete(scheduler)
+    scheduler._preempt(new)
+    _complete(scheduler)
+    assert (new in scheduler.running) == returns
+    scheduler.remove(old)
+    _complete(scheduler)
+    assert scheduler.running == [new]
+
+
+def test_a_preempted_run_finds_its_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recomputing costs little while its blocks are still cached."""
+    monkeypatch.setattr(scheduler_module, "RETURN_STEPS", 0)
     scheduler = _scheduler(blocks=8, tokens=512)
     old, new = Run("old", [1] * 40), Run("new", [2] * 40)
     scheduler.add(old)
@@ -317,6 +337,7 @@ def test_a_lowered_budget_lets_the_newest_give_way_and_recovers(
 ) -> None:
     """Half the runs of a step that did not fit; then a little more after many that did."""
     monkeypatch.setattr(scheduler_module, "RECOVERY_STEPS", 2)
+    monkeypatch.setattr(scheduler_module, "RETURN_STEPS", 0)
     scheduler = _scheduler(sequences=8)
     for name in "abcdefgh":
         scheduler.add(Run(name, [1]))

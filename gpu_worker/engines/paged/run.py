@@ -30,7 +30,7 @@ class Table:
 class Run:
     """`tokens` so far; the KV of the first `done` is in the blocks of `tables`, where still seen.
 
-    `published`: so many of its full blocks are offered to others.
+    `published`: so many of its full blocks are offered to others. `gave_way`: to others, once.
     """
 
     request_id: str
@@ -41,6 +41,7 @@ class Run:
     tables: dict[Window, Table] = field(default_factory=dict)
     published: int = 0
     digests: list[bytes] = field(default_factory=list)
+    gave_way: bool = False
 
     @property
     def pending(self) -> int:

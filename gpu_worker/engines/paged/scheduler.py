@@ -2,8 +2,9 @@
 
 Runs of one priority keep the order of their arrival, running before waiting. When blocks run out
 the newest of the lowest priority gives way: it loses its KV, returns to the head of its priority,
-and is computed again later. Who waits may take the place of lower priorities, never of its own.
-When memory for a step runs out the budget of a step is halved, and recovers slowly.
+and is computed again later, once the others have room to go on for a while: it would soon give way
+again otherwise. Who waits may take the place of lower priorities, never of its own. When memory for
+a step runs out the budget of a step is halved, and recovers slowly.
 """
 
 from collections import deque
@@ -14,6 +15,7 @@ from gpu_worker.engines.paged.cache import Cache
 from gpu_worker.engines.paged.run import Run, Slice
 from streams.subjects import Priority
 
+RETURN_STEPS = 64  # that the others can go on for when one returns that gave way
 RECOVERY_STEPS = 64  # that fit, before a lowered budget grows again
 RECOVERY_PARTS = 16  # by a sixteenth of itself
 
@@ -163,7 +165,8 @@ class Scheduler:
         """
         self._cache.restore(run)
         whole = len(run.tokens) + 1
-        if not self._cache.fits(run, whole, list(self._below(run.priority))):
+        below = list(self._below(run.priority))
+        if not self._cache.fits(run, whole + self._reserve(run, len(below)), below):
             self._cache.release(run)
             return False
         while self._count >= self.max_running or not self._cache.fits(run, whole):
@@ -171,6 +174,10 @@ class Scheduler:
         self.hit_tokens += run.done
         self.query_tokens += len(run.tokens)
         return True
+
+    def _reserve(self, run: Run, below: int) -> int:
+        """Tokens that those that do not give way to a run must keep room for when it returns."""
+        return RETURN_STEPS * (self._count - below) if run.gave_way else 0
 
     def _grow(self, run: Run, tokens: int) -> bool:
         """Give `run` blocks for `tokens`; False when it had to give way itself."""
@@ -188,6 +195,7 @@ class Scheduler:
         line.waiting.appendleft(run)
         self._spare += run.pending == 1
         self._cache.release(run)
+        run.gave_way = True
         self.preemptions += 1
 
     def _forget(self, run: Run) -> None:

@@ -1,0 +1,179 @@
+"""A new leader goes on with the tenants' counters where its predecessor was. Pure."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher import checkpoint
+from dispatcher.books import Books
+from dispatcher.checkpoint import Checkpoint
+from dispatcher.fair_queue import service
+from dispatcher.lines import Queued
+from streams.headers import Envelope
+from streams.messages import Beat, LedgerRecord
+from streams.subjects import Pool, Priority
+
+_SEQUENCE = itertools.count(1)
+POOL = Pool("m", "1", Priority.STANDARD)
+GENERATED = 40
+
+
+def ask(books: Books, tenant: str, at: float) -> Queued:
+    seq = next(_SEQUENCE)
+    accepted, never = round(at * 1000), 10**12
+    item = Queued(f"r{seq}", tenant, Priority.STANDARD, 50, 150, accepted, never, "", "", seq, "")
+    books.queue.push(item, at)
+    return item
+
+
+def beat(held: int, pulled: dict[str, int]) -> Beat:
+    """Of one worker with eight places."""
+    free = 8 - held
+    return Beat("w", "m", "1", free, 500 * free, held, 0, 8, 4000, 0, 0.0, pulled)
+
+
+def led(tenants: dict[str, float]) -> Books:
+    """The books of a leader with one worker."""
+    books = Books("m")
+    for tenant, weight in tenants.items():
+        books.queue.set_weight(tenant, weight)
+    books.beat(beat(0, {}), 0.0)
+    return books
+
+
+class Run:
+    """A leader, what it has in flight, and the ledger that outlives it."""
+
+    def __init__(self, tenants: dict[str, float]) -> None:
+        self.tenants, self.books = tenants, led(tenants)
+        self.flying: list[Queued] = []
+        self.ledger: list[LedgerRecord] = []
+
+    def send(self, now: float) -> None:
+        while found := self.books.next(lambda item: "1", now):
+            item, _ = found
+            self.books.take(item, "1", now)
+            self.books.sent(item.request_id, item.seq, duplicate=False)
+            self.flying.append(item)
+            self.beat(now)
+
+    def end(self, now: float, heard: bool = True) -> None:
+        """The oldest ends; the leader may die before it hears of it."""
+        item = self.flying.pop(0)
+        record = LedgerRecord(
+            item.request_id, item.tenant, "m", "1", "stop", 50, GENERATED, 1, "w", 0, 0
+        )
+        self.ledger.append(record)
+        if heard:
+            self.books.settle(item.request_id, service(50, GENERATED), now)
+            self.beat(now)
+
+    def beat(self, now: float) -> None:
+        pulled = {str(POOL.priority): self.flying[-1].seq} if self.flying else {}
+        self.books.beat(beat(len(self.flying), pulled), now)
+
+    def waiting(self) -> list[Queued]:
+        return [item for _, _, lane in self.books.queue.lanes() for item in lane.items]
+
+    def successor(self, kept: Checkpoint, now: float) -> Books:
+        """Another leader's books, from what the broker has."""
+        books = Books("m")
+        checkpoint.restore(books, Checkpoint.unpack(kept.pack()))
+        for tenant, weight in self.tenants.items():
+            books.queue.set_weight(tenant, weight)
+        for item in self.flying:
+            envelope = Envelope(item.request_id, item.tenant, "", item.cost, 50, item.deadline, 0)
+            books.adopt(envelope, POOL, item.seq)
+        for record in self.ledger[kept.ledger :]:
+            books.replay(record, now)
+        for item in sorted(self.waiting(), key=lambda item: item.seq):
+            books.queue.push(item, now)
+        return books
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 30))
+def test_a_successor_has_the_counters_of_its_predecessor(random, after: int) -> None:  # type: ignore[no-untyped-def]
+    """Of whoever waits, whatever has ended since the checkpoint, heard by the old leader or not."""
+    run = Run({"a": 1.0, "b": 2.0, "c": 1.0})
+    for step in range(60):
+        for tenant in random.choices("abc", weights=(6, 3, 1), k=random.randint(0, 3)):
+            ask(run.books, tenant, float(step))
+        run.send(float(step))
+        while run.flying and random.random() < 0.6:
+            run.end(float(step))
+    for tenant in "abc" * 30:
+        ask(run.books, tenant, 60.0)
+    run.send(60.0)
+    kept = checkpoint.take(run.books, len(run.ledger), 61.0)
+    for _ in range(after):
+        run.end(62.0)
+        run.send(62.0)
+    successor = run.successor(kept, 63.0)
+    while run.flying:
+        run.end(64.0)
+        record = run.ledger[-1]
+        successor.settle(record.request_id, service(50, GENERATED), 64.0)
+    for tenant in "abc":
+        expected = run.books.queue.counter(tenant)
+        assert successor.queue.counter(tenant) == pytest.approx(expected, abs=1.0)
+
+
+def test_what_ended_unheard_is_charged_once() -> None:
+    """The ledger has it, `WORK` may still have it, and the broker may tell of it once more."""
+    run = Run({"a": 1.0})
+    for _ in range(3):
+        ask(run.books, "a", 0.0)
+    run.send(0.0)
+    kept = checkpoint.take(run.books, 0, 1.0)
+    ended = run.flying[0]
+    run.end(1.0, heard=False)
+    books = run.successor(kept, 2.0)
+    before = books.queue.counter("a")
+    books.replay(run.ledger[0], 2.0)
+    envelope = Envelope(ended.request_id, "a", "", ended.cost, 50, ended.deadline, 0)
+    books.adopt(envelope, POOL, ended.seq)
+    assert books.queue.counter("a") == before == service(50, GENERATED) + 2 * service(50, 100)
+
+
+def test_who_has_waited_all_along_is_not_taken_for_one_that_returns() -> None:
+    """It would lose what it is owed: everybody would be lifted to whoever is indexed first."""
+    run = Run({"rich": 1.0, "poor": 1.0})
+    run.books.queue.charge("rich", 10_000)
+    for tenant in ("rich", "poor"):
+        run.books.queue.division.account(tenant).waiting += 1  # so that it is not lifted here
+        ask(run.books, tenant, 1.0)
+        run.books.queue.division.account(tenant).waiting -= 1
+    kept = checkpoint.take(run.books, 0, 2.0)
+    books = run.successor(kept, 3.0)
+    assert books.queue.counter("rich") - books.queue.counter("poor") == 10_000
+    ask(books, "newcomer", 3.0)
+    assert books.queue.counter("newcomer") == books.queue.counter("poor")
+
+
+def test_recent_demand_is_not_counted_anew() -> None:
+    """A thousand requests that have waited for a minute are not a burst of now."""
+    run = Run({"a": 1.0})
+    for _ in range(1000):
+        ask(run.books, "a", 0.0)
+    kept = checkpoint.take(run.books, 0, 60.0)
+    run.books.queue.division.account("a").demand.fade(61.0)
+    books = run.successor(kept, 61.0)
+    account = books.queue.division.account("a")
+    account.demand.fade(61.0)
+    faded = run.books.queue.division.account("a").demand
+    assert account.demand.sizes == pytest.approx(faded.sizes, rel=0.01)
+
+
+def test_of_too_many_tenants_those_that_wait_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is one message, which the broker bounds."""
+    monkeypatch.setattr(checkpoint, "MOST", 3)
+    run = Run({})
+    for number in range(5):
+        run.books.queue.charge(f"gone{number}", 1000 + number)
+    for tenant in ("x", "y"):
+        ask(run.books, tenant, 0.0)
+    kept = checkpoint.take(run.books, 0, 1.0)
+    assert kept.tenants.keys() == {"x", "y", "gone4"}
