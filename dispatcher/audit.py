@@ -67,7 +67,7 @@ class Audit:
 
     def _look_at_index(self, info: ConsumerInfo) -> None:
         """The pull on the index takes whatever there is: a new leader makes another consumer."""
-        if self._stalls.is_stalled(info.name, _deliveries(info), due=bool(info.num_pending)):
+        if self._is_stalled(info, due=bool(info.num_pending)):
             observe_stall(self._books.model, topology.REQUESTS)
             raise IndexLost(f"the consumer {info.name} delivers nothing")
 
@@ -117,8 +117,7 @@ class Audit:
     async def _look_at_pool(self, pool: Pool, info: ConsumerInfo) -> None:
         """Workers have room and there is work for them: if it does not come, mend its consumer."""
         free = self._books.fleet.is_free(pool.version, pool.priority)
-        due = free and bool(info.num_pending)
-        if not self._stalls.is_stalled(info.name, _deliveries(info), due=due):
+        if not self._is_stalled(info, due=free and bool(info.num_pending)):
             return
         observe_stall(self._books.model, topology.WORK)
         paused, js = bool(info.paused), self._broker.js
@@ -127,6 +126,10 @@ class Audit:
             await js.resume_consumer(topology.WORK, info.name)
         else:  # its workers make it anew, which delivers again what they are at: they go on
             await js.delete_consumer(topology.WORK, info.name)
+
+    def _is_stalled(self, info: ConsumerInfo, *, due: bool) -> bool:
+        deliveries = info.delivered.consumer_seq if info.delivered else 0
+        return self._stalls.is_stalled(info.name, deliveries, time.monotonic(), due=due)
 
     async def _bury(self, held: dict[int, StoredMessage], infos: Infos) -> None:
         stuck = _stuck(held, infos)
@@ -163,7 +166,3 @@ def _settled_up_to(info: ConsumerInfo) -> int:
     """The highest sequence below which the consumer waits for nothing."""
     floor = info.ack_floor if info.num_ack_pending else info.delivered
     return floor.stream_seq if floor else 0
-
-
-def _deliveries(info: ConsumerInfo) -> int:
-    return info.delivered.consumer_seq if info.delivered else 0

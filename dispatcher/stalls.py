@@ -2,34 +2,32 @@
 
 from dataclasses import dataclass
 
-STALL_LOOKS = 3  # in a row, at which nothing has moved: a pull that got lost is renewed sooner
+STALL_SECONDS = 5.0  # a pull that got lost is renewed sooner
 
 
-@dataclass(slots=True)
-class _Look:
-    delivered: int
-    times: int = 1
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    deliveries: int
+    since: float
 
 
 class Stalls:
-    """Remembers, by consumer, since how many looks nothing was delivered."""
+    """Remembers, by consumer, since when nothing was delivered; times are the caller's seconds."""
 
     def __init__(self) -> None:
-        self._looks: dict[str, _Look] = {}
+        self._seen: dict[str, _Seen] = {}
 
-    def is_stalled(self, consumer: str, delivered: int, *, due: bool) -> bool:
-        """`delivered` counts its deliveries so far; `due` says that there should be more by now.
+    def is_stalled(self, consumer: str, deliveries: int, now: float, *, due: bool) -> bool:
+        """`deliveries` counts them from its beginning; `due` says that there should be more by now.
 
         After it has said yes it begins anew.
         """
-        look = self._looks.get(consumer)
+        seen = self._seen.get(consumer)
         if not due:
-            self._looks.pop(consumer, None)
-        elif look is None or look.delivered != delivered:
-            self._looks[consumer] = _Look(delivered)
-        elif look.times + 1 >= STALL_LOOKS:
-            del self._looks[consumer]
+            self._seen.pop(consumer, None)
+        elif seen is None or seen.deliveries != deliveries:
+            self._seen[consumer] = _Seen(deliveries, now)
+        elif now - seen.since >= STALL_SECONDS:
+            del self._seen[consumer]
             return True
-        else:
-            look.times += 1
         return False

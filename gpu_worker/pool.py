@@ -174,7 +174,7 @@ class Pool:
                     attempt.stop(Stopped.RELEASED)
                     handed_over += 1
                 await _ended(self._serving, min(left, _LOOK_SECONDS))
-        handed_over += len(self._attempts)
+        handed_over += sum(attempt.goes_on for attempt in self._attempts.values())
         await self.release()
         return handed_over
 

@@ -7,7 +7,7 @@ from nats.js.api import ConsumerInfo
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher import leader
+from dispatcher import leader, stalls
 from dispatcher.audit import Audit
 from streams import messages, topology
 from streams.messages import Request
@@ -24,8 +24,9 @@ WORK_CONSUMER = topology.work_consumer(Pool("mock", "1", Priority.STANDARD), 5).
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two seconds between two looks are of no use here."""
+    """Seconds between two looks, and until something is done, are of no use here."""
     monkeypatch.setattr(leader, "AUDIT_SECONDS", 0.2)
+    monkeypatch.setattr(stalls, "STALL_SECONDS", 0.6)
 
 
 async def index_consumer(c: Client) -> str:
