@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 
-.PHONY: serve test test-transformers check format bench bench-engine bench-gpu browser
+.PHONY: serve test test-transformers chaos check format bench bench-engine bench-gpu browser
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
@@ -15,6 +15,10 @@ test: $(READY) browser
 
 test-transformers: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.versions $(ARGS)
+
+# Every fault, for half an hour or so; ARGS="--fault worker-kill --seed 7" replays one run.
+chaos: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.chaos $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

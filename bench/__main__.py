@@ -1,10 +1,15 @@
-"""`python -m bench [WHAT…] [--runs N] [--seconds S]`: all but `mixed` by default."""
+"""`python -m bench [WHAT…] [--runs N] [--seconds S]`: all that need no trace by default."""
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 from bench import backlog, embeddings, engine, engine_share, mixed, pipeline, quotas
+from bench.live import dispatch, isolation, overload
+from bench.simulation.overload import ARENA, CODE, CONV, as_it_was, at_random
 
-MEASUREMENTS = {
+NEED_TRACES = "mixed", "live-b2", "live-b3"
+MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline.measure,
     "engine_share": engine_share.measure,
     "embeddings": embeddings.measure,
@@ -12,6 +17,14 @@ MEASUREMENTS = {
     "mixed": mixed.measure,
     "backlog": backlog.measure,
     "quotas": quotas.measure,
+    "live-b2-10": partial(isolation.measure, 10),
+    "live-b2-100": partial(isolation.measure, 100),
+    "live-b2-weights": isolation.measure_weights,
+    "live-b3": partial(overload.measure, "live-b3", ARENA, at_random, (1, 2, 5)),
+    "live-b3-conv": partial(overload.measure, "live-b3-conv", CONV, as_it_was, (1, 5)),
+    "live-b3-code": partial(overload.measure, "live-b3-code", CODE, as_it_was, (1, 5)),
+    "live-b3-burst": overload.measure_burst,
+    "live-b6": dispatch.measure,
 }
 
 
@@ -24,7 +37,7 @@ def main() -> None:
     unknown = set(words.what) - MEASUREMENTS.keys()
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}, only {', '.join(MEASUREMENTS)}")
-    for name in words.what or [name for name in MEASUREMENTS if name != "mixed"]:
+    for name in words.what or [n for n in MEASUREMENTS if not n.startswith(NEED_TRACES)]:
         MEASUREMENTS[name](words.runs, words.seconds)
 
 

@@ -13,13 +13,14 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bench import results
 from bench.results import Figure, Run
 from dispatcher.books import Books
 from dispatcher.lines import Queued
-from streams import subjects, topology
+from streams import marks, subjects, topology
 from streams.messages import Beat
 from streams.subjects import Lane, Priority
 from tests.broker import NatsServer
@@ -30,12 +31,13 @@ from tests.integration.services import Client, client
 QUEUED, TENANTS, DECISIONS = 1_000_000, 10_000, 5_000
 TAKEN_OVER, SIDE_BY_SIDE = 100_000, 256
 FREE, BEAT_SECONDS = 8, 0.1
+MARKS = range(24)  # of a prompt of 128k tokens, half of which a worker holds
 VERSION = "1"
 
 FIGURES = (
     Figure("bytes_each", f"memory of each of {QUEUED:,} queued requests, bytes", "≤ 700"),
     Figure("push_us", "to queue one, µs"),
-    Figure("decision_us", "to choose, send and settle one, µs", "≤ 30"),
+    Figure("decision_us", "to choose, place, send and settle one, µs", "≤ 30"),
     Figure("small_decision_us", f"the same with {TENANTS:,} queued, µs"),
     Figure("first_seconds", f"killed leader of {TAKEN_OVER:,}: next one sent, s", "≤ 3"),
     Figure("whole_seconds", "and all of them known, s"),
@@ -96,14 +98,16 @@ def _queued(number: int) -> Queued:
 
 def _decision_us(books: Books) -> float:
     """With a fleet that always has room."""
-    beat = Beat("w", "model", VERSION, 10**9, 10**12, 0, 0, 10**9, 10**12, 0, 0.0)
-    books.fleet.beat(beat, 0.0)
+    for worker, held in (("w", MARKS[:12]), ("v", ())):
+        beat = Beat(worker, "model", VERSION, 10**9, 10**12, 0, 0, 10**9, 10**12, 0, 0.0)
+        books.beat(replace(beat, holds=marks.pack(held)), 0.0)
     began = time.perf_counter()
     for number in range(DECISIONS):
         found = books.next(lambda item: VERSION, 0.0)
         assert found
         item, _ = found
         books.take(item, VERSION, 0.0)
+        books.place(item.request_id, MARKS, "")
         books.sent(item.request_id, number + 1, duplicate=False)
         books.settle(item.request_id, 400, 0.0)
     return (time.perf_counter() - began) / (DECISIONS) * 1e6

@@ -5,6 +5,7 @@ leaves a trace in the broker. A suspicion counts when it still holds at the next
 """
 
 import time
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -16,6 +17,7 @@ from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.lines import Queued
 from dispatcher.metrics import observe_stall
+from dispatcher.recall import moved_from
 from dispatcher.sending import Sending
 from dispatcher.stalls import Stalls
 from streams import subjects, topology
@@ -25,7 +27,7 @@ from streams.errors import BrokerUnavailable
 from streams.subjects import Pool
 
 log = structlog.get_logger()
-Infos = dict[Pool, ConsumerInfo]
+Infos = dict[str, ConsumerInfo]  # by the consumer's name
 
 
 class IndexLost(BrokerUnavailable):
@@ -98,21 +100,33 @@ class Audit:
         unpulled = self._books.fleet.unpulled
         pattern = subjects.work_of(self._books.model)
         held = {m.seq: m for m in await self._broker.read_subject(topology.WORK, pattern)}
+        await self._finish_moves(held)
         for seq in sent.keys() - held.keys():
-            self._books.settle(sent[seq], None, time.monotonic())
+            self._books.gone(sent[seq], seq, time.monotonic())
+        for seq in sent.keys() & held.keys():
+            self._books.lies_for(sent[seq], seq, subjects.placement(held[seq].subject))
         self._books.fleet.left(unpulled - held.keys())
         self._adopt([message for seq, message in held.items() if seq not in sent])
-        pools = {subjects.parse_work(message.subject) for message in held.values()}
-        infos = {pool: info for pool in pools if (info := await self._work_consumer(pool))}
+        infos = await self._infos(held)
         await self._bury(held, infos)
-        for pool, info in infos.items():
-            await self._look_at_pool(pool, info)
+        for pool in {subjects.parse_work(message.subject) for message in held.values()}:
+            if info := infos.get(topology.consumer_of(subjects.work(pool))):
+                await self._look_at_pool(pool, info)
+
+    async def _finish_moves(self, held: dict[int, StoredMessage]) -> None:
+        """Remove what a leader has stored for any worker and not acknowledged where it was."""
+        for message in list(held.values()):
+            before = moved_from(message.headers)
+            if before in held:
+                del held[before]
+                await _remove(self._broker, before)
 
     def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
             if envelope := envelope_of(message.headers):
                 pool = subjects.parse_work(message.subject)
-                self._books.adopt(envelope, pool, message.seq)
+                placement = subjects.placement(message.subject)
+                self._books.adopt(envelope, pool, message.seq, placement)
 
     async def _look_at_pool(self, pool: Pool, info: ConsumerInfo) -> None:
         """Workers have room and there is work for them: if it does not come, mend its consumer."""
@@ -140,10 +154,10 @@ class Audit:
             await dead_letters.bury(self._broker, held[seq], self._shards)
         self._suspects = stuck
 
-    async def _work_consumer(self, pool: Pool) -> ConsumerInfo | None:
-        name = topology.work_consumer(pool, ack_wait_seconds=1).durable_name
-        assert name
-        return await self._consumer(topology.WORK, name)
+    async def _infos(self, held: dict[int, StoredMessage]) -> Infos:
+        """The consumers of what is held, as far as they are there."""
+        names = {topology.consumer_of(message.subject) for message in held.values()}
+        return {n: info for n in names if (info := await self._consumer(topology.WORK, n))}
 
     async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
         try:
@@ -153,13 +167,20 @@ class Audit:
         return info
 
 
+async def _remove(broker: Broker, seq: int) -> None:
+    """Idempotent."""
+    with suppress(NotFoundError):
+        await broker.js.delete_msg(topology.WORK, seq)
+
+
 def _stuck(held: dict[int, StoredMessage], infos: Infos) -> set[int]:
     """Work that was delivered and that its consumer does not wait for any more: used up.
 
     The broker keeps such messages; a worker's acknowledgement would have removed them.
     """
-    settled = {pool: _settled_up_to(info) for pool, info in infos.items()}
-    return {seq for seq, m in held.items() if seq <= settled.get(subjects.parse_work(m.subject), 0)}
+    settled = {name: _settled_up_to(info) for name, info in infos.items()}
+    consumers = {seq: topology.consumer_of(message.subject) for seq, message in held.items()}
+    return {seq for seq, name in consumers.items() if seq <= settled.get(name, 0)}
 
 
 def _settled_up_to(info: ConsumerInfo) -> int:

@@ -4,38 +4,24 @@ A request is charged its expected service when it is taken out of the queue, mor
 to take more, and the difference to what it really took when it is settled.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import inf
 
+from dispatcher.affinity import Affinity, Placed, Wish
 from dispatcher.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service
 from dispatcher.fleet import Fleet
 from dispatcher.lines import Queued
 from dispatcher.outlook import Outlook
+from dispatcher.placements import InFlight, Placements, Stray
 from dispatcher.recent import Recent
 from dispatcher.usage import Usage
 from streams.headers import Envelope
 from streams.messages import Beat, LedgerRecord, Pressure
-from streams.subjects import Pool, Priority
+from streams.subjects import ANY, Pool, Priority
 
 VersionFor = Callable[[Queued], str | None]
+AGAIN = "again"  # why a request goes where it was sent before
 SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's word of what is in WORK may be old
-
-
-@dataclass(slots=True)
-class InFlight:
-    """A request that was dispatched and has not ended: what it was charged, what it reserves."""
-
-    tenant: str
-    priority: Priority
-    lane: Priority  # of WORK
-    version: str
-    prompt_tokens: int
-    cost: int
-    charged: int
-    deadline: int  # epoch ms
-    seq: int = 0  # in WORK; 0 while it is on its way there
-    dispatched: float = 0.0  # epoch seconds
 
 
 class Books:
@@ -44,8 +30,10 @@ class Books:
     def __init__(self, model: str) -> None:
         self.model = model
         self.queue, self.fleet, self.outlook = FairQueue(), Fleet(), Outlook()
+        self.affinity = Affinity(self.fleet)
         self.in_flight: dict[str, InFlight] = {}
         self._by_seq: dict[int, InFlight] = {}
+        self._placements = Placements()
         self._settled = Recent(SETTLED_MEMORY_SECONDS)
         self._usage = Usage()
         self._now = 0.0  # of the last tick
@@ -101,6 +89,7 @@ class Books:
     def beat(self, beat: Beat, now: float) -> None:
         """Take in a worker's heartbeat: its credit, and how far its requests have come."""
         self.fleet.beat(beat, now)
+        self.affinity.hear(beat)
         self._resize()
         for seq, generated in beat.progress:
             if flight := self._by_seq.get(seq):
@@ -128,22 +117,76 @@ class Books:
         )
         return lane
 
+    def place(self, request_id: str, marks: Sequence[int], adapter: str) -> Placed:
+        """Where to send a request that was taken: to a worker, or to any."""
+        flight = self.in_flight[request_id]
+        if flight.worker != ANY:  # it is tried again, and the broker may have it already
+            return Placed(flight.worker, AGAIN)
+        wish = Wish(flight.version, flight.lane, flight.cost, marks, adapter)
+        placed = self.affinity.choose(wish, self._now)
+        if placed.worker != ANY:
+            flight.worker = placed.worker
+            self.fleet.place(flight.version, flight.lane, flight.cost, placed.worker)
+        return placed
+
     def sent(self, request_id: str, seq: int, duplicate: bool) -> None:
         """It lies in WORK; a duplicate did before, and may have been pulled."""
         if flight := self.in_flight.get(request_id):
-            flight.seq = seq
-            self._by_seq[seq] = flight
             if duplicate:
-                self.fleet.not_sent(flight.version, flight.lane, flight.cost)
+                self._give_room_back(flight)
             else:
-                self.fleet.sent(flight.version, flight.lane, seq, flight.cost)
+                self.fleet.sent(flight.version, flight.lane, seq, flight.cost, flight.worker)
+            self._lies_at(flight, seq)
 
     def not_sent(self, request_id: str) -> None:
         """It could not be sent, or somebody else had done so: nothing is charged."""
         if flight := self.in_flight.pop(request_id, None):
-            self.fleet.not_sent(flight.version, flight.lane, flight.cost)
+            self._give_room_back(flight)
             self.queue.end(flight.tenant, flight.priority, flight.cost)
             self._charge(flight, 0)
+
+    def returned(self, request_id: str, seq: int) -> None:
+        """It was taken back from the worker that it was placed on, and lies in WORK for any."""
+        if flight := self.in_flight.get(request_id):
+            self.fleet.left({flight.seq})
+            self._leaves(flight)
+            flight.worker = ANY
+            self.fleet.sending(flight.version, flight.lane, flight.cost)
+            self.fleet.sent(flight.version, flight.lane, seq, flight.cost)
+            self._lies_at(flight, seq)
+
+    def strays(self, now: float) -> list[Stray]:
+        """What is to be taken back from workers; it may wait in vain. Epoch seconds."""
+        found = self._placements.strays(self.fleet, now)
+        for stray in found:
+            self.affinity.shun(stray.worker, self._now)
+        return found
+
+    def _give_room_back(self, flight: InFlight) -> None:
+        self.fleet.not_sent(flight.version, flight.lane, flight.cost, flight.worker)
+
+    def _lies_at(self, flight: InFlight, seq: int) -> None:
+        flight.seq = seq
+        self._by_seq[seq] = flight
+        self._placements.add(flight)
+
+    def _leaves(self, flight: InFlight) -> None:
+        """It is in WORK no more, or not where it was."""
+        self._by_seq.pop(flight.seq, None)
+        self._placements.remove(flight)
+
+    def gone(self, request_id: str, seq: int, now: float) -> None:
+        """The broker's own account: it is not in WORK any more; unless it was moved there."""
+        if (flight := self.in_flight.get(request_id)) and flight.seq == seq:
+            self.settle(request_id, None, now)
+
+    def lies_for(self, request_id: str, seq: int, placement: str) -> None:
+        """The broker's own account: an earlier leader may have placed it elsewhere."""
+        flight = self.in_flight.get(request_id)
+        if flight and flight.seq == seq and flight.worker != placement:
+            self._leaves(flight)
+            flight.worker = placement
+            self._lies_at(flight, seq)
 
     def settle(self, request_id: str, spent: int | None, now: float) -> None:
         """It has ended: replace what it was charged by what it took, if that is known."""
@@ -151,7 +194,7 @@ class Books:
         if flight is None or not flight.seq:
             return
         del self.in_flight[request_id]
-        self._by_seq.pop(flight.seq, None)
+        self._leaves(flight)
         self._settled.add(request_id, now)
         self.outlook.pace.release(flight.cost, spent)
         self.queue.end(flight.tenant, flight.priority, flight.cost)
@@ -186,7 +229,7 @@ class Books:
             self.queue.charge(record.tenant, spent)
             self.queue.learn(record.tenant, record.completion_tokens)
 
-    def adopt(self, envelope: Envelope, pool: Pool, seq: int) -> None:
+    def adopt(self, envelope: Envelope, pool: Pool, seq: int, placement: str = ANY) -> None:
         """Work of an earlier leader: charge its tenant as that leader did."""
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
@@ -195,16 +238,21 @@ class Books:
         own = Priority(envelope.priority or lane)
         charged = self.queue.begin(tenant, own, prompt, cost)
         flight = InFlight(tenant, own, lane, pool.version, prompt, cost, charged, deadline, seq)
-        flight.dispatched = envelope.dispatched / 1000
-        self.in_flight[envelope.request_id] = self._by_seq[seq] = flight
+        flight.dispatched, flight.worker = envelope.dispatched / 1000, placement
+        self.in_flight[envelope.request_id] = flight
+        self._lies_at(flight, seq)
         self.fleet.sending(pool.version, pool.priority, cost)
-        self.fleet.sent(pool.version, pool.priority, seq, cost)
+        if placement != ANY:
+            self.fleet.place(pool.version, pool.priority, cost, placement)
+        self.fleet.sent(pool.version, pool.priority, seq, cost, placement)
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; names the workers that have fallen silent."""
         self._now = now
         self._settled.forget(now)
         silent = self.fleet.forget_stale(now)
+        for worker in silent:
+            self.affinity.forget(worker)
         self._resize()
         self.outlook.tick(now, len(self.queue) > 0, len(self.fleet.workers()))
         return silent

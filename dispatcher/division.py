@@ -222,6 +222,8 @@ class Division:
 
         The calm may go beyond it, but not by a single request that is larger than all of it.
         """
+        if self._active.keys() <= {tenant}:
+            return False
         account = self.account(tenant)
         requests, tokens = 1, cost
         if account.is_heavy:

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from dispatcher.backlog import Basin, basins
-from dispatcher.books import Books, InFlight
+from dispatcher.books import Books
 from dispatcher.lines import Queued
+from dispatcher.placements import InFlight
 from streams.messages import Beat
 from streams.subjects import Priority
 

@@ -5,73 +5,31 @@ dispatched and, by their own account, has not been pulled yet. It is told by pri
 take the place of less urgent work for more urgent.
 """
 
-import heapq
 from dataclasses import dataclass, field
 
+from dispatcher.unpulled import Credit, Unpulled, by_priority
 from streams.messages import Beat
-from streams.subjects import Priority
+from streams.subjects import ANY, Priority
 
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
-_LEAST_URGENT_FIRST = tuple(reversed(Priority))
 
 
-@dataclass(slots=True)
-class _Lane:
-    """Work of one priority that has not been pulled: a heap of (sequence, cost)."""
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a worker has room for at once, with what was placed on it counted as there.
 
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    pulled: int = 0  # everything up to this sequence has been
+    `places` are negative where requests wait for one; `ahead` are the tokens by which it holds
+    more than its part of what the pool holds.
+    """
 
+    places: int
+    tokens: int
+    ahead: float
 
-@dataclass(slots=True)
-class Credit:
-    """Sequences and tokens that are free, or are waited for (negative)."""
-
-    sequences: int = 0
-    tokens: int = 0
-
-    def count(self, sign: int, sequences: int, tokens: int) -> None:
-        self.sequences += sign * sequences
-        self.tokens += sign * tokens
-
-
-def _by_priority() -> dict[Priority, Credit]:
-    return {priority: Credit() for priority in Priority}
-
-
-@dataclass(slots=True)
-class _Unpulled:
-    """What was put into WORK and not pulled yet, or is about to be put there, by priority."""
-
-    lanes: dict[Priority, _Lane] = field(default_factory=lambda: {p: _Lane() for p in Priority})
-    taken: dict[Priority, Credit] = field(default_factory=_by_priority)
-
-    def count(self, sign: int, priority: Priority, cost: int) -> None:
-        """What is sent takes the room of its own priority, and what less urgent work may take."""
-        for p in _LEAST_URGENT_FIRST:
-            self.taken[p].count(sign, 1, cost)
-            if p is priority:
-                return
-
-    def sent(self, priority: Priority, seq: int, cost: int) -> None:
-        lane = self.lanes[priority]
-        heapq.heappush(lane.waiting, (seq, cost))
-        self.pulled(priority, lane.pulled)  # a beat may have been faster than the broker's answer
-
-    def pulled(self, priority: Priority, seq: int) -> None:
-        lane = self.lanes[priority]
-        lane.pulled = max(lane.pulled, seq)
-        while lane.waiting and lane.waiting[0][0] <= lane.pulled:
-            self.count(-1, priority, heapq.heappop(lane.waiting)[1])
-
-    def left(self, sequences: set[int]) -> None:
-        for priority, lane in self.lanes.items():
-            gone = [entry for entry in lane.waiting if entry[0] in sequences]
-            for entry in gone:
-                lane.waiting.remove(entry)
-                self.count(-1, priority, entry[1])
-            heapq.heapify(lane.waiting)
+    def may_take(self, cost: int, prefetch: int = 0) -> bool:
+        """Whether a request would run there, behind at most so many others that wait."""
+        return self.places + prefetch > 0 and (prefetch > 0 or cost <= self.tokens)
 
 
 @dataclass(slots=True)
@@ -82,8 +40,8 @@ class _Pool:
     yielding: int = 0  # of the workers, those whose batch work gives way
     yields: bool = True  # all do
     whole: Credit = field(default_factory=Credit)
-    free: dict[Priority, Credit] = field(default_factory=_by_priority)
-    unpulled: _Unpulled = field(default_factory=_Unpulled)
+    free: dict[Priority, Credit] = field(default_factory=by_priority)
+    unpulled: Unpulled = field(default_factory=Unpulled)
 
     def count(self, sign: int, beat: Beat) -> None:
         if beat.draining:
@@ -113,9 +71,33 @@ class _Pool:
         free, taken = self.free[priority], self._taken(priority)
         return max(0, free.sequences - taken.sequences), max(0, free.tokens - taken.tokens)
 
+    def places(self, priority: Priority) -> int:
+        """Sequences that would run at once beside what was sent; negative where some wait."""
+        return self.free[priority].sequences - self._taken(priority).sequences
+
     def _taken(self, priority: Priority) -> Credit:
         """What has been sent and may not give way to this priority."""
-        return self.unpulled.taken[priority if self.yields else Priority.BATCH]
+        return self.unpulled.taken.of[self._seen_by(priority)]
+
+    def standing(self, beat: Beat, priority: Priority) -> Standing:
+        """How one of its workers stands, for work of this priority."""
+        sequences, tokens = beat.room_for(priority)
+        own = self.unpulled.for_worker(beat.worker)
+        taken, placed = own.of[self._seen_by(priority)], own.of[Priority.BATCH]
+        held = beat.kv_tokens - beat.free_tokens + placed.tokens
+        part = beat.kv_tokens / max(1, self.whole.tokens) * self._held
+        return Standing(sequences - taken.sequences, tokens - taken.tokens, held - part)
+
+    @property
+    def _held(self) -> int:
+        """Tokens that its workers hold, or are sent."""
+        everything = Priority.BATCH
+        free, taken = self.free[everything], self.unpulled.taken.of[everything]
+        return self.whole.tokens - free.tokens + taken.tokens
+
+    def _seen_by(self, priority: Priority) -> Priority:
+        """Whose view this priority has of what was sent: nothing gives way where not all do."""
+        return priority if self.yields else Priority.BATCH
 
 
 class Fleet:
@@ -133,25 +115,53 @@ class Fleet:
         pool.count(+1, beat)
         for priority, pulled in beat.pulled.items():
             pool.unpulled.pulled(Priority(priority), pulled)
+        pool.unpulled.pulled_own(beat.worker, beat.pulled_own)
 
     def sending(self, version: str, priority: Priority, cost: int) -> None:
         """Something is about to be put into WORK: its room is taken."""
-        self._pool(version).unpulled.count(+1, priority, cost)
+        self._pool(version).unpulled.sending(priority, cost)
 
-    def not_sent(self, version: str, priority: Priority, cost: int) -> None:
+    def place(self, version: str, priority: Priority, cost: int, worker: str) -> None:
+        """What is about to be put there is for this worker alone."""
+        self._pool(version).unpulled.place(priority, cost, worker)
+
+    def not_sent(self, version: str, priority: Priority, cost: int, placement: str = ANY) -> None:
         """It was not put there, or lies there already."""
-        self._pool(version).unpulled.count(-1, priority, cost)
+        self._pool(version).unpulled.not_sent(priority, cost, placement)
 
-    def sent(self, version: str, priority: Priority, seq: int, cost: int) -> None:
+    def sent(
+        self, version: str, priority: Priority, seq: int, cost: int, placement: str = ANY
+    ) -> None:
         """It lies in WORK as message `seq`, until a worker says that it has pulled so far."""
-        self._pool(version).unpulled.sent(priority, seq, cost)
+        unpulled = self._pool(version).unpulled
+        unpulled.sent(priority, seq, cost, placement)
+        if beat := self.last_beat(placement):  # it may have been faster than the broker's answer
+            unpulled.pulled_own(placement, beat.pulled_own)
+
+    def last_beat(self, worker: str) -> Beat | None:
+        """What a worker that is there has told last."""
+        known = self._beats.get(worker)
+        return known[0] if known else None
+
+    def standing(self, version: str, worker: str, priority: Priority) -> Standing | None:
+        """How a worker stands that takes work of this version; None for others."""
+        beat = self.last_beat(worker)
+        if beat is None or beat.draining or beat.version != version:
+            return None
+        return self._pools[version].standing(beat, priority)
+
+    def has_places(self, version: str, priority: Priority) -> bool:
+        """Whether all that was sent to a pool, or is being sent, would run at once."""
+        return self._pools[version].places(priority) >= 0
+
+    def workers_of(self, version: str) -> int:
+        """How many take work of this version."""
+        return self._pools[version].workers if version in self._pools else 0
 
     @property
     def unpulled(self) -> set[int]:
         """Sequences in WORK that nobody has pulled, as far as is known."""
-        pools = self._pools.values()
-        lanes = (lane for pool in pools for lane in pool.unpulled.lanes.values())
-        return {seq for lane in lanes for seq, _ in lane.waiting}
+        return set[int]().union(*(pool.unpulled.sequences for pool in self._pools.values()))
 
     def left(self, sequences: set[int]) -> None:
         """The broker's own account: these are not in WORK any more."""

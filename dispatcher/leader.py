@@ -19,6 +19,7 @@ from dispatcher.ending import Endings
 from dispatcher.fair_queue import service
 from dispatcher.lines import Queued
 from dispatcher.metrics import observe_blocked, observe_oldest, observe_queue
+from dispatcher.recall import Recall
 from dispatcher.recent import Recent
 from dispatcher.sending import Sending
 from dispatcher.succession import KEEP_SECONDS, Succession
@@ -37,6 +38,7 @@ INDEX_BATCH = 2000
 TELL_SECONDS = 0.2
 TELL_SHARE = 0.05  # of the time may be spent on what is told
 MOST_TELL_SECONDS = 1.0  # gateways trust it for two
+RECALL_SECONDS = 0.2
 AUDIT_SECONDS = 2.0
 CANCEL_MEMORY_SECONDS = 30.0  # a cancel may overtake its request
 
@@ -55,6 +57,7 @@ class Leader:
         self._tells_at = 0.0
         self._endings = Endings(broker, model, shards)
         self._sending = Sending(broker, registry, self.books, self._endings)
+        self._recall = Recall(broker, self.books)
         self._audit = Audit(broker, self.books, self._endings, self._sending, shards)
         self._succession = Succession(broker, self.books)
 
@@ -85,6 +88,7 @@ class Leader:
             tasks.create_task(self._sending.run(), name="send")
             tasks.create_task(self._endings.run(), name="end")
             tasks.create_task(_every(TELL_SECONDS, self._tell), name="tell")
+            tasks.create_task(_every(RECALL_SECONDS, self._take_back), name="recall")
             tasks.create_task(_every(AUDIT_SECONDS, lambda: self._look(name)), name="audit")
             tasks.create_task(_every(KEEP_SECONDS, self._succession.keep), name="keep")
 
@@ -195,6 +199,10 @@ class Leader:
             pressure = self._pressure()
             observe_queue(self.books, pressure)
             await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+
+    async def _take_back(self) -> None:
+        for stray in self.books.strays(time.time()):
+            await self._recall.take_back(stray)
 
     def _pressure(self) -> Pressure:
         """With ten thousand tenants it takes a while; then it is told less often."""

@@ -64,6 +64,28 @@ ENDED = Counter(
 )
 
 
+PLACED = Counter(
+    "millstream_dispatcher_placed_total",
+    "Requests sent to the worker that holds their prefix or adapter, or to any: why.",
+    ["model", "why"],
+)
+TAKEN_BACK = Counter(
+    "millstream_dispatcher_taken_back_total",
+    "Requests that their worker has not served, sent to any: why.",
+    ["model", "why"],
+)
+
+
+def observe_placed(model: str, why: str) -> None:
+    """One request was sent on; `why` is that of `dispatcher.affinity.Placed`."""
+    PLACED.labels(model, why).inc()
+
+
+def observe_taken_back(model: str, why: str) -> None:
+    """One request was taken back from the worker that it was placed on."""
+    TAKEN_BACK.labels(model, why).inc()
+
+
 def observe_blocked(model: str, reason: str, seconds: float) -> None:
     """The next in line has waited for so long, because of this."""
     BLOCKED.labels(model, reason).inc(seconds)

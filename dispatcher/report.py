@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dispatcher.books import Books
+from streams.messages import Beat
 from streams.subjects import Priority
 
 _Key = tuple[str, Priority]
@@ -19,8 +20,15 @@ def report(books: Books) -> dict[str, Any]:
         "model": books.model,
         "lanes": lanes[:MOST_LANES],
         "lanes_left_out": max(0, len(lanes) - MOST_LANES),
-        "workers": [asdict(replace(beat, progress=[])) for beat in books.fleet.workers()],
+        "workers": [_worker(books, beat) for beat in books.fleet.workers()],
     }
+
+
+def _worker(books: Books, beat: Beat) -> dict[str, Any]:
+    """Its last beat, and how many marks of prefixes and adapters it holds."""
+    told = asdict(replace(beat, progress=[], holds=b"", dropped=b""))
+    del told["holds"], told["dropped"], told["holds_only"]
+    return told | {"marks": books.affinity.holders.count(beat.worker)}
 
 
 def _lanes(books: Books) -> list[dict[str, Any]]:

@@ -2,15 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import structlog
 
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.lines import Queued
-from dispatcher.metrics import observe_dispatch
+from dispatcher.metrics import observe_dispatch, observe_placed
 from registry.store import Registry
-from streams import subjects, topology
+from streams import marks, subjects, topology
 from streams.connection import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, ModelNotFound
 from streams.headers import MESSAGE_ID, PRIORITY, Envelope
@@ -119,19 +120,30 @@ class Sending:
             self._books.not_sent(item.request_id)
             return
         now_ms = int(time.time() * 1000)
+        envelope = Envelope.from_headers(message.headers)
+        placed = self._books.place(item.request_id, _marks(envelope), envelope.adapter)
+        subject = subjects.work(pool, placed.worker)
         headers = _work_headers(message, item, now_ms)
-        stored = await self._broker.store(subjects.work(pool), message.data, headers)
+        stored = await self._broker.store(subject, message.data, headers)
         self._books.sent(item.request_id, stored.seq, stored.duplicate)
         await self._broker.publish(item.reply, b"+ACK")
-        self._compare(item, message, (now_ms - item.accepted) / 1000)
+        observe_placed(self._books.model, placed.why)
+        self._compare(item, envelope.told_wait, (now_ms - item.accepted) / 1000)
 
-    def _compare(self, item: Queued, message: StoredMessage, waited: float) -> None:
-        """What was told at acceptance with what came of it."""
-        told = Envelope.from_headers(message.headers).told_wait
+    def _compare(self, item: Queued, told: int | None, waited: float) -> None:
+        """What was told at acceptance, in ms, with what came of it."""
         told_seconds = None if told is None else told / 1000
         observe_dispatch(self._books.model, item.priority, waited, told_seconds)
         if told_seconds is not None:
             self._books.outlook.pace.waited(told_seconds, waited)
+
+
+def _marks(envelope: Envelope) -> Sequence[int]:
+    try:
+        return marks.from_header(envelope.marks)
+    except ValueError as error:  # it runs without them
+        log.warning("marks_unreadable", request_id=envelope.request_id, reason=str(error))
+        return ()
 
 
 def _work_headers(message: StoredMessage, item: Queued, now_ms: int) -> dict[str, str]:

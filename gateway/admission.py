@@ -8,6 +8,7 @@ from gateway.submission import Submission
 from gateway.tool_calls import written_by
 from registry.models import Model
 from registry.tenants import Tenant
+from streams import marks
 from streams.errors import (
     BadRequest,
     ContextLengthExceeded,
@@ -37,11 +38,12 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that fits, packed, with what it reserves."""
+    """A request that fits, packed, with what it reserves and the marks of its prompt."""
 
     payload: bytes
     prompt_tokens: int
     cost: int
+    marks: str = ""
 
 
 def admit(
@@ -83,8 +85,11 @@ def _admit_prompt(
         raise ContextLengthExceeded(count, max_tokens, model.context_length, whose)
     stops = PLAIN_STOPS if submission.chat and model.chat_template is None else []
     sampling = submission.sampling_for(max_tokens, stops)
-    request = Request("generate", pack_tokens(prompt), sampling=sampling, adapter=adapter)
-    return Admitted(request.pack(), count, count + max_tokens)
+    packed = pack_tokens(prompt)
+    request = Request("generate", packed, sampling=sampling, adapter=adapter)
+    salt = marks.salt(tenant.name, adapter.digest if adapter else "")
+    found = marks.to_header(marks.of_prompt(packed, salt))
+    return Admitted(request.pack(), count, count + max_tokens, found)
 
 
 def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tokens: int) -> int:

@@ -20,7 +20,7 @@ from streams import messages
 from streams.errors import MillstreamError, status_of
 
 Answer = dict[str, Any]
-Usage = Mapping[str, int]
+Usage = messages.Usage
 Logprobs = Sequence[Mapping[str, Any]]
 FinishReason = Literal["stop", "length", "tool_calls"]
 OWNER = "millstream"
@@ -108,7 +108,9 @@ def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
     if len(usages) == 1:
         return usages[0]
     prompt_tokens = sum(each["prompt_tokens"] for each in usages[::choices])
-    return messages.usage(prompt_tokens, sum(each["completion_tokens"] for each in usages))
+    completion_tokens = sum(each["completion_tokens"] for each in usages)
+    cached_tokens = sum(map(messages.cached_tokens, usages[::choices]))
+    return messages.usage(prompt_tokens, completion_tokens, cached_tokens)
 
 
 def completion_logprobs(logprobs: Logprobs, offset: int) -> Answer:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from gateway.guests import Guests
 from gateway.intake import Intake
 from gateway.relay import Relay
 from gateway.settings import GatewaySettings
@@ -24,6 +25,7 @@ class Door:
     tokenizers: Tokenizers
     intake: Intake
     relay: Relay
+    guests: Guests = field(default_factory=Guests)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def authenticate(self, key: str | None) -> Tenant:

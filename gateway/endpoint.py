@@ -17,7 +17,7 @@ from gateway.reader import Gone
 from gateway.schemas.fields import Body
 from gateway.schemas.reading import decode, parse
 from registry.tenants import Tenant
-from streams.errors import BadRequest, MillstreamError, PayloadTooLarge
+from streams.errors import MillstreamError, PayloadTooLarge, TooSlow
 
 log = structlog.get_logger()
 
@@ -38,15 +38,21 @@ class Endpoint(Generic[B]):
         request = Request(scope, receive)
         try:
             tenant = self._door.authenticate(authorization(request))
-            send = self._door.intake.quotas.announcing(tenant, send)
-            response = await self._respond(request, tenant, send)
+            with self._door.guests.admitted(tenant):
+                await self._answer(request, tenant, send)
         except Gone:
             log.info("client_left", path=scope["path"])
-            return
+        except MillstreamError as error:
+            await problems.response(error)(scope, receive, send)
+
+    async def _answer(self, request: Request, tenant: Tenant, send: Send) -> None:
+        send = self._door.intake.quotas.announcing(tenant, send)
+        try:
+            response = await self._respond(request, tenant, send)
         except MillstreamError as error:
             response = problems.response(error)
         if response is not None:
-            await response(scope, receive, send)
+            await response(request.scope, request.receive, send)
 
     async def _respond(self, request: Request, tenant: Tenant, send: Send) -> Response | None:
         body = await _body(request, self._door.settings.max_body_bytes)
@@ -61,12 +67,12 @@ def authorization(request: Request) -> str | None:
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    """`read_body` of a client that may leave (`Gone`), or stop in the middle (`BadRequest`)."""
+    """`read_body` of a client that may leave (`Gone`), or stop in the middle (`TooSlow`)."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await read_body(request, limit)
     except TimeoutError:
-        raise BadRequest(f"the body did not come within {BODY_SECONDS:g} s") from None
+        raise TooSlow("the body", BODY_SECONDS) from None
     except ClientDisconnect:
         raise Gone from None
 

@@ -9,13 +9,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from nats.js.errors import NotFoundError
+from nats.js.api import DiscardPolicy, StreamConfig
 
 from streams import topology
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, IdempotencyConflict
 from streams.headers import EXPECTED_LAST
 from streams.subjects import token
+from streams.topology import Scale
 
 BUCKET = "idempotency"
 _READS, _READ_SECONDS = 20, 0.05
@@ -37,14 +38,8 @@ class Idempotency:
         self._broker = broker
 
     async def open(self, replicas: int) -> None:
-        """Create the bucket if it is missing."""
-        js = self._broker.js
-        try:
-            await js.key_value(BUCKET)
-        except NotFoundError:
-            await js.create_key_value(
-                bucket=BUCKET, ttl=topology.LOG_SECONDS, replicas=replicas, direct=True
-            )
+        """Create the bucket if it is missing. Raises what `topology.declare_stream` raises."""
+        await topology.declare_stream(self._broker.js, _bucket(), Scale(replicas))
 
     async def find(self, tenant: str, key: str) -> str | None:
         """The request that a key stands for, if any. Raises `BrokerUnavailable`."""
@@ -81,6 +76,20 @@ class Idempotency:
                 return found[0].data
             await asyncio.sleep(_READ_SECONDS)
         raise BrokerUnavailable("the record of this idempotency key cannot be read")
+
+
+def _bucket() -> StreamConfig:
+    """As every NATS client makes it (ADR-8)."""
+    return StreamConfig(
+        name=f"KV_{BUCKET}",
+        subjects=[f"$KV.{BUCKET}.>"],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        max_age=topology.LOG_SECONDS,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
 
 
 def _subject(tenant: str, key: str) -> str:

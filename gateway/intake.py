@@ -97,6 +97,7 @@ class Prepared:
             adapter=self.adapter,
             account=account,
             told_wait=None if self.wait is None else round(self.wait * 1000),
+            marks=self.admitted.marks,
         )
 
 

@@ -36,6 +36,9 @@ TOKENS = Counter(
     "millstream_tokens_total", "Tokens of ended requests.", ["tenant", "model", "direction"]
 )
 SOCKETS = Gauge("millstream_open_websockets", "Open WebSockets.")
+CUT = Counter(
+    "millstream_cut_connections_total", "Connections that were ended for abuse.", ["reason"]
+)
 FOLLOWED = Gauge("millstream_followed_requests", "Requests whose replies are relayed here.")
 
 

@@ -1,10 +1,15 @@
-"""What waits to be written to one socket: bounded by bytes, written by one task."""
+"""What waits to be written to one socket: bounded by bytes, written by one task.
+
+Behind it are 64 KiB of the transport's and the kernel's (`gateway/server.py`), so that all that a
+client can make us keep by not reading is under 256 KiB.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-LIMIT_BYTES = 256 * 1024
+LIMIT_BYTES = 128 * 1024
+OVERHEAD_BYTES = 48  # of a frame: its object and its place here
 
 Frame = str | bytes
 Write = Callable[[Frame], Awaitable[None]]
@@ -26,7 +31,7 @@ class Outbound:
     def put(self, frame: Frame) -> bool:
         """Add a frame; False when what feeds this should pause until it has drained."""
         self._frames.append(frame)
-        self._bytes += len(frame)
+        self._bytes += len(frame) + OVERHEAD_BYTES
         self._ready.set()
         if self._bytes > LIMIT_BYTES and not self._full:
             self._full = True
@@ -49,7 +54,7 @@ class Outbound:
             self._ready.clear()
             while self._frames:
                 frame = self._frames.popleft()
-                self._bytes -= len(frame)
+                self._bytes -= len(frame) + OVERHEAD_BYTES
                 await write(frame)
                 if self._full and self._bytes < LIMIT_BYTES // 2:
                     self._empty()

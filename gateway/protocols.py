@@ -1,4 +1,4 @@
-"""uvicorn's protocols, with an end to sockets whose clients do not read.
+"""uvicorn's protocols with bounds of our own: an end to clients that do not read.
 
 uvicorn waits for as long as a client likes to take what was written. The transport alone knows
 whether anything is taken, and only it can drop what is not: closing would wait for the client too.
@@ -7,15 +7,24 @@ whether anything is taken, and only it can drop what is not: closing would wait 
 import asyncio
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+import uvicorn
+
+from gateway.lobby import Lobby
+from gateway.metrics import CUT
 
 log = structlog.get_logger()
 
 STALLED_SECONDS = 10.0  # a client that has taken nothing for so long is cut
 
 
-class _Impatient(asyncio.Protocol):
+class Config(uvicorn.Config):
+    """uvicorn's, with what our protocols share: who waits, and how many may be connected."""
+
+    lobby: Lobby
+    max_connections: int
+
+
+class Impatient(asyncio.Protocol):
     """Watches a transport from when its buffer is full until it has room again."""
 
     transport: asyncio.Transport
@@ -44,26 +53,9 @@ class _Impatient(asyncio.Protocol):
             self._look_later()
         else:
             log.warning("client_stalled", unread_bytes=self._left)
+            CUT.labels("stalled").inc()
             self.transport.abort()
 
     def _stop_watching(self) -> None:
         if self._watch:
             self._watch.cancel()
-
-
-class HttpProtocol(_Impatient, HttpToolsProtocol):
-    """HTTP/1.1."""
-
-
-class SocketProtocol(_Impatient, WebSocketsSansIOProtocol):
-    """WebSocket. A handshake that was refused is complete: uvicorn would log an error for it."""
-
-    _completed = False
-
-    @property
-    def handshake_complete(self) -> bool:
-        return self._completed or (self.close_sent and self.initial_response is not None)
-
-    @handshake_complete.setter
-    def handshake_complete(self, completed: bool) -> None:
-        self._completed = completed

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from gateway.following import Record
 
-LIMIT_BYTES = 256 * 1024
+LIMIT_BYTES = 128 * 1024  # as `gateway/outbound.py`
+OVERHEAD_BYTES = 800  # of a record, unpacked
 
 
 class Gone(Exception):
@@ -25,7 +26,7 @@ class Reader:
 
     def put(self, record: Record, size: int) -> bool:
         """The sink."""
-        self._bytes += size
+        self._bytes += size + OVERHEAD_BYTES
         self._full = self._full or self._bytes > LIMIT_BYTES
         self._records.append((record, size))
         self._ready.set()
@@ -51,7 +52,7 @@ class Reader:
 
     def _take(self) -> Record:
         record, size = self._records.popleft()
-        self._bytes -= size
+        self._bytes -= size + OVERHEAD_BYTES
         if self._full and self._bytes < LIMIT_BYTES // 2:
             self._full = False
             self._drained()

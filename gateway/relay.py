@@ -45,6 +45,8 @@ class Relay:
         self._own: dict[str, Following] = {}
         self._attached: dict[Following, Subscribed] = {}
         self._stale: set[Following] = set()
+        self._unwanted: set[Following] = set()  # whose cancel may be due
+        self._round_at = 0.0  # when to look at all of them again
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -106,6 +108,7 @@ class Relay:
         """Ask for the end of a request, again and again until it has come. Idempotent."""
         if following.cancel_at is None:
             following.cancel_at = 0.0
+            self._unwanted.add(following)
             self._wake.set()
 
     def give_up(self, following: Following) -> None:
@@ -146,6 +149,7 @@ class Relay:
     async def close(self) -> None:
         """Tell the fleet of what nobody wants any more; the rest can be resumed elsewhere."""
         try:
+            self._unwanted.update(self._all())
             await self._cancel_due(time.monotonic())
         except BrokerUnavailable as error:
             log.warning("cancels_not_sent", reason=str(error))
@@ -203,11 +207,9 @@ class Relay:
         self._wake.set()
 
     async def _look(self, now: float, tasks: asyncio.TaskGroup) -> None:
-        for following in self._all():
-            if following.wants_look(now):
-                following.looked(now)
-                self._stale.add(following)
-            self._end_late(following, now, tasks)
+        if now >= self._round_at:
+            self._round_at = now + LOOK_SECONDS
+            self._look_round(now, tasks)
         await self._cancel_due(now)
         unreadable: dict[str, str] = {}
         for following in list(self._stale):
@@ -219,8 +221,18 @@ class Relay:
         if unreadable:
             raise BrokerUnavailable(f"logs cannot be read: {unreadable}")
 
-    async def _cancel_due(self, now: float) -> None:
+    def _look_round(self, now: float, tasks: asyncio.TaskGroup) -> None:
         for following in self._all():
+            if following.wants_look(now):
+                following.looked(now)
+                self._stale.add(following)
+            if following.wants_cancel(now):
+                self._unwanted.add(following)
+            self._end_late(following, now, tasks)
+
+    async def _cancel_due(self, now: float) -> None:
+        while self._unwanted:
+            following = self._unwanted.pop()
             if following.wants_cancel(now):
                 subject = subjects.cancel(following.tenant, following.request_id)
                 await self._broker.publish(subject)

@@ -2,12 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 
 import structlog
-import uvicorn
 
 from gateway.admission import Deadlines
 from gateway.app import app
@@ -15,8 +13,8 @@ from gateway.door import Door
 from gateway.grammars import Grammars
 from gateway.ingress import Ingress
 from gateway.intake import Intake
-from gateway.protocols import HttpProtocol, SocketProtocol
 from gateway.relay import Relay
+from gateway.server import Server, config, listen
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizers
 from registry.store import Registry
@@ -33,13 +31,9 @@ log = structlog.get_logger()
 DEFAULT_TENANT = "default"
 
 
-class AddressInUse(MillstreamError):
-    """Somebody else listens there."""
-
-
 async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until `stop`; then finish what is under way and take nothing new."""
-    listener = _listen(settings)
+    listener = listen(settings)
     scale = Scale(settings.replicas, settings.shards)
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
@@ -91,7 +85,7 @@ async def _reconcile(door: Door, scale: Scale) -> None:
 
 
 async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asyncio.Event) -> None:
-    server = Server(_uvicorn(door))
+    server = Server(config(app(door), door.settings))
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(door.relay.run(), name="relay")
         counting = tasks.create_task(door.intake.quotas.run(), name="quotas")
@@ -156,41 +150,3 @@ async def _warm(door: Door) -> None:
             except MillstreamError as error:
                 log.error("tokenizer_unusable", model=model.name, reason=str(error))
         await changed.wait()
-
-
-def _listen(settings: GatewaySettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        address = f"{settings.host}:{settings.port}"
-        raise AddressInUse(f"cannot listen on {address}: {error.strerror}") from error
-    return listener
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the process has its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _uvicorn(door: Door) -> uvicorn.Config:
-    return uvicorn.Config(
-        app(door),
-        http=HttpProtocol,
-        ws=SocketProtocol,
-        # over the limit of a frame we answer with an error; over this the socket is closed (1009)
-        ws_max_size=4 * door.settings.max_body_bytes,
-        ws_per_message_deflate=False,  # tokens are too short to compress and too many to try
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-        backlog=4096,
-    )

@@ -17,6 +17,9 @@ class GatewaySettings(ServiceSettings):
         10, ge=0, description="time that requests live on after their socket dropped"
     )
     max_body_bytes: int = Field(1_000_000, ge=1, description="largest HTTP body or WebSocket frame")
+    max_connections: int = Field(
+        16_384, ge=1, description="open connections, as far as file descriptors allow"
+    )
     default_deadline_seconds: float = Field(
         600, gt=0, le=LATEST, description="deadline of a request that names none"
     )

@@ -19,12 +19,14 @@ from gateway import problems
 from gateway.call import Call
 from gateway.door import Door
 from gateway.following import Following
+from gateway.guests import Guest
 from gateway.metrics import SOCKETS, Watch, count_refused
 from gateway.outbound import Frame, Outbound
 from gateway.result_frame import ResultFrame
 from gateway.schemas.frames import CancelFrame, ResumeFrame, WorkFrame
 from gateway.schemas.reading import Encoding, decode, frame_id, parse_frame
 from gateway.submission import Submission
+from gateway.weight import Weight
 from registry.tenants import Tenant
 from streams.errors import (
     BadRequest,
@@ -41,7 +43,7 @@ BEARER = "bearer."
 MOST_CALLS = 1024  # open requests of one socket
 _GOING_AWAY = 1001
 _ENCODE: dict[Encoding, Callable[[Any], Frame]] = {
-    "json": lambda frame: orjson.dumps(frame).decode(),
+    "json": orjson.dumps,  # it becomes text as it is written: as bytes its size is known
     "msgpack": msgpack.packb,
 }
 
@@ -54,13 +56,13 @@ async def stream(door: Door, scope: Scope, receive: Receive, send: Send) -> None
         door.check_open()
         tenant = door.authenticate(_key(scope, offered))
         protocol = _protocol(offered)
+        with door.guests.admitted(tenant) as guest:
+            await send({"type": "websocket.accept", "subprotocol": protocol})
+            encoding = PROTOCOLS[protocol or "millstream.v1.json"]
+            with SOCKETS.track_inprogress():
+                await Connection(door, tenant, guest, encoding, send).serve(receive)
     except MillstreamError as error:
         await problems.deny(send, error)
-        return
-    await send({"type": "websocket.accept", "subprotocol": protocol})
-    connection = Connection(door, tenant, PROTOCOLS[protocol or "millstream.v1.json"], send)
-    with SOCKETS.track_inprogress():
-        await connection.serve(receive)
 
 
 def _key(scope: Scope, offered: list[str]) -> str | None:
@@ -84,12 +86,15 @@ def _protocol(offered: list[str]) -> str | None:
 class Connection:
     """One client's socket: its calls by the client's own ids."""
 
-    def __init__(self, door: Door, tenant: Tenant, encoding: Encoding, send: Send) -> None:
-        self._door, self._tenant, self._send = door, tenant, send
+    def __init__(
+        self, door: Door, tenant: Tenant, guest: Guest, encoding: Encoding, send: Send
+    ) -> None:
+        self._door, self._tenant, self._guest, self._send = door, tenant, guest, send
         self._encoding: Encoding = encoding
         self._encode = _ENCODE[encoding]
         self._calls: dict[str, Call] = {}
         self._outbound = Outbound(self._go_on)
+        self._submitting = Weight(door.settings.max_body_bytes)
 
     async def serve(self, receive: Receive) -> None:
         """Read and write until the client leaves or is cut, or the gateway drains."""
@@ -108,9 +113,12 @@ class Connection:
     async def _read(self, receive: Receive, tasks: asyncio.TaskGroup) -> None:
         while True:
             await self._outbound.room()  # who does not read answers may not ask for more
+            await self._submitting.room()
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 return
+            if too_early := self._guest.take(time.monotonic()):
+                await asyncio.sleep(too_early)
             data = event.get("text")
             self._take(data if data is not None else event["bytes"], tasks)
 
@@ -118,7 +126,7 @@ class Connection:
         """One frame of the client. What is wrong with it is told to it and harms nothing else."""
         wire: dict[str, Any] = {}
         try:
-            self._check(data)
+            size = self._check(data)
             wire = decode(data, self._encoding)
             frame = parse_frame(wire)
             match frame:
@@ -129,18 +137,21 @@ class Connection:
                     tasks.create_task(self._resume(call, frame), name=f"resume-{frame.id}")
                 case _:
                     call = self._open(frame.id)
-                    tasks.create_task(self._submit(call, frame), name=f"submit-{frame.id}")
+                    task = tasks.create_task(self._submit(call, frame), name=f"submit-{frame.id}")
+                    self._submitting.add(size)
+                    task.add_done_callback(lambda _: self._submitting.remove(size))
         except MillstreamError as error:
             self._fail(frame_id(wire), error)
 
-    def _check(self, data: str | bytes) -> None:
-        """Raises for a frame of the wrong kind or over the limit of bytes."""
+    def _check(self, data: str | bytes) -> int:
+        """Its bytes; raises for a frame of the wrong kind or over the limit."""
         if isinstance(data, bytes) and self._encoding == "json":
             raise BadRequest("frames of this subprotocol are text, this one is binary")
         size = len(data if isinstance(data, bytes) else data.encode())
         limit = self._door.settings.max_body_bytes
         if size > limit:
             raise PayloadTooLarge(size, limit)
+        return size
 
     def _open(self, id: str, after: int = -1) -> Call:
         if id in self._calls:
@@ -215,8 +226,11 @@ class Connection:
         await self._send({"type": "websocket.close", "code": _GOING_AWAY, "reason": "draining"})
 
     async def _write(self, frame: Frame) -> None:
-        key = "text" if isinstance(frame, str) else "bytes"
-        await self._send({"type": "websocket.send", key: frame})
+        if self._encoding == "msgpack":
+            await self._send({"type": "websocket.send", "bytes": frame})
+        else:
+            text = frame if isinstance(frame, str) else frame.decode()
+            await self._send({"type": "websocket.send", "text": text})
 
     def _fail(self, id: str | None, error: MillstreamError) -> None:
         self._put({"type": "error", **({"id": id} if id else {}), **problems.facts(error)})
@@ -227,8 +241,9 @@ class Connection:
                 self._door.relay.go_on(call.following)
 
     async def _end_when_draining(self) -> None:
-        """Once the gateway drains and nothing is under way here, this connection ends."""
+        """Once the gateway drains: say so, and end when nothing is under way here."""
         await self._door.draining.wait()
+        self._put({"type": "draining"})
         while self._calls:
             await asyncio.sleep(0.05)
         self._outbound.end()

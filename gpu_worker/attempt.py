@@ -17,7 +17,7 @@ from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.history import History, Kind
-from streams.messages import Request
+from streams.messages import Request, Usage
 from streams.pull import Delivery
 from streams.subjects import Log, Priority
 from streams.token_log import Contents, Fenced, TokenLog, write_ledger
@@ -209,6 +209,7 @@ class Attempt:
                 goal=self.goal,
                 adapter=request.adapter,
                 priority=self.priority,
+                tenant=self.envelope.tenant,
             )
         )
 
@@ -277,10 +278,11 @@ class Attempt:
         )
         return Finished(record, timing)
 
-    def _usage(self, end: Output | None) -> dict[str, int]:
+    def _usage(self, end: Output | None) -> Usage:
         if end and end.usage:
             return messages.usage(end.usage.prompt_tokens, end.usage.completion_tokens)
-        return messages.usage(self.envelope.prompt_tokens, self._tokens)
+        cached = end.cached if end else 0
+        return messages.usage(self.envelope.prompt_tokens, self._tokens, cached)
 
     async def _confirm(self, before: Contents) -> None:
         """The log has its terminal; the attempt that wrote it may have died before the ledger."""

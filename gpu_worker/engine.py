@@ -4,6 +4,7 @@ An engine knows tokens; it knows no NATS and no asyncio. One thread owns it and 
 so it needs no lock.
 """
 
+from collections.abc import Sequence as Collection
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -39,7 +40,8 @@ class Sequence:
     `inputs` is set for unary work (embed, classify): one list of token ids per input. `splits`
     tells where in each of them the second text of a pair begins; it is empty where there are no
     pairs. `goal` is when the first output is wanted by; late is not wrong. Who has to wait, or to
-    give way, is of the lowest `priority` first, in engines that know it.
+    give way, is of the lowest `priority` first, in engines that know it. What is cached of a prompt
+    is found by the same `tenant` alone: who is faster served could tell what others have asked.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class Sequence:
     goal: float | None = None  # epoch seconds
     adapter: Adapter | None = None
     priority: Priority = Priority.STANDARD
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Output:
     `text` may lag behind `tokens` while a character or a possible stop string is incomplete; the
     finishing output carries whatever was still held back. `vectors` are float32 little-endian rows;
     `labels` name the columns of what a classifier says. `usage`, on a finishing output, counts
-    better than its tokens do.
+    better than its tokens do; `cached`, there, are tokens of the prompt that were found in a cache.
     """
 
     request_id: str
@@ -83,6 +86,7 @@ class Output:
     finish: Finish | None = None
     error: EngineError | None = None
     usage: Usage | None = None
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,17 @@ class Throttled(Protocol):
 
     def capacity(self) -> int:
         """How many sequences it would run at once just now. Safe to call from any thread."""
+
+
+@runtime_checkable
+class Caching(Protocol):
+    """An engine that keeps what it has computed of prompts, or the adapters that it has loaded."""
+
+    def holds(self) -> Collection[int]:
+        """Their marks (`streams/marks.py`), least recently used first.
+
+        Safe to call from any thread.
+        """
 
 
 @runtime_checkable

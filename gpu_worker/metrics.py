@@ -15,7 +15,9 @@ FINISHED = Counter(
     "millstream_worker_requests_total", "Requests ended by this worker.", ["model", "outcome"]
 )
 TOKENS = Counter(
-    "millstream_worker_tokens_total", "Tokens of ended requests.", ["model", "direction"]
+    "millstream_worker_tokens_total",
+    "Tokens of ended requests; `cached` are those of the prompt that a prefix cache had.",
+    ["model", "direction"],
 )
 ADAPTERS = Counter(
     "millstream_worker_adapter_requests_total",
@@ -42,6 +44,7 @@ def observe_finished(finished: Finished) -> None:
     FINISHED.labels(record.model, record.outcome).inc()
     TOKENS.labels(record.model, "prompt").inc(record.prompt_tokens)
     TOKENS.labels(record.model, "completion").inc(record.completion_tokens)
+    TOKENS.labels(record.model, "cached").inc(record.cached_tokens)
     if record.adapter:
         ADAPTERS.labels(record.model, _label(record.model, record.adapter), record.outcome).inc()
     for stage, milliseconds in finished.timing.items():

@@ -10,7 +10,7 @@ from gpu_worker.engine import Output
 from registry.models import Goals
 from streams import messages
 from streams.headers import Envelope
-from streams.messages import LedgerRecord
+from streams.messages import LedgerRecord, Usage
 from streams.subjects import Priority
 
 
@@ -45,7 +45,7 @@ class Finished:
 def terminal(
     end: Output | None,
     stopped: Stopped | None,
-    used: dict[str, int],
+    used: Usage,
     timing: dict[str, float],
     failures: int,
 ) -> dict[str, Any]:
@@ -85,4 +85,5 @@ def ledger_record(
         adapter=envelope.adapter,
         account=envelope.account,
         first=round(first),
+        cached_tokens=messages.cached_tokens(used),
     )

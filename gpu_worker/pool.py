@@ -3,16 +3,19 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from functools import partial
 
 import structlog
 from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig
 
 from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
-from gpu_worker.engine import Engine, Output, Preemptive, Room, Throttled
+from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
+from gpu_worker.holdings import Holdings
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
@@ -64,15 +67,18 @@ class Pool:
         self.credit = Credit(self._absent)
         self._broker, self._observe = broker, observe
         self._throttled: Throttled | None = None
+        self._caching: Caching | None = None
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
         self._starts = Starts()
         self._attempts: dict[str, Attempt] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._pulls: dict[Priority, Pull] = {}
+        self._pulls: list[Pull] = []
         self._pulling: list[asyncio.Task[None]] = []
         self._pulled: dict[str, int] = {}
+        self._pulled_own = 0
+        self._holdings = Holdings()
         self._changed = asyncio.Event()
         self._rate = Rate(time.monotonic())
         self._progress = Progress()
@@ -93,7 +99,7 @@ class Pool:
         """Whether to take new work. Idempotent."""
         if is_open != self._is_open:
             self._is_open = is_open
-            for pull in () if is_open else self._pulls.values():
+            for pull in () if is_open else self._pulls:
                 pull.withdraw()
             self._wake()
 
@@ -103,6 +109,7 @@ class Pool:
         preempts = isinstance(engine, Preemptive) and engine.preempts
         self.credit.resize(engine.room(), preempts)
         self._throttled = engine if isinstance(engine, Throttled) else None
+        self._caching = engine if isinstance(engine, Caching) else None
         driver = self._mount.put(engine)
         if self._tasks:
             self._tasks.create_task(self._watch(driver), name="engine")
@@ -114,7 +121,7 @@ class Pool:
         await self._mount.take()
 
     def _lose_room(self) -> None:
-        self._throttled = None
+        self._throttled = self._caching = None
         self.credit.resize(self._absent)
         self._changed.set()
 
@@ -129,9 +136,11 @@ class Pool:
         await self._broker.subscribe(subjects.muster(self.who.model), self._on_muster)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for priority in Priority:
-                pull = self._pulls[priority] = await self._pull(priority, ack_wait_seconds)
-                self._pulling.append(tasks.create_task(pull.run(), name=f"pull-{priority}"))
+            self._pulls = [
+                await self._pull_own(ack_wait_seconds),
+                *[await self._pull(priority, ack_wait_seconds) for priority in Priority],
+            ]
+            self._pulling += [tasks.create_task(pull.run(), name="pull") for pull in self._pulls]
             tasks.create_task(self._beat(beat_seconds), name="beat")
             tasks.create_task(self._hold(beat_seconds, ack_wait_seconds), name="hold")
             if driver := self._mount.driver:
@@ -140,15 +149,24 @@ class Pool:
     async def _pull(self, priority: Priority, ack_wait_seconds: float) -> Pull:
         address = Address(self.who.model, self.who.version, priority)
         consumer = topology.work_consumer(address, ack_wait_seconds)
-        name = consumer.durable_name
-        assert name
+        return await self._pull_from(consumer, priority, self._taking(priority))
 
+    async def _pull_own(self, ack_wait_seconds: float) -> Pull:
+        """What was placed here is taken as soon as there is room for anything."""
+        who = self.who
+        consumer = topology.own_consumer(who.model, who.version, who.worker, ack_wait_seconds)
+        return await self._pull_from(consumer, Priority.INTERACTIVE, self._take_own)
+
+    async def _pull_from(
+        self, consumer: ConsumerConfig, priority: Priority, take: Callable[[Delivery], None]
+    ) -> Pull:
         async def declare() -> None:
             await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
 
         await declare()
-        room, take = partial(self._room, priority), self._taking(priority)
-        return Pull(self._broker, topology.WORK, name, room, take, declare)
+        assert consumer.durable_name
+        room = partial(self._room, priority)
+        return Pull(self._broker, topology.WORK, consumer.durable_name, room, take, declare)
 
     def cancel(self, tenant: str, request_id: str) -> None:
         """The client wants no more of it. Idempotent; unknown requests are somebody else's."""
@@ -185,7 +203,7 @@ class Pool:
     def _wake(self) -> None:
         """Credit has grown, or may have."""
         self._changed.set()
-        for pull in self._pulls.values():
+        for pull in self._pulls:
             pull.wake()
 
     def _follow_capacity(self) -> None:
@@ -207,6 +225,10 @@ class Pool:
             self._take(delivery)
 
         return take
+
+    def _take_own(self, delivery: Delivery) -> None:
+        self._pulled_own = max(self._pulled_own, delivery.seq)
+        self._take(delivery)
 
     def _take(self, delivery: Delivery) -> None:
         if self.draining:
@@ -260,13 +282,14 @@ class Pool:
                 attempt.accept(output)
 
     async def _on_muster(self, msg: Msg) -> None:
+        self._holdings.tell_all()
         self._changed.set()
 
     async def _beat(self, seconds: float) -> None:
         subject = subjects.fleet(self.who.model, self.who.worker)
         while True:
             try:
-                await self._broker.publish(subject, self.beat().pack())
+                await self._broker.publish(subject, self._telling(self.beat()).pack())
             except BrokerUnavailable as error:
                 log.warning("beat_not_sent", reason=str(error))
             await asyncio.sleep(_BEAT_GAP_SECONDS)
@@ -296,11 +319,20 @@ class Pool:
             generated_tokens=self._rate.total,
             tokens_per_second=round(self._rate.sample(time.monotonic()), 3),
             pulled=dict(self._pulled),
+            pulled_own=self._pulled_own,
             draining=self.draining,
             resident=self._mount.driver is not None,
             room=self._room_by_priority() if credit.preempts else {},
             progress=self._progress.some(self._counts, time.monotonic()),
         )
+
+    def _telling(self, beat: Beat) -> Beat:
+        """With what has changed of what the engine holds."""
+        now = time.monotonic()
+        if not self._holdings.is_due(now):
+            return beat
+        held = self._caching.holds() if self._caching else ()
+        return replace(beat, **asdict(self._holdings.tell(held, now)))
 
     def _room_by_priority(self) -> dict[str, tuple[int, int]]:
         return {str(p): self.credit.room(p) if self.taking else (0, 0) for p in Priority}

@@ -2,9 +2,10 @@
 
 from typing import Self
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from streams.settings import Port, ServiceSettings
+from streams.subjects import ANY
 
 
 class WorkerSettings(ServiceSettings):
@@ -39,6 +40,13 @@ class WorkerSettings(ServiceSettings):
         5, gt=0, description="work whose worker is silent for this long goes to another"
     )
     metrics_port: Port = Field(0, description="port for Prometheus metrics; 0: off")
+
+    @field_validator("id")
+    @classmethod
+    def _is_one_worker(cls, name: str) -> str:
+        if name == ANY:
+            raise ValueError(f"{ANY!r} stands for any worker: choose another name")
+        return name
 
     @model_validator(mode="after")
     def _one_model_if_parallel(self) -> Self:

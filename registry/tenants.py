@@ -45,8 +45,14 @@ class KeyHolder(Limits):
     """Whose key has the hash that this is stored under, and what it may use of its tenant's."""
 
     tenant: str
+    max_connections: int | None = None  # these two: of each gateway
+    frames_per_second: int | None = None
     name: str = ""  # "": of a release that did not name keys
     source: Source = "config"
+
+    @property
+    def bounds_connections(self) -> bool:
+        return self.max_connections is not None or self.frames_per_second is not None
 
 
 class Tenant(Limits):
@@ -56,6 +62,8 @@ class Tenant(Limits):
     weight: float = Field(default=1.0, gt=0)
     reserved_tokens: int = Field(default=0, ge=0)  # of each model's fleet, for its urgent requests
     max_queued: int = Field(default=1000, ge=1)  # per model and priority
+    max_connections: int = Field(default=2000, ge=1)  # these two: of each gateway
+    frames_per_second: int = Field(default=2000, ge=1)
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     publishes: bool = True  # may submit over NATS: it gets an ingress stream
@@ -108,7 +116,9 @@ class Tenants:
         if not isinstance(holder, KeyHolder):
             return None
         tenant = self.get(holder.tenant)
-        return tenant.model_copy(update={"key": holder}) if tenant and holder.limited else tenant
+        if tenant and (holder.limited or holder.bounds_connections):
+            return tenant.model_copy(update={"key": holder})
+        return tenant
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Call `observer` after each change, on the event loop; it must neither block nor raise."""

@@ -13,7 +13,8 @@ from streams.protocol import parse_headers
 
 T = TypeVar("T")
 
-CAS_FAILED = 10071
+# The second one in a cluster, where another message of the subject is still on its way.
+CAS_FAILED = frozenset({10071, 10164})
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
 
 
@@ -29,7 +30,7 @@ class StoreRefused(MillstreamError):
     @property
     def lost_race(self) -> bool:
         """True when the subject's last sequence was not the expected one."""
-        return self.error_code == CAS_FAILED
+        return self.error_code in CAS_FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ STORE_SECONDS = 2.5
 OPEN_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 _RETRY_SECONDS = 0.25
+_READ_SECONDS = (0.4, 0.8, 1.3)  # for the tries of a read: STORE_SECONDS together
 _PAGE = 1000
 
 
@@ -264,8 +265,15 @@ class Broker:
         return (await self._read_page(stream, query)).messages
 
     async def _read_page(self, stream: str, query: Mapping[str, int | str]) -> Page:
-        subject = f"$JS.API.DIRECT.GET.{stream}"
-        return await self._ask(Reading("batch" in query), subject, orjson.dumps(dict(query)))
+        """Any replica answers, the broker chooses which: one that is frozen is not waited for."""
+        subject, payload = f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(dict(query))
+        for seconds in _READ_SECONDS:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._ask(Reading("batch" in query), subject, payload)
+            except TimeoutError:
+                continue
+        raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def _ask(
         self,

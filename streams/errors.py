@@ -6,10 +6,10 @@
     │   ├── BadGrammar
     │   ├── Unauthenticated, Forbidden
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
-    │   ├── PayloadTooLarge
+    │   ├── PayloadTooLarge, HeadTooLarge, TooSlow
     │   └── LargerThanQuota
     ├── Refused              try again later
-    │   ├── LaneFull
+    │   ├── LaneFull, TooManyConnections
     │   ├── RateLimited
     │   │   └── QuotaSpent
     │   ├── Overloaded, TenantBacklog, NoWorkers
@@ -36,12 +36,15 @@ STATUS: dict[str, int] = {
     "model_not_found": 404,
     "request_not_found": 404,
     "method_not_allowed": 405,
+    "request_timeout": 408,
     "idempotency_conflict": 409,
     "payload_too_large": 413,
     "queue_full": 429,
+    "too_many_connections": 429,
     "rate_limit_exceeded": 429,
     "insufficient_quota": 429,
     "tenant_backlog": 429,
+    "headers_too_large": 431,
     "upstream_refused": 400,
     "cancelled": 499,
     "adapter_failed": 500,
@@ -179,6 +182,22 @@ class PayloadTooLarge(BadRequest):
         self.size, self.limit = size, limit
 
 
+class HeadTooLarge(BadRequest):
+    """The head of an HTTP request is over a limit."""
+
+    code = "headers_too_large"
+
+
+class TooSlow(BadRequest):
+    """A request was begun and did not come whole in time."""
+
+    code = "request_timeout"
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"{what} did not come within {seconds:g} s")
+        self.seconds = seconds
+
+
 class LargerThanQuota(BadRequest):
     """One request needs more than a whole quota: it can never come in."""
 
@@ -212,6 +231,16 @@ class LaneFull(Refused):
     """A tenant already has as many queued requests as it may."""
 
     code = "queue_full"
+
+
+class TooManyConnections(Refused):
+    """A tenant or a key has as many connections to this gateway as it may."""
+
+    code = "too_many_connections"
+
+    def __init__(self, whose: str, limit: int) -> None:
+        super().__init__(f"max_connections of {whose} is {limit}, and {limit} are open here")
+        self.field, self.limit = "max_connections", limit
 
 
 class RateLimited(Refused):

@@ -26,7 +26,8 @@ class Envelope:
     one of the model's; `dispatched` is 0 until the dispatcher has sent it on. `account` says where
     its use is counted (`streams/usage.py`), if anywhere. `told_wait` is the wait in ms that was
     estimated when it was accepted; None if nothing was known. `priority` is what its client asked
-    for, where the lane may be another: in WORK.
+    for, where the lane may be another: in WORK. `marks` are its prompt's (`marks.to_header`), by
+    which it is sent to a worker that holds the start of it.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Envelope:
     account: str = ""
     priority: str = ""
     told_wait: int | None = None
+    marks: str = ""
 
     def to_headers(self) -> dict[str, str]:
         headers = {
@@ -59,6 +61,7 @@ class Envelope:
             "Adapter": self.adapter,
             "Account": self.account,
             PRIORITY: self.priority,
+            "Marks": self.marks,
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
         if self.told_wait is not None:
@@ -82,4 +85,5 @@ class Envelope:
             account=headers.get("Account", ""),
             priority=headers.get(PRIORITY, ""),
             told_wait=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
+            marks=headers.get("Marks", ""),
         )

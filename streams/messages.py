@@ -15,6 +15,7 @@ import msgpack
 
 Kind = Literal["generate", "embed", "classify"]
 FinishReason = Literal["stop", "length", "cancelled"]
+Usage = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -151,15 +152,23 @@ def started(model: str, version: str, attempt: int, worker: str) -> dict[str, An
     }
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Usage:
+    """As OpenAI has it; `cached_tokens` are those of the prompt that were found in a cache."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 
-def done(reason: FinishReason, used: dict[str, int], timing: Mapping[str, float]) -> dict[str, Any]:
+def cached_tokens(used: Usage) -> int:
+    """Those in a usage, which is 0 where it says nothing of them."""
+    found: int = used.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    return found
+
+
+def done(reason: FinishReason, used: Usage, timing: Mapping[str, float]) -> dict[str, Any]:
     """The terminal of a request that ended as its client asked; `timing` is ms per stage."""
     return {
         "type": "done",
@@ -169,7 +178,7 @@ def done(reason: FinishReason, used: dict[str, int], timing: Mapping[str, float]
     }
 
 
-def failed(code: str, message: str, used: dict[str, int]) -> dict[str, Any]:
+def failed(code: str, message: str, used: Usage) -> dict[str, Any]:
     """The terminal of a request that ended otherwise (`deadline_exceeded`, `engine_failed`, …)."""
     return {"type": "error", "code": code, "message": message, "usage": used}
 
@@ -195,6 +204,7 @@ class LedgerRecord:
     adapter: str = ""
     account: str = ""  # where it is counted, as in the request's headers
     first: int = 0  # when its first output was made; 0: there was none
+    cached_tokens: int = 0  # of the prompt, found in a prefix cache
 
 
 @dataclass(frozen=True)
@@ -203,6 +213,11 @@ class Beat:
 
     `pulled` is, per priority, the highest sequence in WORK that this worker has pulled: what was
     dispatched up to there is no longer waiting to be pulled.
+
+    `pulled_own` is the same for what was placed on this worker.
+
+    `holds` are the marks (`streams/marks.py`) of what it has come to hold since its last beat, and
+    `dropped` of what it holds no more; with `holds_only` it holds `holds` and nothing else.
 
     `room` is what the worker could take of each priority, if its engine takes the place of less
     urgent work for more urgent: sequences (negative ones wait for a place) and tokens. `progress`
@@ -226,6 +241,10 @@ class Beat:
     resident: bool = True  # its model is loaded; else it would be for the first request
     room: dict[str, tuple[int, int]] = field(default_factory=dict)
     progress: list[tuple[int, int]] = field(default_factory=list)
+    pulled_own: int = 0
+    holds: bytes = b""
+    dropped: bytes = b""
+    holds_only: bool = False
 
     def room_for(self, priority: str) -> tuple[int, int]:
         """Sequences and tokens: what is free, where they are not told by priority."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import orjson
 import structlog
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
@@ -19,6 +20,7 @@ EXPIRES_SECONDS = 3.0
 HEARTBEAT_SECONDS = 1.0
 _SILENCE_SECONDS = 2 * HEARTBEAT_SECONDS + 1  # a pull that beats no more is lost
 _PAUSE_SECONDS = 0.5
+_ANSWER_SECONDS = 1.0
 _NANOSECONDS = 1_000_000_000
 _HEARTBEAT, _NO_MESSAGES, _EXPIRED = "100", "404", "408"
 
@@ -170,6 +172,21 @@ class Pull:
         # anything else: a leader is being elected, or there is no such consumer just now
         self._refused = status not in (_NO_MESSAGES, _EXPIRED)
         self._over.set()
+
+
+async def take_one(broker: Broker, stream: str, consumer: str) -> Delivery | None:
+    """The next message that a consumer has for anybody who asks; None if there is none now.
+
+    Raises `BrokerUnavailable` when nobody answers: there may be no such consumer.
+    """
+    subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+    query = orjson.dumps({"batch": 1, "no_wait": True})
+    try:
+        # by an inbox of its own: what is delivered bears the subject that it was stored under
+        msg = await broker.client.request(subject, query, timeout=_ANSWER_SECONDS, old_style=True)
+    except (NatsError, TimeoutError, OSError) as error:
+        raise BrokerUnavailable(f"no answer from consumer {consumer}: {error!r}") from error
+    return None if msg.headers and "Status" in msg.headers else delivery(broker, msg)
 
 
 def delivery(broker: Broker, msg: Msg) -> Delivery:

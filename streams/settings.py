@@ -90,6 +90,8 @@ class LimitSettings(BaseModel):
 class KeySettings(LimitSettings):
     """One of a tenant's keys: the key alone, or a table with limits of its own."""
 
+    max_connections: int | None = Field(None, ge=1, description="connections to each gateway")
+    frames_per_second: int | None = Field(None, ge=1, description="frames over WebSockets")
     key: SecretStr = Field(description="the API key, kept only as a hash")
     name: Name | None = Field(None, description="what `millstream usage` calls it")
 
@@ -110,6 +112,12 @@ class TenantSettings(LimitSettings):
         0, ge=0, description="KV tokens of each model that are kept for it, used or not"
     )
     max_queued: int = Field(1000, ge=1, description="queued requests per model and priority")
+    max_connections: int = Field(
+        2000, ge=1, description="connections to each gateway: WebSockets, HTTP requests under way"
+    )
+    frames_per_second: int = Field(
+        2000, ge=1, description="frames that each gateway takes from all its WebSockets"
+    )
     max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt")
     max_output_tokens: int | None = Field(
         None, ge=1, description="most tokens one request may ask for"

@@ -134,6 +134,16 @@ def parse_work(subject: str) -> Pool:
     return Pool(unescape(model), unescape(version), Priority(priority))
 
 
+def placement(subject: str) -> str:
+    """The worker that work was placed on, or `ANY`."""
+    return subject.rpartition(".")[2]
+
+
+def placed(model: str, version: str, worker: str) -> str:
+    """Filter: work of any priority that was placed on one worker."""
+    return f"{PREFIX}.work.{escape(model)}.{escape(version)}.*.{token(worker)}"
+
+
 def log(address: Log, shards: int) -> str:
     tenant, route, request_id = address
     return (

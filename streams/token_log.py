@@ -151,6 +151,7 @@ class TokenLog:
         """After a lost race: the winner may be this very append, whose confirmation got lost.
 
         Another attempt would have put its claim first, so equal bytes right behind `last` are ours.
+        What cannot be read yet is still on its way to this replica: then it is to be asked again.
         """
         found = await self._broker.read_subject(self._stream, self.subject)
         behind = [message for message in found if message.seq > self.last]
@@ -159,6 +160,8 @@ class TokenLog:
             return own[0].seq
         if self._saved and not found:
             raise _Lost
+        if not behind:
+            raise BrokerUnavailable(f"what is behind the log {self.subject} cannot be read yet")
         raise Fenced(f"the log {self.subject} has moved on")
 
     async def end(self, terminal: Mapping[str, Any], record: LedgerRecord) -> None:

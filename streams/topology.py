@@ -37,6 +37,7 @@ LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
 # A net: workers give up sooner (streams/history.py), and no drain or hand-over counts there.
 MAX_DELIVERIES = 20
 RATE_SECONDS = 300  # counters of a minute, and of a lease, are read for two of them
+IDLE_CONSUMER_SECONDS = 3600.0
 MIB = 2**20
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
 _BAD_REQUEST = 400
@@ -217,6 +218,28 @@ def work_consumer(pool: Pool, ack_wait_seconds: float) -> ConsumerConfig:
         max_ack_pending=-1,
         max_deliver=MAX_DELIVERIES,
     )
+
+
+def own_consumer(model: str, version: str, worker: str, ack_wait_seconds: float) -> ConsumerConfig:
+    """A worker's consumer for what was placed on it; the broker removes it when nobody pulls."""
+    names = subjects.escape(model), subjects.escape(version), worker
+    return ConsumerConfig(
+        durable_name="worker_{}_{}_{}".format(*names),
+        filter_subject=subjects.placed(model, version, worker),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ack_wait_seconds,
+        max_ack_pending=-1,
+        max_deliver=MAX_DELIVERIES,
+        inactive_threshold=IDLE_CONSUMER_SECONDS,
+    )
+
+
+def consumer_of(subject: str) -> str:
+    """The name of the consumer that work on this subject is for."""
+    pool, placement = subjects.parse_work(subject), subjects.placement(subject)
+    if placement == subjects.ANY:
+        return work_consumer(pool, ack_wait_seconds=1).durable_name or ""
+    return own_consumer(pool.model, pool.version, placement, 1).durable_name or ""
 
 
 async def declare(js: "JetStreamContext", scale: Scale, max_queued: int) -> int:

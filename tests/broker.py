@@ -7,20 +7,32 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 
 class NatsServer:
-    """A nats-server of one test's own; `url` is where it listens, `store` survives a restart."""
+    """A nats-server of one test's own; `url` is where it listens, `store` survives a restart.
 
-    def __init__(self, store: Path, port: int = -1) -> None:
+    A `configuration` file names the store itself; `options` are further words of the command line.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        port: int = -1,
+        configuration: Path | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
         self.store = store
+        given = ["-c", str(configuration)] if configuration else ["-js", f"-sd={store}"]
+        self._options = [*given, *options]
         self._run(port)
 
     def _run(self, port: int) -> None:
         ports = Path(tempfile.mkdtemp(dir=self.store))
-        command = [nats_server_binary(), "-js", f"-sd={self.store}", "-a=127.0.0.1"]
-        command += [f"--port={port}", f"--ports_file_dir={ports}"]
+        command = [nats_server_binary(), "-a=127.0.0.1"]
+        command += [f"--port={port}", f"--ports_file_dir={ports}", *self._options]
         with (self.store / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log)
         self.url = _read_url(ports, self.process)
@@ -46,6 +58,10 @@ class NatsServer:
 
     def restart(self) -> None:
         self.kill()
+        self.start()
+
+    def start(self) -> None:
+        """Once more, where it was, after it has ended."""
         self._run(int(self.url.rsplit(":", 1)[1]))
 
 

@@ -17,7 +17,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's own library reads it as well, at its import
 
 
-PROCESSES = ("tests/integration/", "tests/e2e/")
+PROCESSES = ("tests/integration/", "tests/e2e/", "tests/chaos/test_short.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

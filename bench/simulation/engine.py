@@ -95,6 +95,10 @@ class Engine:
         self._runs[fate.request_id] = run
         self._lines[run.priority].waiting.append(run)
 
+    def holds(self) -> list[int]:
+        """The marks of what its prefix cache has, least recently used first."""
+        return list(self._prefixes.marks) if self._prefixes else []
+
     def cancel(self, request_id: str) -> None:
         """Drop a request by the end of the step that runs. Idempotent."""
         if self._step is None:

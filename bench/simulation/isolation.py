@@ -21,6 +21,7 @@ LOUD_AFTER = 60.0  # seconds in which the nine are alone
 LONG_PROMPT = 32_768
 LONG_KV = 3 * LONG_PROMPT  # of the worker that is to take such prompts
 LOUD_REPEATS = 1000
+ARENA = "vtc_lmsys_27clients.csv"
 CAPACITY_ROWS = 400
 SYSTEMS: dict[str, Build] = {"millstream": Millstream, "fcfs": behind(Fcfs), "vtc": behind(Vtc)}
 WEIGHTS = {"four": 4.0, "one": 1.0}
@@ -32,7 +33,7 @@ class Scene:
     def __init__(self, setting: Setting, seed: int, kv_tokens: int = 0) -> None:
         worker = setting.worker
         self.plant = Plant((replace(worker, kv_tokens=max(worker.kv_tokens, kv_tokens)),))
-        self._rows = loads.trace(setting.traces / "vtc_lmsys_27clients.csv", loads.sized)
+        self._rows = loads.trace(setting.traces / ARENA, loads.sized)
         self._random = Random(seed)
         self.capacity = capacity(worker, tuple(self._rows[:CAPACITY_ROWS]))
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from bench.simulation.clock import Clock
 from bench.simulation.delays import Delays
 from bench.simulation.pool import Pool
+from bench.simulation.prefixes import marks_of
 from bench.simulation.request import Fate
 from bench.simulation.worker import VERSION
 from dispatcher.books import Books
 from dispatcher.fair_queue import service
 from dispatcher.lines import Queued
+from dispatcher.placements import Stray
 from dispatcher.sending import AT_ONCE
 from streams.messages import Beat, LedgerRecord, Pressure
 
@@ -67,8 +69,15 @@ class Leader:
         for item in self.books.queue.expired(self._clock.now):
             self._end(item)
         self.books.tick(self._clock.now)
+        for stray in self.books.strays(self._clock.now):
+            self._take_back(stray)
         self._tell(self.books.pressure())
         self._send()
+
+    def _take_back(self, stray: Stray) -> None:
+        for _ in range(stray.count):
+            if fate := self._pool.take_back(stray.worker):
+                self.books.returned(fate.request_id, self._pool.put(fate))
 
     def _end(self, item: Queued) -> None:
         self._ended(self._fates.pop(item.request_id), "deadline_exceeded")
@@ -99,7 +108,8 @@ class Leader:
             self._end(item)
         else:
             fate = self._fates[item.request_id]
-            seq = self._pool.put(fate)
+            placed = self.books.place(item.request_id, marks_of(fate.asked.blocks), "")
+            seq = self._pool.put(fate, placed.worker)
             if fate.told_wait is not None:
                 self.books.outlook.pace.waited(fate.told_wait, self._clock.now - fate.asked.at)
             self.books.sent(item.request_id, seq, duplicate=False)

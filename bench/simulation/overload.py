@@ -54,36 +54,37 @@ def as_it_was(rows: Sequence[Asked], rate: float, seconds: float, random: Random
     return [replace(row, at=(at - times[0]) * scale) for row, at in zip(taken, times, strict=True)]
 
 
-def _asked(arrivals: list[Asked]) -> list[Asked]:
+def in_time(arrivals: list[Asked]) -> list[Asked]:
     return [
         replace(asked, deadline_seconds=DEADLINE_SECONDS, goal_seconds=GOAL_SECONDS)
         for asked in arrivals
     ]
 
 
-def _rows(setting: Setting, name: str) -> list[Asked]:
+def sizes(setting: Setting, name: str) -> list[Asked]:
+    """The rows of a trace that fit a worker."""
     rows = loads.trace(setting.traces / name, loads.sized)
     fits = setting.worker.kv_tokens
     return [replace(row, tenant="all") for row in rows if row.cost <= fits]
 
 
-def _whole(setting: Setting, rows: list[Asked]) -> float:
+def whole_capacity(setting: Setting, rows: list[Asked]) -> float:
     """Requests per second that the workers can complete."""
     return WORKERS * capacity(setting.worker, tuple(rows[:CAPACITY_ROWS]))
 
 
 def _levels(name: str, replay: Replay) -> Measure:
     def measure(setting: Setting, seed: int) -> Values:
-        rows = _rows(setting, name)
+        rows = sizes(setting, name)
         plant = Plant((setting.worker,) * WORKERS)
-        whole = _whole(setting, rows)
+        whole = whole_capacity(setting, rows)
         outcomes: dict[str, dict[float, Outcome]] = {system: {} for system in SYSTEMS}
         for level in LEVELS:
-            asked = _asked(replay(rows, level * whole, SECONDS, Random(seed)))
+            asked = in_time(replay(rows, level * whole, SECONDS, Random(seed)))
             for system, build in SYSTEMS.items():
                 run = Run(build, plant, Load(asked, SECONDS))
                 outcomes[system][level] = run.run(DRAIN_SECONDS)
-        peak = max(map(_goodput, outcomes["fcfs"].values()))
+        peak = max(map(goodput, outcomes["fcfs"].values()))
         return {system: _values(runs, peak) for system, runs in outcomes.items()}
 
     return measure
@@ -91,25 +92,25 @@ def _levels(name: str, replay: Replay) -> Measure:
 
 def _values(runs: dict[float, Outcome], peak: float) -> dict[str, float]:
     judged = runs[JUDGED]
-    values = {f"goodput_{level:g}": _goodput(run) / peak for level, run in runs.items()}
+    values = {f"goodput_{level:g}": goodput(run) / peak for level, run in runs.items()}
     return values | {
-        "on_time": measures.share(_accepted(judged), lambda fate: fate.on_time),
-        "told": _told(judged),
-        "wasted": _wasted(judged),
+        "on_time": measures.share(accepted(judged), lambda fate: fate.on_time),
+        "told": told(judged),
+        "wasted": wasted(judged),
     }
 
 
-def _goodput(outcome: Outcome) -> float:
+def goodput(outcome: Outcome, seconds: float = SECONDS) -> float:
     """Virtual tokens per second of what was completed on time while requests came in."""
-    good = (f for f in outcome.fates if f.on_time and f.ended is not None and f.ended <= SECONDS)
-    return sum(fate.asked.service for fate in good) / SECONDS
+    good = (f for f in outcome.fates if f.on_time and f.ended is not None and f.ended <= seconds)
+    return sum(fate.asked.service for fate in good) / seconds
 
 
-def _accepted(outcome: Outcome) -> list[Fate]:
+def accepted(outcome: Outcome) -> list[Fate]:
     return [fate for fate in outcome.fates if fate.accepted is not None]
 
 
-def _told(outcome: Outcome) -> float:
+def told(outcome: Outcome) -> float:
     """How long those who got nothing had to wait to hear so: p99, ms."""
     waits = sorted(
         (outcome.ended if fate.ended is None else fate.ended) - fate.asked.at
@@ -119,7 +120,7 @@ def _told(outcome: Outcome) -> float:
     return 1000 * waits[ceil(0.99 * len(waits)) - 1] if waits else 0.0
 
 
-def _wasted(outcome: Outcome) -> float:
+def wasted(outcome: Outcome) -> float:
     """The share of the tokens computed that were computed for what was not on time."""
     whole = sum(fate.computed for fate in outcome.fates)
     return sum(fate.computed for fate in outcome.fates if not fate.on_time) / max(1, whole)
@@ -127,29 +128,34 @@ def _wasted(outcome: Outcome) -> float:
 
 def burst(setting: Setting, seed: int) -> Values:
     """Half of the capacity, a minute of five times the capacity, and half again."""
-    rows = _rows(setting, ARENA)
+    rows = sizes(setting, ARENA)
     plant = Plant((setting.worker,) * WORKERS)
-    whole, random = _whole(setting, rows), Random(seed)
+    whole, random = whole_capacity(setting, rows), Random(seed)
     parts = ((0.0, BURST_BEGINS, CALM), (BURST_BEGINS, BURST_ENDS, BURST))
     asked = []
     for begins, ends, level in (*parts, (BURST_ENDS, SECONDS, CALM)):
         arrivals = at_random(rows, level * whole, ends - begins, random)
-        asked += [replace(each, at=each.at + begins) for each in _asked(arrivals)]
+        asked += [replace(each, at=each.at + begins) for each in in_time(arrivals)]
     run = partial(Run, plant=plant, load=Load(asked, SECONDS))
     outcomes = {system: run(build).run(DRAIN_SECONDS) for system, build in SYSTEMS.items()}
-    return {system: {"recovered": _recovered(outcome)} for system, outcome in outcomes.items()}
+    return {system: {"recovered": recovered(outcome)} for system, outcome in outcomes.items()}
 
 
-def _recovered(outcome: Outcome) -> float:
+def recovered(
+    outcome: Outcome,
+    begins: float = BURST_BEGINS,
+    ends: float = BURST_ENDS,
+    seconds: float = SECONDS,
+) -> float:
     """Seconds after the burst from which on 99 % of what is asked is served as before it."""
-    before = [fate for fate in outcome.fates if fate.asked.at < BURST_BEGINS]
+    before = [fate for fate in outcome.fates if fate.asked.at < begins]
     normal = NORMAL * measures.first_token_percentile(before, 0.99)
-    after = [fate for fate in outcome.fates if fate.asked.at >= BURST_ENDS]
-    for second in range(int(SECONDS - BURST_ENDS)):
-        later = [fate for fate in after if fate.asked.at >= BURST_ENDS + second]
+    after = [fate for fate in outcome.fates if fate.asked.at >= ends]
+    for second in range(int(seconds - ends)):
+        later = [fate for fate in after if fate.asked.at >= ends + second]
         if measures.share(later, lambda f: f.ttft is None or f.ttft > normal) <= 0.01:
             return second
-    return SECONDS - BURST_ENDS
+    return seconds - ends
 
 
 FIGURES = (

@@ -1,13 +1,13 @@
-"""The WORK stream of one pool: a queue per priority, and the pulls that wait for it."""
+"""The WORK stream of one pool: a queue per priority and one per worker, and the pulls of each."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.simulation.clock import Clock
 from bench.simulation.delays import Delays
 from bench.simulation.request import Fate
-from streams.subjects import Priority
+from streams.subjects import ANY
 
 Take = Callable[[Fate, int], None]
 
@@ -31,19 +31,25 @@ class Pool:
 
     def __init__(self, clock: Clock, delays: Delays) -> None:
         self._clock, self._delays = clock, delays
-        self._lanes = {priority: _Lane() for priority in Priority}
+        self._lanes: dict[str, _Lane] = defaultdict(_Lane)  # by priority, or by worker
         self._seq = 0
 
-    def put(self, fate: Fate) -> int:
+    def put(self, fate: Fate, placement: str = ANY) -> int:
         """Store a request; its sequence in the stream."""
         self._seq += 1
-        lane = self._lanes[fate.priority]
+        lane = self._lanes[fate.priority if placement == ANY else placement]
         lane.messages.append((fate, self._seq))
         self._serve(lane)
         return self._seq
 
-    def pull(self, priority: Priority, pull: Pull) -> None:
-        lane = self._lanes[priority]
+    def take_back(self, worker: str) -> Fate | None:
+        """The oldest request that was placed on a worker and not pulled."""
+        messages = self._lanes[worker].messages
+        return messages.popleft()[0] if messages else None
+
+    def pull(self, name: str, pull: Pull) -> None:
+        """Ask for messages of a priority, or for those that were placed on a worker."""
+        lane = self._lanes[name]
         lane.pulls.append(pull)
         self._serve(lane)
 

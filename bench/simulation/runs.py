@@ -36,7 +36,7 @@ class Run:
         self._fates: list[Fate] = []
         self._open = 0
         self._next = 0
-        self._served = 0.0
+        self._served: float | None = None  # until the load is over
         self._system: System = build(plant, self._clock, self._ended)
 
     def run(self, drain_seconds: float) -> Outcome:
@@ -44,6 +44,7 @@ class Run:
         self._clock.at(self._load.seconds, self._look)
         self._arrive()
         self._clock.run(self._load.seconds + drain_seconds, self._is_over)
+        assert self._served is not None, "the load is not over"
         return Outcome(
             self._fates,
             self._system.engines,
@@ -59,7 +60,7 @@ class Run:
 
     def _is_over(self) -> bool:
         arrived = self._next == len(self._load.asked)
-        return arrived and not self._open and self._served > 0
+        return arrived and not self._open and self._served is not None
 
     def _arrive(self) -> None:
         """Only the next arrival lies on the clock."""

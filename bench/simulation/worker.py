@@ -13,6 +13,7 @@ from bench.simulation.pool import Pool, Pull
 from bench.simulation.request import Fate
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.engine import Room
+from gpu_worker.holdings import Holdings, Told
 from streams.messages import Beat
 from streams.subjects import Priority
 
@@ -43,6 +44,9 @@ class Worker:
         self._seqs: dict[str, int] = {}  # in WORK, of what is held
         self._pulls: dict[Priority, Pull] = {}
         self._pulled: dict[str, int] = {}
+        self._own: Pull | None = None
+        self._pulled_own = 0
+        self._holdings = Holdings()
         self._beats = 0  # that were sent
         self._beat_at, self._beat_is_due = -1.0, False
         self._stepping = False
@@ -60,6 +64,18 @@ class Worker:
             if (pull is None or not pull.wanted) and (wanted := self.credit.pull_batch(priority)):
                 self._pulls[priority] = pull = Pull(self._taking(priority), wanted)
                 self._pool.pull(priority, pull)
+        self._pull_own()
+
+    def _pull_own(self) -> None:
+        """What was placed here is taken as soon as there is room for anything."""
+        wanted = self.credit.pull_batch(Priority.INTERACTIVE)
+        if wanted and (self._own is None or not self._own.wanted):
+            self._own = Pull(self._take_own, wanted)
+            self._pool.pull(self.name, self._own)
+
+    def _take_own(self, fate: Fate, seq: int) -> None:
+        self._pulled_own = max(self._pulled_own, seq)
+        self._begin(fate, seq)
 
     def _taking(self, priority: Priority) -> Callable[[Fate, int], None]:
         def take(fate: Fate, seq: int) -> None:
@@ -147,7 +163,9 @@ class Worker:
 
     def beat(self) -> Beat:
         """As `gpu_worker.pool.Pool.beat`."""
-        credit = self.credit
+        credit, now = self.credit, self._clock.now
+        due = self._holdings.is_due(now)
+        told = self._holdings.tell(self.engine.holds(), now) if due else Told()
         progress = list(self.engine.progress())
         for fate, generated in progress:
             asked = fate.asked
@@ -166,6 +184,10 @@ class Worker:
             generated_tokens=self._rate.total,
             tokens_per_second=round(self._rate.sample(self._clock.now), 3),
             pulled=dict(self._pulled),
+            pulled_own=self._pulled_own,
+            holds=told.holds,
+            dropped=told.dropped,
+            holds_only=told.holds_only,
             room={str(priority): credit.room(priority) for priority in Priority},
             progress=[
                 (self._seqs[fate.request_id], generated)

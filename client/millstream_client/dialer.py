@@ -14,6 +14,7 @@ from websockets.typing import Subprotocol
 
 from millstream_client.backoff import Backoff
 from millstream_client.errors import MillstreamError, NotConnected, error_of
+from millstream_client.line import Line
 
 OPEN_SECONDS = 3.0  # a frozen gateway's machine takes the connection, and nobody answers
 CLOSE_SECONDS = 1.0
@@ -45,14 +46,14 @@ class Dialer:
         """The gateway dialled last answers: the next failure is the first."""
         self._failures = 0
 
-    async def dial(self) -> tuple[str, ClientConnection]:
-        """Connect to the next gateway: its URL and the socket. Raises `MillstreamError`."""
+    async def dial(self) -> Line:
+        """Connect to the next gateway. Raises `MillstreamError`."""
         url = self._urls[0]
         self._urls.rotate(-1)
         self._failures += 1
         self._retry_after = 0.0
         try:
-            return url, await self._connect(url)
+            return Line(url, await self._connect(url))
         except InvalidStatus as refusal:
             error = _explained(url, refusal.response)
             self._retry_after = error.retry_after or 0.0
@@ -61,7 +62,7 @@ class Dialer:
             raise NotConnected(f"{url}: {error or type(error).__name__}") from error
 
     async def _connect(self, url: str) -> ClientConnection:
-        """Without the library's own pings, for which the session has its own."""
+        """Without the library's own pings: a line has its own."""
         return await connect(
             url,
             subprotocols=[_PROTOCOL],

@@ -12,7 +12,8 @@ from millstream_client.session import Session
 
 class Request:
     """One request. It is sent when it is entered, or first awaited, and cancelled when it is left
-    before its end: by leaving its context, or by letting go of the last reference to it.
+    before its end: by leaving its context, or where it has none, by cancelling who waits for it, or
+    by letting go of the last reference to it.
 
     `deadline` is in seconds from when it is sent, however often.
     """
@@ -21,6 +22,7 @@ class Request:
         self._changed = asyncio.Event()
         self._call = Call(ask, self._changed.set)
         self._session, self._deadline = session, deadline
+        self._has_context = False
         self._loop: asyncio.AbstractEventLoop | None = None  # once it is sent
         self._expires: float | None = None
 
@@ -41,6 +43,7 @@ class Request:
         except BaseException:
             self.close()
             raise
+        self._has_context = True
         return self
 
     async def __aexit__(
@@ -94,6 +97,10 @@ class Request:
         except TimeoutError:
             self.close()
             raise DeadlineExceeded(f"not done within {self._deadline:g} s") from None
+        except asyncio.CancelledError:
+            if not self._has_context:
+                self.close()
+            raise
 
     def _checked(self) -> Done | Result:
         outcome = self._call.outcome
@@ -113,7 +120,10 @@ class Stream(Request):
         return self
 
     async def __anext__(self) -> Chunk:
-        """The next tokens. Cancelling it loses none. Raises the error that the request ended in."""
+        """The next tokens. Raises the error that the request ended in.
+
+        Within the stream's context it may be cancelled, by a timeout say, and no token is lost.
+        """
         self._send()
         while (chunk := self._call.take()) is None:
             if self._call.ended:

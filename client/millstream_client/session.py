@@ -1,8 +1,9 @@
 """The socket that all requests of a client share, opened anew as often as it takes.
 
-A call is in one of three places: it waits to be opened, it is open under an id of the socket's, or
-its reader has something to take first. When the socket drops, what was open waits again; on the
-next socket it is resumed, or sent again under its idempotency key if it was never accepted.
+A call that is under way waits to be opened, or is open under an id of the socket's, or it rests: it
+was refused and is to be sent again later, or its reader has enough to take. When the socket drops,
+what was open waits again; on the next one it is resumed, or sent again under its idempotency key
+if it was never accepted.
 """
 
 import asyncio
@@ -12,15 +13,13 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import count
 
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
-
 from millstream_client.backoff import Backoff
 from millstream_client.budget import RetryBudget
 from millstream_client.call import Call
 from millstream_client.dialer import Dialer
 from millstream_client.errors import (
     BadRequest,
+    BrokerUnavailable,
     Cancelled,
     MillstreamError,
     NotConnected,
@@ -28,13 +27,11 @@ from millstream_client.errors import (
     RequestNotFound,
     error_of,
 )
+from millstream_client.line import Line
 
 log = logging.getLogger(__name__)
 
-MOST_OPEN = 1000  # the gateway takes 1024 of one socket; what a `resume` follows on counts twice
-PING_SECONDS = 2.0
-PONG_SECONDS = 3.0  # a gateway that is silent for longer is frozen, or out of reach
-_TOO_BIG, _GARBLED = 1009, 1002
+MOST_OPEN = 1000  # the gateway takes 1024 of one socket
 
 
 class Session:
@@ -53,13 +50,17 @@ class Session:
         self._open: dict[str, Call] = {}
         self._waiting: deque[Call] = deque()
         self._ids = count(1)
-        self._outgoing: asyncio.Queue[str | None] | None = None  # of the socket, while there is one
+        self._line: Line | None = None
+        self._next: Line | None = None  # the one to go over to
+        self._moving: asyncio.Task[None] | None = None  # while the next one is dialled
         self._wanted = asyncio.Event()
         self._closed = False
-        self.gateway: str | None = None  # the socket's URL, while there is one
         self._running = asyncio.create_task(self._run(), name="millstream-client")
 
-    # --- what readers do ----------------------------------------------------------------------
+    @property
+    def gateway(self) -> str | None:
+        """The URL of the socket, while there is one."""
+        return self._line.url if self._line else None
 
     def submit(self, call: Call) -> None:
         """Take a call under way; it tells of all that follows by `changed`."""
@@ -92,8 +93,8 @@ class Session:
         self._closed = True
         for call in [*self._calls]:
             self.let_go(call)
-        if self._outgoing:
-            self._outgoing.put_nowait(None)
+        if self._line:
+            self._line.end()
         else:
             self._running.cancel()
         try:
@@ -101,22 +102,30 @@ class Session:
         finally:
             self._running.cancel()
 
-    # --- the socket ---------------------------------------------------------------------------
-
     async def _run(self) -> None:
         """Keep a socket open as long as anybody wants one."""
         try:
             while not self._closed:
-                if dialled := await self._dialled():
-                    await self._serve(*dialled)
+                if line := await self._next_line():
+                    await self._serve(line)
                 else:
                     await self._wanted.wait()
         finally:
             self._closed = True
             self._fail_all([*self._calls], NotConnected("this client is closed"))
+            if self._moving:
+                self._moving.cancel()
+            if self._next:
+                self._next.abort()
 
-    async def _dialled(self) -> tuple[str, ClientConnection] | None:
-        """The next socket; None when nobody wants one any more."""
+    async def _next_line(self) -> Line | None:
+        """The next socket; None when nobody wants one."""
+        if self._moving:
+            await asyncio.wait({self._moving})
+        line, self._next = self._next, None
+        return line or await self._dialled()
+
+    async def _dialled(self) -> Line | None:
         while self._has_waiting():
             await asyncio.sleep(self._dialer.pause())
             try:
@@ -124,7 +133,7 @@ class Session:
             except BadRequest as error:
                 self._fail_all([*self._waiting], error)
             except MillstreamError as error:
-                log.info("not connected: %s", error)
+                log.info("not connected: %s", error.message)
                 self._give_up(error)
         self._wanted.clear()
         return None
@@ -137,63 +146,21 @@ class Session:
         """End what has waited for a gateway for too long."""
         since = self._loop.time() - self._patience
         late = [call for call in self._waiting if call.held_since <= since]
-        self._fail_all(
-            late, NotConnected(f"no gateway within {self._patience:g} s: {error.message}")
-        )
+        reason = f"no gateway within {self._patience:g} s: {error.message}"
+        self._fail_all(late, NotConnected(reason))
 
-    async def _serve(self, url: str, socket: ClientConnection) -> None:
+    async def _serve(self, line: Line) -> None:
         """Use a socket until it is lost or closed."""
-        self.gateway, self._outgoing = url, asyncio.Queue()
+        self._line = line
         self._open_waiting()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(self._write(socket, self._outgoing), name="write")
-                watching = tasks.create_task(self._watch(socket, tasks), name="watch")
-                await self._read(socket)
-                writing.cancel()
-                watching.cancel()
+            await line.run(self._receive)
         finally:
-            socket.transport.abort()
-            self._lost(socket)
+            self._line = None
+            self._lost(line)
 
-    async def _read(self, socket: ClientConnection) -> None:
-        try:
-            async for data in socket:
-                self._receive(data)
-                self._dialer.works()
-        except ConnectionClosed as closed:
-            log.info("lost %s: %s", self.gateway, closed)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s sent what is no frame: %r", self.gateway, error)
-            await socket.close(_GARBLED)
-
-    async def _write(self, socket: ClientConnection, outgoing: asyncio.Queue[str | None]) -> None:
-        try:
-            while (text := await outgoing.get()) is not None:
-                await socket.send(text)
-            await socket.close()
-        except ConnectionClosed:
-            pass  # which ends the reading too
-
-    async def _watch(self, socket: ClientConnection, tasks: asyncio.TaskGroup) -> None:
-        """Cut a socket whose gateway does not answer.
-
-        A task is looked at, rather than cancelled by a timeout: where it is this process that was
-        busy, the pong is there by then.
-        """
-        while True:
-            ping = tasks.create_task(_ping(socket), name="ping")
-            await asyncio.wait({ping}, timeout=PONG_SECONDS)
-            if not ping.done():
-                log.warning("%s is silent", self.gateway)
-                ping.cancel()
-                socket.transport.abort()
-                return
-            await asyncio.sleep(PING_SECONDS)
-
-    def _lost(self, socket: ClientConnection) -> None:
-        self.gateway, self._outgoing = None, None
-        if socket.close_code == _TOO_BIG:
+    def _lost(self, line: Line) -> None:
+        if line.was_too_big:
             self._fail_largest(PayloadTooLarge("the gateway does not take a frame of this size"))
         for call in self._open.values():
             self._calls[call] = None
@@ -201,7 +168,20 @@ class Session:
         self._waiting.extend(self._open.values())
         self._open.clear()
 
-    # --- the calls on it ----------------------------------------------------------------------
+    def _move_on(self) -> None:
+        """Go over to the next gateway, if it takes us: what runs here is resumed there."""
+        if self._moving is None and self._next is None:
+            self._moving = asyncio.create_task(self._dial_next(), name="millstream-move")
+
+    async def _dial_next(self) -> None:
+        try:
+            self._next = await self._dialer.dial()
+        except MillstreamError as error:
+            log.info("not moved: %s", error.message)
+        finally:
+            self._moving = None
+        if self._next and self._line:
+            self._line.end()
 
     def _queue(self, call: Call) -> None:
         if not call.ended:
@@ -210,7 +190,7 @@ class Session:
             self._open_waiting()
 
     def _open_waiting(self) -> None:
-        while self._outgoing and self._waiting and len(self._open) < MOST_OPEN:
+        while self._line and self._waiting and len(self._open) < MOST_OPEN:
             call = self._waiting.popleft()
             if not call.ended:
                 self._open_one(call, str(next(self._ids)))
@@ -225,9 +205,9 @@ class Session:
 
     def _put(self, frame: dict[str, object]) -> int:
         """Send a frame; returns its size."""
-        assert self._outgoing  # of a call that is open
+        assert self._line  # of a call that is open
         text = json.dumps(frame)
-        self._outgoing.put_nowait(text)
+        self._line.put(text)
         return len(text)
 
     def _receive(self, data: str | bytes) -> None:
@@ -235,10 +215,18 @@ class Session:
         call = self._open.get(frame.get("id", ""))
         if frame["type"] == "error":
             self._receive_error(call, error_of(frame))
+        elif frame["type"] == "draining":
+            self._receive_draining()
         elif call:
             call.receive(frame, len(data))
             if call.ended or call.behind:
                 self._release(call)
+        self._dialer.works()
+
+    def _receive_draining(self) -> None:
+        assert self._line  # it came from there
+        self._line.draining = True
+        self._move_on()
 
     def _receive_error(self, call: Call | None, error: MillstreamError) -> None:
         if call:
@@ -273,39 +261,34 @@ class Session:
         if new:
             self._fail(max(new, key=lambda call: call.size), error)
 
-    # --- trying again -------------------------------------------------------------------------
-
     def _tries_again(self, call: Call, error: MillstreamError) -> bool:
         """True if the error is not the end of the call."""
         if isinstance(error, RequestNotFound) and call.accepted and not call.cancel_wanted:
             call.unaccept()
             self._queue(call)
             return True
-        if error.retry_after is None:
+        if error.retry_after is None or not self._rests(call, error.retry_after):
             return False
-        return self._waits_out(call, error.retry_after)
+        if self._is_better_elsewhere(error):
+            self._move_on()
+        return True
 
-    def _waits_out(self, call: Call, retry_after: float) -> bool:
+    def _rests(self, call: Call, retry_after: float) -> bool:
+        """Send a refused call again later, unless that would try its caller's patience."""
+        now = self._loop.time()
         call.refusals += 1
-        wait = self._wait(call, retry_after)
-        if self._loop.time() + wait - call.held_since > self._patience:
+        wait = retry_after + self._backoff.seconds(call.refusals)
+        if not call.accepted:  # what was accepted is no load that could be spared
+            wait = max(wait, self._budget.wait(now))
+        if now + wait - call.held_since > self._patience:
             return False
         if not call.accepted:
             self._budget.withdraw()
         self._loop.call_later(wait, self._queue, call)
         return True
 
-    def _wait(self, call: Call, retry_after: float) -> float:
-        """Seconds before a refused call is sent again.
-
-        What was accepted is no load that could be spared: the budget is for the others.
-        """
-        wait = retry_after + self._backoff.seconds(call.refusals)
-        return wait if call.accepted else max(wait, self._budget.wait(self._loop.time()))
-
-
-async def _ping(socket: ClientConnection) -> None:
-    try:
-        await (await socket.ping())
-    except ConnectionClosed:
-        pass
+    def _is_better_elsewhere(self, error: MillstreamError) -> bool:
+        """Whether a refusal is about the gateway: it drains, or has lost its broker."""
+        assert self._line  # it came from there
+        alone = len(self._dialer) == 1
+        return self._line.draining or (isinstance(error, BrokerUnavailable) and not alone)

@@ -1,11 +1,14 @@
 // The page: a form, one generation at a time, and what can be seen of it while it runs.
 
-import { Generation } from "./stream.js";
+import { Client } from "./millstream.js";
 
 const KEPT = "millstream.key";
+const PATIENCE_MS = 15000;
 const page = (id) => document.getElementById(id);
 
-let generation = null;
+let client = null;
+let stream = null; // the generation under way
+let began = 0; // when it was asked for, by performance.now()
 let first = null; // when the first chunk came, by performance.now()
 let tokens = 0;
 let firstCount = 0; // tokens of the first chunk: the rate is of those behind it
@@ -54,16 +57,29 @@ function showModels(names, placeholder, note) {
 
 // --- running ----------------------------------------------------------------------------------
 
-function run() {
-  if (generation || !page("ask").reportValidity()) return;
+async function run() {
+  if (stream || !page("ask").reportValidity()) return;
   clear();
   running(true);
-  generation = new Generation(page("key").value.trim(), ask(), {
-    connection: showConnection,
-    frame: showFrame,
-    end: finish,
-  });
-  generation.start();
+  try {
+    stream = clientOf(page("key").value.trim()).generate(ask(), { observe: showFrame });
+    for await (const chunk of stream) showChunk(chunk);
+    showDone(await stream.ended);
+  } catch (error) {
+    showError(error);
+  }
+  stream = null;
+  running(false);
+  showRate();
+}
+
+function clientOf(key) {
+  if (client?.key !== key) {
+    client?.close();
+    client = Object.assign(new Client({ key, patienceMs: PATIENCE_MS }), { key });
+    client.addEventListener("connection", (event) => showConnection(event.detail));
+  }
+  return client;
 }
 
 function ask() {
@@ -78,38 +94,26 @@ function ask() {
 }
 
 function cancel() {
-  if (!generation) return;
+  if (!stream) return;
   showStatus("running", "Cancelling …");
-  generation.cancel();
-}
-
-function finish(frame) {
-  generation = null;
-  running(false);
-  showRate();
-  if (frame.type === "error") return showError(frame);
-  showStatus(frame.finish_reason, REASONS[frame.finish_reason] ?? frame.finish_reason);
-  page("tokens").textContent = `${frame.usage.prompt_tokens} in, ${frame.usage.completion_tokens} out`;
-  showStages(frame.timing);
+  stream.cancel();
 }
 
 // --- showing ----------------------------------------------------------------------------------
 
 const REASONS = { stop: "Finished", length: "Finished: token limit reached", cancelled: "Cancelled" };
-const CONNECTIONS = {
-  connecting: () => "Connecting …",
-  open: () => "Accepted",
-  resuming: (attempt) => `Connection lost, resuming (attempt ${attempt}) …`,
-};
 
-function showConnection(state, attempt) {
-  showStatus(state === "resuming" ? "resuming" : "running", CONNECTIONS[state](attempt));
+function showConnection({ state, failures }) {
+  if (!stream || state === "open") return;
+  const attempt = failures ? ` (attempt ${failures + 1})` : "";
+  if (stream.requestId) showStatus("resuming", `Connection lost, resuming${attempt} …`);
+  else showStatus("running", `Connecting${attempt} …`);
 }
 
 function showFrame(frame) {
-  if (frame.type === "accepted") page("request-id").textContent = frame.request_id;
-  if (frame.type === "started") showStarted(frame);
-  if (frame.type === "chunk") showChunk(frame);
+  if (frame.type === "started") return showStarted(frame);
+  page("request-id").textContent = frame.request_id;
+  showStatus("running", "Accepted");
 }
 
 function showStarted(frame) {
@@ -121,7 +125,7 @@ function showChunk(chunk) {
   if (first === null) {
     first = performance.now();
     firstCount = chunk.count;
-    page("ttft").textContent = milliseconds(first - generation.sent);
+    page("ttft").textContent = milliseconds(first - began);
   }
   tokens += chunk.count;
   append(chunk.text);
@@ -139,6 +143,12 @@ function append(text) {
 function showRate() {
   const seconds = (performance.now() - first) / 1000;
   if (tokens > firstCount) page("rate").textContent = ((tokens - firstCount) / seconds).toFixed(1);
+}
+
+function showDone(done) {
+  showStatus(done.finish_reason, REASONS[done.finish_reason] ?? done.finish_reason);
+  page("tokens").textContent = `${done.usage.prompt_tokens} in, ${done.usage.completion_tokens} out`;
+  showStages(done.timing);
 }
 
 function showStages(timing) {
@@ -159,9 +169,9 @@ function stageRow(stage, ms, share) {
   return row;
 }
 
-function showError(frame) {
-  const wait = frame.retry_after_ms ? ` – try again in ${milliseconds(frame.retry_after_ms)}` : "";
-  page("error").textContent = `${frame.code}: ${frame.message}${wait}`;
+function showError(error) {
+  const wait = error.retryAfterMs ? ` – try again in ${milliseconds(error.retryAfterMs)}` : "";
+  page("error").textContent = `${error.code ?? error.name}: ${error.message}${wait}`;
   page("error").hidden = false;
   showStatus("failed", "Failed");
 }
@@ -176,8 +186,10 @@ function milliseconds(ms) {
 }
 
 function clear() {
+  began = performance.now();
   first = null;
   tokens = firstCount = 0;
+  showStatus("running", "Connecting …");
   page("output").replaceChildren(document.createTextNode(""));
   for (const id of ["ttft", "rate", "tokens", "request-id"]) page(id).textContent = "–";
   page("error").hidden = true;

@@ -5,8 +5,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
-from gateway.schemas.fields import Body, Nothing, NothingListed, shown, unsupported, wrong
+from gateway.schemas.fields import (
+    Body,
+    Nothing,
+    NothingListed,
+    plain_json,
+    shown,
+    unsupported,
+    wrong,
+)
 
+MAX_MESSAGES = 4096
+MAX_CALLS = 128
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 _PART = {
     "type": "object",
@@ -53,6 +63,7 @@ def _arguments(value: str) -> str:
         found = None
     if not isinstance(found, dict):
         raise wrong("must be a JSON object as text")
+    plain_json(found)
     return value
 
 
@@ -77,13 +88,16 @@ class CalledTool(Body):
         return {"id": self.id, "type": "function", "function": function}
 
 
+CalledTools = Annotated[list[CalledTool], Field(max_length=MAX_CALLS, fail_fast=True)]
+
+
 class ChatMessage(Body):
     """One turn of a chat. What an answer of ours holds may be sent back as it is."""
 
     role: Role
     content: Content
     name: str | None = Field(default=None, description="ignored, but for a tool's")
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: CalledTools | None = None
     tool_call_id: str | None = None
     refusal: Nothing = None
     audio: Nothing = None
@@ -117,4 +131,4 @@ class ChatMessage(Body):
         return found
 
 
-Chat = Annotated[list[ChatMessage], Field(min_length=1)]
+Chat = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

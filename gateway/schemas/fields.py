@@ -1,9 +1,11 @@
 """What several requests share: strict types, limits, OpenAI's fields that are not supported yet."""
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -11,6 +13,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -23,6 +26,8 @@ MAX_NAME = 256
 MAX_N = 8
 MAX_CHOICES = 128  # of all prompts of one body together
 MAX_BIASES = 1024
+MAX_FIELDS = 64  # of one object; none of ours knows so many
+MAX_DEPTH = 100  # of an object whose fields are the client's own
 MOST_BIAS = 100
 INT32 = 2**31
 _INT64 = 2**63
@@ -166,6 +171,8 @@ def _prompt(value: object) -> str | Tokens:
 def _prompts(value: object) -> list[str | Tokens]:
     """One prompt or many, each a text or token ids; always a list of them in the end."""
     many = [value] if _is_one_prompt(value) else value
+    if isinstance(many, list) and len(many) > MAX_CHOICES:
+        raise wrong(f"has {len(many)} prompts, the limit is {MAX_CHOICES}")
     if not isinstance(many, list) or not many or not all(map(_is_one_prompt, many)):
         raise wrong("must be a text, a list of token ids, or a list of either, and not empty")
     return many
@@ -190,10 +197,41 @@ Prompt = Annotated[str | Tokens, PlainValidator(_prompt), _prompt_schema(1)]
 Prompts = Annotated[list[str | Tokens], PlainValidator(_prompts), _prompt_schema(MAX_CHOICES)]
 
 
+def plain_json(value: dict[str, Any]) -> dict[str, Any]:
+    """`value` if any reader of JSON takes it: msgpack has more types, and some readers recurse."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [part for each in level for part in _parts(each)]
+        if not level:
+            return value
+    raise wrong(f"is nested deeper than {MAX_DEPTH}")
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list):
+        return value
+    if value is None or isinstance(value, str | int | float):
+        return ()
+    raise wrong(f"must be JSON, and holds {shown(value)}")
+
+
+PlainObject = Annotated[dict[str, Any], AfterValidator(plain_json)]
+
+
 class Body(BaseModel):
     """What a stranger sends: strict types, no unknown fields, never changed."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_not_too_many_fields(cls, value: Any) -> Any:
+        """Pydantic would make an error of each that it does not know."""
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise wrong(f"has {len(value)} fields, the limit is {MAX_FIELDS}")
+        return value
 
 
 class Work(Body):

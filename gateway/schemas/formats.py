@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, model_validator
 
-from gateway.schemas.fields import Body
+from gateway.schemas.fields import Body, PlainObject
 from streams.errors import BadRequest
 from streams.messages import Grammar
 
 MAX_CHOICES = 1024
-Schema = dict[str, Any]
+Schema = PlainObject
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
@@ -69,7 +69,7 @@ class StructuredOutputs(Body):
         return _json(self.json_schema)
 
 
-def _json(schema: Schema | None) -> Grammar:
+def _json(schema: dict[str, Any] | None) -> Grammar:
     return Grammar("json_schema", orjson.dumps(schema).decode())
 
 

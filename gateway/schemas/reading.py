@@ -85,7 +85,7 @@ def explain(error: ErrorDetails) -> BadRequest:
     if error["type"] == UNSUPPORTED:
         return UnsupportedValue(f"{path} {error['msg']}", path)
     if error["type"] == WRONG:
-        return BadRequest(f"{path} {error['msg']}", path)
+        return BadRequest(f"{path or 'this'} {error['msg']}", path or None)
     message = _WORDS.get(error["type"]) or _SUBJECT.sub("must", error["msg"])
     return BadRequest(f"{path or 'this'} {message}, it is {shown(error['input'])}", path or None)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from gateway.schemas.fields import Body, Ignored, shown, unsupported, wrong
+from gateway.schemas.fields import Body, Ignored, PlainObject, shown, unsupported, wrong
 from streams.messages import Grammar
 
 MAX_TOOLS = 128
@@ -19,7 +19,7 @@ class Function(Body):
 
     name: str = Field(pattern=_NAME)
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema")
+    parameters: PlainObject | None = Field(default=None, description="a JSON schema")
     strict: Ignored = None
 
 
@@ -66,7 +66,7 @@ _NAMED_SCHEMA = {
         },
     },
 }
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice = Annotated[
     str | Named | None,
     PlainValidator(_choice),

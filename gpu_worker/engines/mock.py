@@ -17,6 +17,8 @@ from pathlib import Path
 from gpu_worker.detokenizer import StopStrings
 from gpu_worker.engine import Finish, Output, Room, Sequence
 from gpu_worker.limits import Limits, reserved
+from gpu_worker.prompt_memory import PromptMemory
+from streams import marks
 from streams.messages import Logprob, pack_tokens
 from streams.subjects import Priority
 
@@ -39,6 +41,8 @@ class _Stream:
     origin: int
     next: int
     stops: StopStrings | None
+    marks: list[int]
+    cached: int = 0
     gone: bool = False
 
 
@@ -47,7 +51,8 @@ class MockEngine:
 
     At most `sequences` run at once, the others wait; a more urgent one takes the place of the
     newest of the least urgent. `kv_tokens` bounds what `room` announces and how long one sequence
-    may be.
+    may be. It tells which prompts it would have in a prefix cache of so many tokens; they are not
+    any faster.
     """
 
     preempts = True
@@ -63,6 +68,7 @@ class MockEngine:
     ) -> None:
         self._ttft, self._itl = ttft_ms / 1000, itl_ms / 1000
         self._free, self._kv_tokens, self._reserved = sequences, kv_tokens, 0
+        self._memory = PromptMemory(kv_tokens)
         self._limits = Limits(VOCABULARY, kv_tokens, grammars=False)
         self._clock, self._sleep = clock, sleep
         self._streams: dict[str, _Stream] = {}
@@ -102,7 +108,8 @@ class MockEngine:
     def cancel(self, request_id: str) -> None:
         if stream := self._streams.get(request_id):
             held = stream.stops.flush() if stream.stops else ""
-            self._ready.append(Output(request_id, text=held, finish="cancelled"))
+            end = Output(request_id, text=held, finish="cancelled", cached=stream.cached)
+            self._ready.append(end)
             self._leave(stream)
 
     def step(self) -> list[Output]:
@@ -120,6 +127,10 @@ class MockEngine:
     def room(self) -> Room:
         free = self._free - len(self._waiting)
         return Room(max(0, free), max(0, self._kv_tokens - self._reserved))
+
+    def holds(self) -> list[int]:
+        """The marks of the prompts that would be cached."""
+        return self._memory.marks()
 
     @property
     def idle(self) -> bool:
@@ -140,6 +151,7 @@ class MockEngine:
             self._waiting.remove(stream)
             self._free -= 1
             self._running[stream.sequence.request_id] = stream
+            stream.cached = stream.cached or self._memory.find(stream.marks)
             self._plan(self._clock() + self._ttft, stream)
 
     def _make_way(self, stream: _Stream) -> bool:
@@ -191,6 +203,8 @@ class MockEngine:
             self._leave(stream)
             vectors = [_vector(i, sequence.dimensions or DIMENSIONS) for i in sequence.inputs]
             return Output(sequence.request_id, vectors=vectors, finish="stop")
+        self._memory.keep(stream.marks)
+        stream.marks = []
         token = _token(stream.origin, stream.next)
         stream.next += 1
         text = stream.stops.push(WORDS[token]) if stream.stops else WORDS[token]
@@ -199,7 +213,8 @@ class MockEngine:
             self._leave(stream)
             text += stream.stops.flush() if stream.stops else ""
         logprobs = _logprobs(token, sequence.sampling.logprobs)
-        return Output(sequence.request_id, [token], text, logprobs, finish=finish)
+        cached = stream.cached if finish else 0
+        return Output(sequence.request_id, [token], text, logprobs, finish=finish, cached=cached)
 
 
 def _stream(sequence: Sequence) -> _Stream:
@@ -209,7 +224,9 @@ def _stream(sequence: Sequence) -> _Stream:
         for token in sequence.generated:
             stops.push(WORDS[token])
     origin = _origin(sequence.prompt, sequence.sampling.seed or 0)
-    return _Stream(sequence, origin, len(sequence.generated), stops)
+    packed = pack_tokens(sequence.prompt)
+    prompt = marks.of_prompt(packed, marks.salt(sequence.tenant))
+    return _Stream(sequence, origin, len(sequence.generated), stops, prompt)
 
 
 def _urgency(stream: _Stream) -> int:

@@ -14,12 +14,15 @@ class Sample:
     """One request as its client saw it.
 
     `due` is when the load meant to send it, `sent` when it did: a client that falls behind must not
-    make the server look good, so an open loop is judged from `due`. `times` and `counts` are the
+    make the server look good, so an open loop is judged from `due`. `accepted` and `request_id` are
+    known where the protocol tells that a request was taken in. `times` and `counts` are the
     chunks; `code` is empty for a request that ended well, `ended` None for one that has not.
     """
 
     due: float
     sent: float = 0.0
+    accepted: float | None = None
+    request_id: str = ""
     ended: float | None = None
     code: str = ""
     prompt_tokens: int = 0

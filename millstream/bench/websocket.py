@@ -67,6 +67,8 @@ class _Flight:
             return self._land(now, frame["code"])
         if kind == "started":
             sample.attempts = frame["attempt"]
+        if kind == "accepted":
+            sample.accepted, sample.request_id = now, frame["request_id"]
         return False
 
     def _land(self, now: float, code: str = "") -> bool:

@@ -33,6 +33,12 @@ look();
 """
 
 
+PROMISE = """
+const done = arguments[arguments.length - 1];
+(async () => {%s})().then((value) => done({value}), (error) => done({error: `${error.stack}`}));
+"""
+
+
 class Browser:
     """One session. Elements are named by their `id` attribute; a failure says its reason."""
 
@@ -64,6 +70,12 @@ class Browser:
 
     def script(self, code: str) -> Any:
         return self._post("/execute/sync", {"script": code, "args": []})
+
+    def evaluate(self, code: str) -> Any:
+        """What the body of an async function returns; fails with what it throws."""
+        done = self._post("/execute/async", {"script": PROMISE % code, "args": []})
+        assert "error" not in done, done["error"]
+        return done.get("value")
 
     def until(self, condition: str) -> None:
         """Wait for a JavaScript expression to be true; fails after `SECONDS`."""

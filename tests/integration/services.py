@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -16,7 +17,7 @@ from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version, mock_model
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import lanes, messages, subjects, token_log, topology
+from streams import lanes, marks, messages, subjects, token_log, topology
 from streams.connection import Broker, connect
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import LedgerRecord, Request, Sampling
@@ -109,7 +110,10 @@ class Client:
             version=version,
             deadline_seconds=deadline_seconds,
         )
-        payload = Request("generate", messages.pack_tokens(tokens), sampling=chosen).pack()
+        packed = messages.pack_tokens(tokens)
+        found = marks.to_header(marks.of_prompt(packed, marks.salt(tenant)))
+        envelope = replace(envelope, marks=found)
+        payload = Request("generate", packed, sampling=chosen).pack()
         return await self.enter(envelope, payload, Lane(tenant, model, priority))
 
     async def embed(self, inputs: list[str], dimensions: int) -> str:

@@ -277,6 +277,22 @@ async def test_a_frozen_gateway_is_left(nats_url: str, tmp_path: Path) -> None:
         assert tokens(chunks) == list(range(500))
 
 
+async def test_a_draining_gateway_is_left_for_another(nats_url: str, tmp_path: Path) -> None:
+    """Long streams go over at once, and it need not wait for them; what is new is not refused."""
+    async with two_gateways(nats_url, tmp_path) as gateways, client_of(gateways) as client:
+        async with client.generate(model="mock", prompt="hello", max_tokens=1000) as stream:
+            chunks = [await anext(stream)]
+            left = client.gateway
+            assert left
+            gateways[left].terminate()
+            await eventually(lambda: client.gateway not in (left, None))
+            assert not stream.done
+            await eventually(lambda: gateways[left].process.poll() is not None)
+            assert (await read(client, "new", max_tokens=10))[1] == list(range(10))
+            chunks += [chunk async for chunk in stream]
+        assert tokens(chunks) == list(range(1000))
+
+
 async def test_a_broker_that_is_away_for_a_while_is_waited_for(
     nats_server: NatsServer,
 ) -> None:

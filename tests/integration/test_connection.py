@@ -1,7 +1,7 @@
 """The connection outlives servers that freeze, die or close it, and never keeps anybody waiting."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -139,6 +139,26 @@ async def test_a_subject_is_read_to_its_end(broker: Broker) -> None:
     assert len(await broker.read_subject(topology.DEAD, DEAD, after=2400)) == 100
     assert await broker.read_subject(topology.DEAD, "infer.dead.nobody.m") == []
     assert len(await broker.read_subject(topology.DEAD, "infer.dead.>")) == 2501
+
+
+async def test_a_replica_that_does_not_answer_is_not_waited_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is frozen is asked as often as the others, until its cluster has noticed."""
+    await broker.store(DEAD, b"payload")
+    offer, deaf = broker.client.offer, list[str]()
+
+    def to_the_deaf(
+        subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
+    ) -> bool:
+        if deaf or not subject.startswith("$JS.API.DIRECT.GET."):
+            return offer(subject, payload, headers, reply)
+        deaf.append(subject)
+        return True
+
+    monkeypatch.setattr(broker.client, "offer", to_the_deaf)
+    assert await broker.read_subject(topology.DEAD, DEAD)
+    assert deaf
 
 
 async def test_one_message_is_read_with_its_headers_or_is_gone(broker: Broker) -> None:

@@ -28,11 +28,13 @@ async def test_running_streams_finish_and_nothing_new_comes_in(nats_url: str) ->
             with pytest.raises(InvalidStatus, match="503"):
                 async with gateway.socket():
                     raise AssertionError
+            assert await idle.receive() == {"type": "draining"}
             assert await closing_code(idle) == 1001
             await busy.generate("b")
             while frames[-1]["type"] != "done":
                 frames.append(await busy.receive())
-            (late,) = (frame for frame in frames if frame["id"] == "b")
+            assert frames.count({"type": "draining"}) == 1
+            (late,) = (frame for frame in frames if frame.get("id") == "b")
             assert late["code"] == "overloaded"
             assert indices(frames) == list(range(400))
             assert await closing_code(busy) == 1001

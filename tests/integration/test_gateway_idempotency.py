@@ -7,9 +7,11 @@ import pytest
 
 import dispatcher.service
 import gpu_worker.service
-from streams import lanes, topology
-from streams.connection import Stored, connect
+from gateway.idempotency import Idempotency
+from streams import connection, lanes, topology
+from streams.connection import Stored, StoreRefused, connect
 from streams.errors import BrokerUnavailable
+from tests.broker import NatsServer
 from tests.integration.gateways import (
     OTHER_KEY,
     Answer,
@@ -117,3 +119,35 @@ async def test_a_request_that_was_not_confirmed_can_be_asked_for_again(
         assert answer.status == 200
         assert answer.json["usage"]["completion_tokens"] == 300
         assert await ledger(nats_url) == 1
+
+
+async def test_a_gateway_starts_though_the_broker_answers_late(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster leaves one of two gateways that start at once without an answer."""
+    monkeypatch.setattr(connection, "STORE_SECONDS", 0.1)
+    async with connect(nats_server.url, "test") as broker:
+        nats_server.freeze()
+        opening = asyncio.create_task(Idempotency(broker).open(1))
+        await asyncio.wait({opening}, timeout=0.5)  # longer than one answer is waited for
+        nats_server.thaw()
+        await opening
+        info = await broker.js.stream_info("KV_idempotency")
+        assert info.config.max_age == topology.LOG_SECONDS
+
+
+async def test_a_key_that_is_being_bound_elsewhere_is_found(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster refuses the second one with another code while the first is on its way."""
+    async with connect(nats_url, "test") as broker:
+        keys = Idempotency(broker)
+        await keys.open(1)
+        await keys.claim("acme", "k", "0a", "digest")
+
+        async def refuse(*_: object) -> Stored:
+            raise StoreRefused(10164, "wrong last sequence")
+
+        monkeypatch.setattr(broker, "store", refuse)
+        known = await keys.claim("acme", "k", "0b", "digest")
+        assert (known.request_id, known.first) == ("0a", False)

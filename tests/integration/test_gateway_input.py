@@ -311,7 +311,8 @@ async def test_a_body_that_never_ends_is_given_up(
     monkeypatch.setattr(endpoint, "BODY_SECONDS", 0.1)
     headers = {"Content-Length": "100"}
     exchange = await gateway.open("POST", "/v1/completions", b"{", headers=headers)
-    assert (await exchange.read_head()).status == 400
+    assert (await exchange.read_head()).status == 408
+    assert json.loads(await exchange.read_body())["error"]["code"] == "request_timeout"
     exchange.leave()
 
 

@@ -18,7 +18,7 @@ from tests.integration.test_worker_death import gap_free
 
 PAYLOAD = Request("generate", messages.pack_tokens(list(b"hello"))).pack()
 SLOW = {"ttft_ms": 1, "itl_ms": 5}
-work_consumer = Audit._work_consumer
+consumer = Audit._consumer
 WORK_CONSUMER = topology.work_consumer(Pool("mock", "1", Priority.STANDARD), 5).durable_name or ""
 
 
@@ -39,9 +39,9 @@ async def pause(c: Client, stream: str, consumer: str) -> None:
     await c.broker.js.pause_consumer(stream, consumer, until.isoformat().replace("+00:00", "Z"))
 
 
-async def unexplained(audit: Audit, pool: Pool) -> ConsumerInfo | None:
+async def unexplained(audit: Audit, stream: str, name: str) -> ConsumerInfo | None:
     """What the broker says of a consumer, but for that it is paused."""
-    info = await work_consumer(audit, pool)
+    info = await consumer(audit, stream, name)
     return info.evolve(paused=None) if info else None
 
 
@@ -92,7 +92,7 @@ async def test_a_consumer_that_delivers_nothing_is_replaced(
         await eventually(lambda: c.kinds(runs)["chunk"])
         await pause(c, topology.WORK, WORK_CONSUMER)
         before = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)
-        monkeypatch.setattr(Audit, "_work_consumer", unexplained)
+        monkeypatch.setattr(Audit, "_consumer", unexplained)
         waits = await c.send()
         await eventually(lambda: c.terminal(waits), seconds=20)
         after = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)

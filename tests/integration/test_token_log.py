@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streams import messages, topology
-from streams.connection import Broker, connect
+from streams.connection import Broker, Stored, StoreRefused, connect
 from streams.subjects import Log
 from streams.token_log import Fenced, TokenLog, write_ledger
 from tests.broker import NatsServer
@@ -70,6 +70,28 @@ async def test_an_append_whose_confirmation_got_lost_is_not_doubled(broker: Brok
     await writer.append(chunk(0))
     writer.last = claimed  # as if the confirmation had never come
     await writer.append(chunk(0))
+    assert (await log(broker).read()).tokens == [0]
+
+
+@pytest.mark.parametrize("code", [10071, 10164])
+async def test_a_refused_append_is_not_fenced_by_what_nobody_can_read(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """In a cluster its own earlier try may be on its way still, or the replica read may be late."""
+    writer, store, refused = log(broker), broker.store_retrying, list[str]()
+    await writer.claim("m", "1", "w1")
+
+    async def refuse_once(
+        subject: str, payload: bytes, headers: dict[str, str], seconds: float
+    ) -> Stored:
+        if refused:
+            return await store(subject, payload, headers, seconds)
+        refused.append(subject)
+        raise StoreRefused(code, "wrong last sequence")
+
+    monkeypatch.setattr(broker, "store_retrying", refuse_once)
+    await writer.append(chunk(0))
+    assert refused
     assert (await log(broker).read()).tokens == [0]
 
 

@@ -110,6 +110,14 @@ def test_a_lone_tenant_has_the_whole_fleet(preempts: bool) -> None:
     assert len(cell.send()) >= KV // 500
 
 
+def test_nothing_of_a_lone_tenant_gives_way() -> None:
+    """There is nobody to give way to; what gives way tells nothing of how long requests take."""
+    cell = Cell(preempts=True)
+    cell.ask("lone", 100)
+    cell.send()
+    assert {lane for _, lane in cell.held.values()} == {STANDARD}
+
+
 def test_room_is_kept_for_those_who_have_asked_of_late() -> None:
     """Fair shares say who is next, too late for one who finds that nothing is free."""
     cell = Cell()

@@ -174,6 +174,11 @@ def test_capacity_is_what_a_worker_completes_while_many_wait() -> None:
     assert small < large < 2 * small
 
 
+def test_capacity_is_known_though_the_first_step_takes_long() -> None:
+    """A step full of prompt tokens takes longer than the moment at which all of these come."""
+    assert capacity(StepModel(), (Asked(0, "t", 2000, 10),)) > 0
+
+
 def test_the_program_runs_a_scenario_and_writes_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

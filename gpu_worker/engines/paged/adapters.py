@@ -19,6 +19,7 @@ from gpu_worker.engine import EngineError
 from gpu_worker.engines.paged.lora import Additions, Weights, load, places
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.transfer import sent
+from streams import marks
 from streams.errors import MillstreamError
 from streams.messages import Adapter
 
@@ -53,6 +54,7 @@ class Adapters:
         self._held: dict[str, _Entry] = {}  # by request
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self.loads = 0
+        self.marks: tuple[int, ...] = ()  # of those that are loaded
 
     def refusal(self, adapter: Adapter | None) -> EngineError | None:
         """Why an adapter can never run here, or None."""
@@ -130,6 +132,7 @@ class Adapters:
             return EngineError(CODE, f"the adapter {name!r} cannot be loaded: {reason}")
         self._held[request_id] = entry
         self._entries.move_to_end(entry.adapter.digest)
+        self._mark()
         return None
 
     def _load(self, adapter: Adapter, kept: Set[_Entry]) -> _Entry | None:
@@ -157,6 +160,12 @@ class Adapters:
     def _evict(self, entry: _Entry) -> None:
         del self._entries[entry.adapter.digest]
         self._additions.set({})  # its hooks would keep the weights
+        self._mark()
+
+    def _mark(self) -> None:
+        """A new tuple each time, for those who read it from other threads."""
+        loaded = [entry.adapter for entry in self._entries.values() if entry.loading.done()]
+        self.marks = tuple(marks.of_adapter(adapter.name) for adapter in loaded)
 
     def _size(self, adapter: Adapter) -> int:
         return adapter.parameters * self._dtype.itemsize

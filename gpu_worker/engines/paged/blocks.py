@@ -1,18 +1,12 @@
-"""KV blocks: reference counts, and full blocks cached by the hash of all tokens to their end."""
+"""KV blocks: reference counts, and full blocks cached by the digest of all tokens to their end."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
-from streams.messages import pack_tokens
+from streams.marks import mark
 
 BLOCK_TOKENS = 16
 TRASH = 0  # never handed out: padding reads and writes here
-
-
-def chain(previous: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a full block, given the digest of the block before it (or a salt)."""
-    return blake2b(previous + pack_tokens(list(tokens)), digest_size=16).digest()
 
 
 def blocks_for(tokens: int) -> int:
@@ -23,7 +17,8 @@ class Blocks:
     """`count` blocks to hand out, numbered from 1.
 
     A published block that nobody references any more stays cached: it serves a later `hit`, and is
-    evicted, least recently used first, when no block is free.
+    evicted, least recently used first, when no block is free. `marks` are those of the prefixes
+    that end with a published block and are to be told, least recently used first.
     """
 
     def __init__(self, count: int) -> None:
@@ -33,6 +28,7 @@ class Blocks:
         self._digests: dict[int, bytes] = {}
         self._published: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self.marks: dict[int, None] = {}
 
     @property
     def available(self) -> int:
@@ -61,13 +57,18 @@ class Blocks:
         block = self._published[digest]
         self._cached.pop(block, None)
         self._references[block] += 1
+        if (used := mark(digest)) in self.marks:
+            del self.marks[used]
+            self.marks[used] = None
         return block
 
-    def publish(self, block: int, digest: bytes) -> None:
+    def publish(self, block: int, digest: bytes, *, marked: bool = False) -> None:
         """Offer a full block to others. The first block of a digest stays the published one."""
         if block not in self._digests and digest not in self._published:
             self._digests[block] = digest
             self._published[digest] = block
+            if marked:
+                self.marks[mark(digest)] = None
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference to each; the end of a sequence is evicted before its start."""
@@ -109,3 +110,4 @@ class Blocks:
         digest = self._digests.pop(block, None)
         if digest is not None:
             del self._published[digest]
+            self.marks.pop(mark(digest), None)

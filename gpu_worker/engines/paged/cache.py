@@ -5,9 +5,11 @@ lie wholly before it are given back, and stay cached for others while nobody nee
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, TRASH, Blocks, blocks_for
 from gpu_worker.engines.paged.run import Run, Table, Window, first_seen
+from streams.marks import is_position
 
 
 def pool_sizes(
@@ -105,6 +107,11 @@ class Cache:
         for pool in self.pools.values():
             pool.forget()
 
+    def marks(self) -> list[int]:
+        """Of the prefixes that are cached where all is seen, or else in the widest window."""
+        widest = max(self.pools, key=lambda window: inf if window is None else window)
+        return list(self.pools[widest].marks)
+
     @property
     def count(self) -> int:
         """Blocks of all pools; `available` and `cached` are parts of it."""
@@ -140,7 +147,8 @@ class Cache:
         whole = range(run.published, run.done // BLOCK_TOKENS)
         for index in whole:
             for window, table in run.tables.items():
-                self.pools[window].publish(table.blocks[index], run.digest(index))
+                marked = is_position((index + 1) * BLOCK_TOKENS)
+                self.pools[window].publish(table.blocks[index], run.digest(index), marked=marked)
         run.published = whole.stop
 
     def _clean(self, window: Window, blocks: list[int]) -> None:

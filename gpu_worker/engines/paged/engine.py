@@ -209,7 +209,8 @@ class TransformersEngine:
     def cancel(self, request_id: str) -> None:
         if generation := self._generations.get(request_id):
             held = generation.text.finish()
-            self._ready.append(Output(request_id, text=held, finish="cancelled"))
+            cached = generation.cached
+            self._ready.append(Output(request_id, text=held, finish="cancelled", cached=cached))
             waits = self._grammars.forget(request_id) or self._adapters.waits(request_id)
             if not waits:
                 self._scheduler.remove(generation.run)
@@ -242,6 +243,10 @@ class TransformersEngine:
     def capacity(self) -> int:
         """Sequences that may run at once: less than at first while steps do not fit the memory."""
         return self._scheduler.max_running
+
+    def holds(self) -> list[int]:
+        """The marks of cached prefixes and loaded adapters."""
+        return [*self._cache.marks(), *self._adapters.marks]
 
     @property
     def idle(self) -> bool:
@@ -371,7 +376,8 @@ class TransformersEngine:
             self._leave(generation)
             self._scheduler.remove(run)
         logprobs = self._vocabulary.logprobs(sampled)
-        return Output(run.request_id, [token], text, logprobs, finish=finish)
+        cached = generation.cached if finish else 0
+        return Output(run.request_id, [token], text, logprobs, finish=finish, cached=cached)
 
     def _fail(self, run: Run, reason: str, code: str = "engine_failed") -> Output:
         """Drop a sequence alone; its KV is cleared before anybody else has its blocks."""

@@ -15,6 +15,7 @@ from gpu_worker.engines.paged.run import Run
 from gpu_worker.engines.paged.sampler import Choice, Sampled, uniform
 from gpu_worker.limits import reserved
 from gpu_worker.seeds import seed_of
+from streams import marks
 from streams.messages import Logprob
 
 
@@ -43,7 +44,7 @@ class Generation:
 
     def __init__(self, sequence: Sequence, vocabulary: Vocabulary, device: torch.device) -> None:
         sampling, self.sequence, self._ends = sequence.sampling, sequence, vocabulary.ends
-        salt = bytes.fromhex(sequence.adapter.digest) if sequence.adapter else b""
+        salt = marks.salt(sequence.tenant, sequence.adapter.digest if sequence.adapter else "")
         tokens = sequence.prompt + sequence.generated
         self.run = Run(sequence.request_id, tokens, salt, sequence.priority)
         self.matcher: Matcher | None = None
@@ -62,6 +63,11 @@ class Generation:
     def blocks(self) -> int:
         """Blocks that it may come to need."""
         return blocks_for(reserved(self.sequence))
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache."""
+        return min(self.run.restored, len(self.sequence.prompt))
 
     def choice(self) -> Choice:
         """How to choose the next token."""

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Self
 
-from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, chain
+from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
+from streams.marks import PrefixDigest
+from streams.messages import pack_tokens
 from streams.subjects import Priority
 
 Window = int | None  # tokens that a layer sees, the newest included; None: all
@@ -30,7 +32,8 @@ class Table:
 class Run:
     """`tokens` so far; the KV of the first `done` is in the blocks of `tables`, where still seen.
 
-    `published`: so many of its full blocks are offered to others. `gave_way`: to others, once.
+    `published`: so many of its full blocks are offered to others. `restored`: so many tokens of it
+    were there already when it was first admitted. `gave_way`: to others, once.
     """
 
     request_id: str
@@ -40,8 +43,12 @@ class Run:
     done: int = 0
     tables: dict[Window, Table] = field(default_factory=dict)
     published: int = 0
+    restored: int = 0
     digests: list[bytes] = field(default_factory=list)
     gave_way: bool = False
+
+    def __post_init__(self) -> None:
+        self._prefix = PrefixDigest(self.salt)
 
     @property
     def pending(self) -> int:
@@ -49,11 +56,11 @@ class Run:
         return len(self.tokens) - self.done
 
     def digest(self, block: int) -> bytes:
-        """The chained hash of the run's full block number `block`; computed once each."""
+        """The digest of all tokens to the end of full block number `block`; computed once each."""
         while len(self.digests) <= block:
             start = len(self.digests) * BLOCK_TOKENS
-            previous = self.digests[-1] if self.digests else self.salt
-            self.digests.append(chain(previous, self.tokens[start : start + BLOCK_TOKENS]))
+            packed = pack_tokens(self.tokens[start : start + BLOCK_TOKENS])
+            self.digests.append(self._prefix.extend(packed))
         return self.digests[block]
 
 

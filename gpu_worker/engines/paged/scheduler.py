@@ -171,6 +171,8 @@ class Scheduler:
             return False
         while self._count >= self.max_running or not self._cache.fits(run, whole):
             self._preempt(self._newest())
+        if not run.gave_way:
+            run.restored = run.done
         self.hit_tokens += run.done
         self.query_tokens += len(run.tokens)
         return True

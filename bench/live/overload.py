@@ -1,0 +1,164 @@
+"""B3 on a running system: more is asked for than the workers can serve, over two gateways.
+
+What is on time, goodput and waste are as in the simulator (`bench/simulation/overload.py`). The
+peak is the most that this system served on time at any level; beside it what FCFS reaches in the
+simulator, where it knows how long each output will be.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, inf
+from random import Random
+
+from bench import results
+from bench.live.plant import Shape, running, stepped
+from bench.live.setting import (
+    GATEWAYS,
+    PROCESSES,
+    TRACES,
+    WORKER,
+    WORKERS,
+    described,
+    simulated,
+)
+from bench.live.traffic import Traffic
+from bench.results import Figure, Run
+from bench.simulation import measures, overload
+from bench.simulation.baselines import Fcfs
+from bench.simulation.loads import Load
+from bench.simulation.overload import BURST, CALM, JUDGED, Replay
+from bench.simulation.request import Asked
+from bench.simulation.runs import Outcome
+from bench.simulation.scenario import Setting
+from bench.simulation.systems import behind
+
+DRAIN_SECONDS = 40.0
+BURST_BEGINS, BURST_ENDS = 1 / 3, 1 / 2  # of the time
+SETTING = Setting(WORKER, TRACES)
+CORES = tuple(Figure(f"cores_{name}", f"cores used by {name}") for name in PROCESSES)
+
+
+def measure(
+    name: str, trace: str, replay: Replay, levels: Sequence[float], seeds: int, seconds: float
+) -> None:
+    """At each level (times the capacity) with each seed on a fresh system, and publish."""
+    found = [asyncio.run(_levels(trace, replay, levels, s, seconds)) for s in range(seeds)]
+    results.publish(name, described(seconds), _figures(levels), found)
+
+
+def measure_burst(seeds: int, seconds: float) -> None:
+    """Half of the capacity, five times as much for a sixth of the time, and half again."""
+    figures = (
+        Figure("before_p99_ms", "p99 to first token before the burst, ms"),
+        Figure("recovered_s", "seconds until it is as before", "≤ 10"),
+        Figure("simulated_recovered_s", "as simulated"),
+    )
+    found = [asyncio.run(_burst(seed, seconds)) for seed in range(seeds)]
+    results.publish("live-b3-burst", described(seconds), figures, found)
+
+
+def _figures(levels: Sequence[float]) -> tuple[Figure, ...]:
+    return (
+        Figure("requests_per_second", "capacity of the workers, requests/s"),
+        *(
+            Figure(f"goodput_{level:g}", f"goodput at {level:g} times, of the peak")
+            for level in levels
+        ),
+        Figure("over_fcfs", f"at {JUDGED:g}: of FCFS's simulated peak"),
+        Figure("accepted", f"at {JUDGED:g}: accepted"),
+        Figure("on_time", f"at {JUDGED:g}: of them on time", "≥ 0.99"),
+        Figure("simulated_on_time", "as simulated"),
+        Figure("refused", f"at {JUDGED:g}: refused"),
+        Figure("refusal_p50_ms", f"at {JUDGED:g}: until the client knows that, p50, ms"),
+        Figure("refusal_p99_ms", f"at {JUDGED:g}: p99, ms", "≤ 10"),
+        Figure("wasted", f"at {JUDGED:g}: share of the tokens computed in vain", "≤ 0.02"),
+        *CORES,
+    )
+
+
+async def _levels(
+    trace: str, replay: Replay, levels: Sequence[float], seed: int, seconds: float
+) -> Run:
+    rows = overload.sizes(SETTING, trace)
+    whole = overload.whole_capacity(SETTING, rows)
+    loads, outcomes = {}, {}
+    cores: dict[str, float] = {}
+    for level in levels:
+        asked = replay(rows, level * whole, seconds, Random(seed))
+        loads[level] = Load(_over_gateways(overload.in_time(asked)), seconds)
+        outcomes[level], used = await _live(loads[level])
+        cores = used if level == JUDGED else cores
+    goodputs = {level: overload.goodput(found, seconds) for level, found in outcomes.items()}
+    modelled = (simulated(load, DRAIN_SECONDS, behind(Fcfs)) for load in loads.values())
+    fcfs = max(overload.goodput(outcome, seconds) for outcome in modelled)
+    return {
+        "requests_per_second": whole,
+        **{f"goodput_{level:g}": got / max(goodputs.values()) for level, got in goodputs.items()},
+        "over_fcfs": goodputs[JUDGED] / fcfs,
+        "simulated_on_time": _on_time(simulated(loads[JUDGED], DRAIN_SECONDS)),
+        **_judged(outcomes[JUDGED]),
+        **{f"cores_{name}": cores[name] for name in PROCESSES},
+    }
+
+
+def _judged(outcome: Outcome) -> dict[str, float]:
+    refusals = [
+        1000 * (fate.ended - fate.asked.at)
+        for fate in outcome.fates
+        if fate.refused and fate.ended is not None
+    ]
+    return {
+        "accepted": len(overload.accepted(outcome)),
+        "on_time": _on_time(outcome),
+        "refused": len(refusals),
+        "refusal_p50_ms": _percentile(refusals, 0.5),
+        "refusal_p99_ms": _percentile(refusals, 0.99),
+        "wasted": overload.wasted(outcome),
+    }
+
+
+def _on_time(outcome: Outcome) -> float:
+    return measures.share(overload.accepted(outcome), lambda fate: fate.on_time)
+
+
+def _percentile(values: list[float], q: float) -> float:
+    return sorted(values)[ceil(q * len(values)) - 1] if values else inf
+
+
+async def _burst(seed: int, seconds: float) -> Run:
+    rows = overload.sizes(SETTING, overload.ARENA)
+    whole, random = overload.whole_capacity(SETTING, rows), Random(seed)
+    begins, ends = BURST_BEGINS * seconds, BURST_ENDS * seconds
+    asked: list[Asked] = []
+    for start, end, level in ((0.0, begins, CALM), (begins, ends, BURST), (ends, seconds, CALM)):
+        arrivals = overload.at_random(rows, level * whole, end - start, random)
+        asked += [replace(each, at=each.at + start) for each in overload.in_time(arrivals)]
+    load = Load(_over_gateways(asked), seconds)
+    outcome, _ = await _live(load)
+    before = [fate for fate in outcome.fates if fate.asked.at < begins]
+    expected = simulated(load, DRAIN_SECONDS)
+    return {
+        "before_p99_ms": 1000 * measures.first_token_percentile(before, 0.99),
+        "recovered_s": overload.recovered(outcome, begins, ends, seconds),
+        "simulated_recovered_s": overload.recovered(expected, begins, ends, seconds),
+    }
+
+
+def _over_gateways(asked: Sequence[Asked]) -> list[Asked]:
+    """By turns."""
+    return [replace(each, gateway=number % GATEWAYS) for number, each in enumerate(asked)]
+
+
+async def _live(load: Load) -> tuple[Outcome, dict[str, float]]:
+    shape = Shape(
+        {"all": 1.0},
+        stepped(WORKER),
+        WORKERS,
+        GATEWAYS,
+        goal_ms=1000 * overload.GOAL_SECONDS,
+        deadline_seconds=overload.DEADLINE_SECONDS,
+    )
+    async with running(shape) as plant:
+        traffic = Traffic(plant, {"all": 4})
+        return await traffic.run(load, DRAIN_SECONDS), traffic.cores

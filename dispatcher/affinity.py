@@ -1,0 +1,107 @@
+"""Where a request goes: to the worker that holds its prefix or adapter, or to any. Pure.
+
+Who is next was decided before, and nobody waits for a worker here. One that holds a part of the
+prompt is preferred if the request would run there at once, or nowhere, and if what need not be
+computed is no less than what the worker holds beyond its part of the pool's load.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dispatcher.fleet import PREFETCH, Fleet, Standing
+from dispatcher.holders import Holders
+from streams import marks
+from streams.messages import Beat
+from streams.subjects import ANY, Priority
+
+ADAPTER_TOKENS = 4096  # to load an adapter takes about as long as to compute so many tokens
+MOST_LOOKED_AT = 8  # holders of one mark: of what many hold, some will do
+SHUNNED_SECONDS = 5.0  # for which nothing is placed on a worker that did not pull what was
+_LENGTHS = tuple(marks.positions(1 << 40))  # of the prefixes that are marked
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request that is about to be sent: its place among work, and what it could reuse."""
+
+    version: str
+    priority: Priority
+    cost: int
+    marks: Sequence[int] = ()  # of its prompt, shortest prefix first
+    adapter: str = ""
+
+    def reusable(self) -> Iterator[tuple[str, int, int]]:
+        """What could be reused, its mark, and the tokens that it saves; a longer prefix first."""
+        for tokens, mark in reversed(list(zip(_LENGTHS, self.marks, strict=False))):
+            yield "prefix", mark, tokens
+        if self.adapter:
+            yield "adapter", marks.of_adapter(self.adapter), ADAPTER_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a request goes, and why: `prefix` and `adapter` name what its worker holds of it.
+
+    It goes to any worker where none is known to hold anything of it (`unknown`) or all do
+    (`everywhere`), and where who does is `full`, has too much to do (`busy`), or did not pull what
+    was placed on it of late (`slow`).
+    """
+
+    worker: str = ANY
+    why: str = "unknown"
+
+
+class Affinity:
+    """Knows what the workers of a fleet hold; its owner passes on what the fleet hears."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self.holders = fleet, Holders()
+        self._shunned: dict[str, float] = {}
+
+    def hear(self, beat: Beat) -> None:
+        self.holders.hear(beat)
+
+    def forget(self, worker: str) -> None:
+        """It has fallen silent."""
+        self.holders.forget(worker)
+        self._shunned.pop(worker, None)
+
+    def shun(self, worker: str, now: float) -> None:
+        """It did not pull in time what was placed on it."""
+        self._shunned[worker] = now + SHUNNED_SECONDS
+
+    def choose(self, wish: Wish, now: float) -> Placed:
+        """Where to send a request whose room in the pool is already taken."""
+        why = "unknown"
+        for what, mark, tokens in wish.reusable():
+            holders = self.holders.of(mark)
+            if not holders:
+                continue
+            if len(holders) >= self._fleet.workers_of(wish.version):
+                return Placed(why="everywhere" if why == "unknown" else why)
+            worker, reason = self._best(holders, wish, tokens, now)
+            if worker:
+                self.holders.expect(worker, wish.marks)
+                return Placed(worker, what)
+            why = reason or why
+        return Placed(why=why)
+
+    def _best(self, holders: Sequence[str], wish: Wish, tokens: int, now: float) -> tuple[str, str]:
+        """Of those that hold something the one with the least to do, or why it is none of them."""
+        fleet, best, least, why = self._fleet, "", float(tokens), ""
+        for worker in holders[-MOST_LOOKED_AT:]:
+            standing = fleet.standing(wish.version, worker, wish.priority)
+            if standing is None:
+                continue
+            reason = self._objection(worker, standing, wish, now)
+            if not reason and standing.ahead <= least:
+                best, least = worker, standing.ahead
+            why = why or reason or "busy"
+        return best, why
+
+    def _objection(self, worker: str, standing: Standing, wish: Wish, now: float) -> str:
+        """Why a request may not be placed on a worker, whatever it holds."""
+        if self._shunned.get(worker, now) > now:
+            return "slow"
+        others_wait = not self._fleet.has_places(wish.version, wish.priority)
+        return "" if standing.may_take(wish.cost, PREFETCH if others_wait else 0) else "full"

@@ -1,0 +1,53 @@
+"""Who holds what: marks of prompt prefixes and adapters by worker, learned from beats. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from streams import marks
+from streams.messages import Beat
+
+
+class Holders:
+    """An index of what the workers of one model announce that they hold."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, tuple[str, ...]] = {}  # by mark
+        self._marks: dict[str, set[int]] = {}  # by worker
+
+    def hear(self, beat: Beat) -> None:
+        """Take in what a worker has come to hold and holds no more."""
+        held = marks.unpack(beat.holds)
+        if beat.holds_only:
+            self._drop(beat.worker, self._marks.get(beat.worker, set()).difference(held))
+        self._drop(beat.worker, marks.unpack(beat.dropped))
+        self.expect(beat.worker, held)
+
+    def expect(self, worker: str, held: Iterable[int]) -> None:
+        """A worker will come to hold these: it was sent what they mark."""
+        known = self._marks.setdefault(worker, set())
+        alone = (worker,)  # one for all marks: most have no other holder
+        for mark in set(held) - known:
+            known.add(mark)
+            others = self._workers.get(mark)
+            self._workers[mark] = (*others, worker) if others else alone
+
+    def forget(self, worker: str) -> None:
+        """It is gone."""
+        self._drop(worker, self._marks.get(worker, set()).copy())
+        self._marks.pop(worker, None)
+
+    def of(self, mark: int) -> Sequence[str]:
+        """The workers that hold what is marked so."""
+        return self._workers.get(mark, ())
+
+    def count(self, worker: str) -> int:
+        """How many marks a worker is known to hold."""
+        return len(self._marks.get(worker, ()))
+
+    def _drop(self, worker: str, gone: Iterable[int]) -> None:
+        known = self._marks.get(worker, set())
+        for mark in known.intersection(gone):
+            known.remove(mark)
+            if others := tuple(each for each in self._workers[mark] if each != worker):
+                self._workers[mark] = others
+            else:
+                del self._workers[mark]

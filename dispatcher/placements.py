@@ -1,0 +1,87 @@
+"""What was placed on which worker and has not ended, and what of it waits there in vain. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dispatcher.fleet import Fleet
+from streams.subjects import ANY, Priority
+
+PATIENCE_SECONDS = 1.0  # for a worker to pull what was placed on it
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A request that was dispatched and has not ended: what it was charged, what it reserves."""
+
+    tenant: str
+    priority: Priority
+    lane: Priority  # of WORK
+    version: str
+    prompt_tokens: int
+    cost: int
+    charged: int
+    deadline: int  # epoch ms
+    seq: int = 0  # in WORK; 0 while it is on its way there
+    dispatched: float = 0.0  # epoch seconds
+    worker: str = ANY
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Work that was placed on a worker and is to be taken back: at most so many messages."""
+
+    worker: str
+    version: str
+    count: int
+    why: str  # silent, unloaded, draining, not_pulled
+
+
+class Placements:
+    """Requests in flight by the worker that they were placed on; its owner adds and removes."""
+
+    def __init__(self) -> None:
+        self._placed: dict[tuple[str, str], dict[int, InFlight]] = {}  # by worker and version
+
+    def add(self, flight: InFlight) -> None:
+        """It lies in WORK; what is for any worker is of no interest here."""
+        if flight.worker != ANY:
+            self._placed.setdefault((flight.worker, flight.version), {})[flight.seq] = flight
+
+    def remove(self, flight: InFlight) -> None:
+        """Idempotent."""
+        address = flight.worker, flight.version
+        if flights := self._placed.get(address):
+            flights.pop(flight.seq, None)
+            if not flights:
+                del self._placed[address]
+
+    def strays(self, fleet: Fleet, now: float) -> list[Stray]:
+        """All of a worker that drains, has no engine or is not there; of others what is late.
+
+        Of the first the broker gives out what was pulled only when its ack wait has passed.
+        """
+        if not self._placed:
+            return []
+        unpulled, found = fleet.unpulled, []
+        for (worker, version), flights in self._placed.items():
+            why = _absence(fleet, worker, version)
+            late = flights if why else _late(flights, unpulled, now)
+            if late:
+                found.append(Stray(worker, version, len(late), why or "not_pulled"))
+        return found
+
+
+def _absence(fleet: Fleet, worker: str, version: str) -> str:
+    """Why a worker takes no work of a version; empty if it does."""
+    beat = fleet.last_beat(worker)
+    if beat is None or beat.version != version:
+        return "silent"
+    if not beat.resident:
+        return "unloaded"
+    return "draining" if beat.draining else ""
+
+
+def _late(flights: Mapping[int, InFlight], unpulled: set[int], now: float) -> list[InFlight]:
+    """What its worker has not pulled in time."""
+    waiting = (flights[seq] for seq in flights.keys() & unpulled)
+    return [flight for flight in waiting if now - flight.dispatched > PATIENCE_SECONDS]

@@ -1,0 +1,81 @@
+"""Takes work back that its worker does not serve, and sends it to any.
+
+It asks the worker's own consumer, so that the broker decides who has a message: what comes was
+delivered to nobody, or to one that has let the ack wait pass. Hence work of a worker that is only
+slow to beat stays there, and whoever comes back too late is fenced as with any other work.
+"""
+
+from collections.abc import Mapping
+
+import structlog
+from nats.js.errors import NotFoundError
+
+from dispatcher.books import Books
+from dispatcher.metrics import observe_taken_back
+from dispatcher.placements import Stray
+from streams import subjects, topology
+from streams.connection import Broker
+from streams.errors import BrokerUnavailable
+from streams.headers import MESSAGE_ID, Envelope
+from streams.pull import Delivery, take_one
+
+log = structlog.get_logger()
+
+ACK_WAIT_SECONDS = 5.0  # of a consumer that is gone and made again
+
+
+def moved_id(request_id: str, seq: int) -> str:
+    """The message id of work that was stored as `seq` before it was moved."""
+    return f"{request_id}.{seq}"
+
+
+def moved_from(headers: Mapping[str, str]) -> int | None:
+    """The sequence that a message of WORK had before it was moved, if it was."""
+    _, _, seq = headers.get(MESSAGE_ID, "").partition(".")
+    return int(seq) if seq.isdecimal() else None
+
+
+class Recall:
+    """Moves messages of one model from workers' own lanes to the lane of all."""
+
+    def __init__(self, broker: Broker, books: Books) -> None:
+        self._broker, self._books = broker, books
+
+    async def take_back(self, stray: Stray) -> None:
+        """Move what the broker gives out. Raises `BrokerUnavailable` or `StoreRefused`.
+
+        Safe to repeat and to cancel: what was not moved is given out again after the ack wait.
+        """
+        for _ in range(stray.count):
+            delivery = await self._next(stray)
+            if delivery is None:
+                return
+            await self._move(delivery, stray)
+
+    async def _next(self, stray: Stray) -> Delivery | None:
+        model, version, worker = self._books.model, stray.version, stray.worker
+        consumer = topology.own_consumer(model, version, worker, ACK_WAIT_SECONDS)
+        assert consumer.durable_name
+        try:
+            return await take_one(self._broker, topology.WORK, consumer.durable_name)
+        except BrokerUnavailable:
+            try:
+                await self._broker.js.consumer_info(topology.WORK, consumer.durable_name)
+            except NotFoundError:  # the broker removes it when nobody has pulled for long
+                await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
+            raise
+
+    async def _move(self, delivery: Delivery, stray: Stray) -> None:
+        """Store it for any worker, and only then acknowledge it.
+
+        A crash between repeats with the same message id, which the broker recognises.
+        """
+        request_id = Envelope.from_headers(delivery.headers).request_id
+        kept = {k: v for k, v in delivery.headers.items() if not k.startswith("Nats-")}
+        headers = kept | {MESSAGE_ID: moved_id(request_id, delivery.seq)}
+        subject = subjects.work(subjects.parse_work(delivery.subject))
+        stored = await self._broker.store(subject, delivery.data, headers)
+        self._books.returned(request_id, stored.seq)
+        await delivery.ack()
+        observe_taken_back(self._books.model, stray.why)
+        log.info("work_taken_back", request_id=request_id, worker=stray.worker, reason=stray.why)

@@ -1,0 +1,150 @@
+"""The brokers of a run: one with the embedded settings, or three with a cluster's, as shipped."""
+
+import asyncio
+import itertools
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.broker import NatsServer
+from tests.chaos.link import Link
+from tests.eventually import eventually
+from tests.integration.gateways import free_port
+
+SHIPPED = Path(__file__).parents[2] / "streams" / "nats"
+DISK_MIB = 64
+READY_SECONDS = 60
+
+
+class Brokers:
+    """Nodes by number. With `linked`, routes between them and what services use can be parted."""
+
+    def __init__(self, count: int, home: Path, linked: bool, small_disk: bool) -> None:
+        self.count, self._home, self._linked, self._small = count, home, linked, small_disk
+        self.ports = [free_port() for _ in range(count)]
+        self._cluster_ports = [free_port() for _ in range(count)]
+        self._monitors = [free_port() for _ in range(count)]
+        self.nodes: list[NatsServer] = []
+        self._routes: dict[tuple[int, int], Link] = {}
+        self._links: dict[str, list[Link]] = {}
+        self._parted: set[str] = set()
+
+    async def start(self) -> None:
+        """Returns when every node is ready, and a cluster has its leader."""
+        if self._linked and self.count > 1:
+            for pair in itertools.permutations(range(self.count), 2):
+                link = self._routes[pair] = Link(self._cluster_ports[pair[1]])
+                await link.open()
+        for number in range(self.count):
+            self.nodes.append(self._node(number))
+        for number in range(self.count):
+            await self.ready(number)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.kill()
+        for link in [*self._routes.values(), *itertools.chain(*self._links.values())]:
+            link.close()
+        if self._small:
+            for number in range(self.count):
+                subprocess.run(["umount", self.disk(number)], check=True)
+
+    def disk(self, number: int) -> Path:
+        """Where a node keeps its streams."""
+        return self._home / f"nats-{number}" / "disk"
+
+    async def urls(self, service: str) -> str:
+        """Where a service finds the brokers: over links of its own if it may be parted."""
+        if not self._linked:
+            return self.direct
+        if service not in self._links:
+            links = self._links[service] = [Link(port) for port in self.ports]
+            for link in links:
+                await link.open()
+        return ",".join(f"nats://127.0.0.1:{link.near}" for link in self._links[service])
+
+    @property
+    def direct(self) -> str:
+        return ",".join(f"nats://127.0.0.1:{port}" for port in self.ports)
+
+    async def ready(self, number: int) -> None:
+        """Wait until a node has caught up and may serve."""
+        await eventually(lambda: self._is_healthy(number), READY_SECONDS)
+
+    def part(self, whom: str) -> None:
+        """Nothing passes between a service and the brokers, or a node and everybody else."""
+        self._parted.add(whom)
+        for link in self._around(whom):
+            link.part()
+
+    def join(self, whom: str) -> None:
+        self._parted.discard(whom)
+        for link in self._around(whom):
+            link.join()
+
+    def _around(self, whom: str) -> Iterator[Link]:
+        if not whom.startswith("nats-"):
+            yield from self._links[whom]
+            return
+        number = int(whom.removeprefix("nats-"))
+        yield from (link for pair, link in self._routes.items() if number in pair)
+        yield from (links[number] for links in self._links.values())
+
+    async def _is_healthy(self, number: int) -> bool:
+        return (await self._ask(number, "/healthz")).get("status") == "ok"
+
+    async def _ask(self, number: int, path: str) -> dict[str, object]:
+        """What a node's monitoring port answers; nothing while it does not."""
+        try:
+            async with asyncio.timeout(2):
+                port = self._monitors[number]
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                body = (await reader.read()).partition(b"\r\n\r\n")[2]
+                writer.close()
+            return dict(json.loads(body))
+        except (OSError, ValueError):
+            return {}
+
+    def _node(self, number: int) -> NatsServer:
+        disk = self.disk(number)
+        disk.mkdir(parents=True)
+        if self._small:
+            size = f"size={DISK_MIB}m"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", disk], check=True)
+        options = [f"--http_port={self._monitors[number]}"]
+        if self.count > 1:
+            options += self._cluster_options(number)
+        return NatsServer(disk.parent, self.ports[number], self._configuration(number), options)
+
+    def _configuration(self, number: int) -> Path:
+        """The shipped file with this node's name and places; ports are in the command line."""
+        shipped = (SHIPPED / ("cluster.conf" if self.count > 1 else "embedded.conf")).read_text()
+        disk = json.dumps(str(self.disk(number)))
+        places = {
+            "$NATS_NAME": f"nats-{number}",
+            "$NATS_ROUTES": "[]",
+            "$NATS_PORT": str(self.ports[number]),
+            "$NATS_STORE_DIR": disk,
+            '"/data/jetstream"': disk,
+        }
+        for place, value in places.items():
+            shipped = shipped.replace(place, value)
+        configuration = self._home / f"nats-{number}.conf"
+        configuration.write_text(shipped)
+        return configuration
+
+    def _cluster_options(self, number: int) -> list[str]:
+        others = [other for other in range(self.count) if other != number]
+        routes = ",".join(f"nats://127.0.0.1:{self._route(number, other)}" for other in others)
+        options = [
+            f"--cluster=nats://127.0.0.1:{self._cluster_ports[number]}",
+            f"--routes={routes}",
+        ]
+        if self._linked:  # nobody may learn of a way around the links
+            options += ["--no_advertise=true", "--cluster_advertise=127.0.0.1:1"]
+        return options
+
+    def _route(self, number: int, other: int) -> int:
+        return self._routes[number, other].near if self._linked else self._cluster_ports[other]

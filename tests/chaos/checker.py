@@ -1,0 +1,215 @@
+"""Does a history keep what DESIGN §4 promises? Pure: events in, violations out.
+
+Each rule is a function whose name is what must hold; it yields who broke it, and how.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from tests.chaos.history import Billed, Event, Logged
+from tests.chaos.story import Story, Stream
+
+Broken = Iterator[tuple[str, str]]
+NOT_FOUND = "request_not_found"
+MIB = 2**20
+MORE_MEMORY, MORE_DESCRIPTORS = 48 * MIB, 4  # what an idle process may hold more than before
+# Refusals that ask the client to come again (docs/websocket.md, "later").
+LATER = {"broker_unavailable", "overloaded", "queue_full", "no_workers", "tenant_backlog"}
+
+
+@dataclass(frozen=True)
+class Violation:
+    rule: str
+    who: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.who}: {self.what}"
+
+
+def check(events: Iterable[Event]) -> list[Violation]:
+    """Everything in a history that breaks a rule; nothing if all is well."""
+    story = Story(events)
+    return [Violation(rule.__name__, *broken) for rule in RULES for broken in rule(story)]
+
+
+def one_terminal(story: Story) -> Broken:
+    """An accepted request ends in exactly one terminal, for its client and in its log (1)."""
+    for stream in story.accepted:
+        if len(stream.ended) != 1:
+            yield stream.submitted.request, f"{len(stream.ended)} terminals"
+    for log in story.logs.values():
+        if len(log.terminals) != 1:
+            yield log.request_id, f"{len(log.terminals)} terminals in its log"
+
+
+def one_request(story: Story) -> Broken:
+    """What a client submits once is one request, whatever it repeated (1)."""
+    for stream in story.accepted:
+        if len(ids := {accepted.request_id for accepted in stream.accepted}) > 1:
+            yield stream.submitted.request, f"became {len(ids)} requests"
+
+
+def not_failed(story: Story) -> Broken:
+    """No accepted request fails, but in the ways that its fault excuses."""
+    fine = {"length", "cancelled", *story.began.excused}
+    for stream in story.accepted:
+        if stream.outcome and stream.outcome not in fine:
+            yield stream.submitted.request, f"failed with {stream.outcome}"
+
+
+def gap_free(story: Story) -> Broken:
+    """A client sees each token once, in order, without a gap (2)."""
+    for stream in story.accepted:
+        if broken := _first_gap([(c.index, c.count, c.text) for c in stream.chunks]):
+            yield stream.submitted.request, broken
+
+
+def stored_gap_free(story: Story) -> Broken:
+    """So does its log (2, 3)."""
+    for log in story.logs.values():
+        if broken := _first_gap(log.chunks):
+            yield log.request_id, f"in its log: {broken}"
+
+
+def undisturbed(story: Story) -> Broken:
+    """What a client got is the beginning of the undisturbed output; all of it at `length` (4)."""
+    for stream in story.accepted:
+        words = stream.submitted.words
+        if stream.text != "".join(words[: stream.tokens]):
+            yield stream.submitted.request, f"another text: …{stream.text[-40:]!r}"
+        elif stream.outcome == "length" and stream.tokens != len(words):
+            yield stream.submitted.request, f"{stream.tokens} tokens of {len(words)}"
+        elif stream.outcome == "cancelled" and not stream.cancelled:
+            yield stream.submitted.request, "cancelled, though its client did not ask for it"
+
+
+def stored_first(story: Story) -> Broken:
+    """What a client saw is in the log, and nothing else is (3)."""
+    for stream in story.accepted:
+        log = story.logs.get(stream.request_id)
+        if log is None:
+            if not story.began.forgets:
+                yield stream.submitted.request, "has no log"
+        elif stream.ended and (broken := _differs(stream, log)):
+            yield stream.submitted.request, broken
+
+
+def billed_once(story: Story) -> Broken:
+    """Exactly one ledger record per accepted request, with what was stored (5)."""
+    for stream in story.accepted:
+        bills = story.bills.get(stream.request_id, [])
+        if len(bills) != 1:
+            yield stream.submitted.request, f"{len(bills)} ledger records"
+        elif stream.ended and (broken := _billed_wrong(stream, bills[0])):
+            yield stream.submitted.request, broken
+
+
+def unheard_settled(story: Story) -> Broken:
+    """What was stored though its client was refused, or gave up, is settled once as well (5)."""
+    heard = {stream.request_id for stream in story.accepted}
+    for request_id in (story.logs.keys() | story.bills.keys()) - heard:
+        if (count := len(story.bills[request_id])) != 1:
+            yield request_id, f"{count} ledger records of a request that nobody waits for"
+        log = story.logs.get(request_id)
+        if log and story.bills[request_id][:1] and _stored(log) != _billed(story, request_id):
+            yield request_id, "billed for other than what was stored"
+
+
+def tenants_apart(story: Story) -> Broken:
+    """Logs and bills are their tenant's, and nobody can read another's request (6)."""
+    for stream in story.accepted:
+        tenant = stream.submitted.tenant
+        records = [story.logs.get(stream.request_id), *story.bills.get(stream.request_id, [])]
+        for record in records:
+            if record and record.tenant != tenant:
+                yield stream.submitted.request, f"{tenant}'s is kept as {record.tenant}'s"
+    for probe in story.probes:
+        if probe.answer != NOT_FOUND:
+            yield probe.request_id, f"{probe.tenant} asked for another's and got {probe.answer}"
+
+
+def refused_clearly(story: Story) -> Broken:
+    """A refusal says why and when to come again (8)."""
+    for stream in story.streams.values():
+        for refused in stream.refused:
+            if refused.code not in LATER or refused.retry_after_ms is None:
+                what = f"refused with {refused.code}, to come again {refused.retry_after_ms}"
+                yield refused.request, what
+
+
+def answered(story: Story) -> Broken:
+    """Nobody waits for ever: in the end each submission is accepted or refused (1)."""
+    for stream in story.streams.values():
+        if not stream.accepted and not stream.refused:
+            yield stream.submitted.request, "neither accepted nor refused"
+
+
+def nothing_left(story: Story) -> Broken:
+    """No request is still queued or in flight when all have ended (1)."""
+    for left in story.left:
+        if left.messages:
+            yield left.stream, f"holds {left.messages} messages"
+
+
+def back_to_baseline(story: Story) -> Broken:
+    """Processes that lived through it hold no more memory and descriptors than before (7)."""
+    for held in story.held:
+        if (more := held.rss_after - held.rss_before) > MORE_MEMORY:
+            yield held.process, f"{more / MIB:.0f} MiB more than before"
+        if (more := held.descriptors_after - held.descriptors_before) > MORE_DESCRIPTORS:
+            yield held.process, f"{more} descriptors more than before"
+
+
+RULES: tuple[Callable[[Story], Broken], ...] = (
+    one_terminal,
+    one_request,
+    not_failed,
+    gap_free,
+    stored_gap_free,
+    undisturbed,
+    stored_first,
+    billed_once,
+    unheard_settled,
+    tenants_apart,
+    refused_clearly,
+    answered,
+    nothing_left,
+    back_to_baseline,
+)
+
+
+def _first_gap(chunks: Iterable[tuple[int, int, str]]) -> str:
+    """Where the chunks do not follow each other; empty if they do."""
+    expected = 0
+    for index, count, _ in chunks:
+        if index != expected:
+            return f"token {index} came where {expected} was due"
+        expected += count
+    return ""
+
+
+def _differs(stream: Stream, log: Logged) -> str:
+    if log.terminals[:1] != [stream.outcome]:
+        return f"its client got {stream.outcome}, its log says {log.terminals}"
+    if "".join(text for _, _, text in log.chunks) != stream.text:
+        return f"{_stored(log)} tokens stored, {stream.tokens} seen"
+    return ""
+
+
+def _billed_wrong(stream: Stream, bill: Billed) -> str:
+    if bill.outcome != stream.outcome:
+        return f"billed as {bill.outcome}, was {stream.outcome}"
+    told = stream.ended[0].completion_tokens
+    counts = {stream.tokens, bill.completion_tokens, stream.tokens if told is None else told}
+    if len(counts) > 1:
+        return f"{bill.completion_tokens} tokens billed, {told} told, {stream.tokens} seen"
+    return ""
+
+
+def _stored(log: Logged) -> int:
+    return sum(count for _, count, _ in log.chunks)
+
+
+def _billed(story: Story, request_id: str) -> int:
+    return story.bills[request_id][0].completion_tokens

@@ -1,0 +1,166 @@
+"""A whole Millstream as processes of the operating system: brokers, services, and who is who."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from registry.models import mock_model
+from registry.store import Registry
+from streams import bucket, subjects, topology
+from streams.connection import Broker, connect
+from streams.errors import BrokerUnavailable
+from tests.chaos.brokers import Brokers
+from tests.chaos.plan import TENANTS, Shape
+from tests.eventually import eventually
+from tests.integration.gateways import free_port
+from tests.integration.processes import Service
+
+KEYS = {tenant: f"sk-{tenant}" for tenant in TENANTS}
+SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
+READY_SECONDS = 90
+STOP_SECONDS = 45  # longer than a service may take to drain
+KINDS = ("nats", "gateway", "dispatcher", "worker")
+READY = {"gateway": "listening", "dispatcher": "lease_gained", "worker": "model_ready"}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process holds: resident bytes and open descriptors."""
+
+    pid: int
+    rss: int
+    descriptors: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Footprint | None":
+        """None once it is gone."""
+        process = Path(f"/proc/{pid}")
+        try:
+            pages = int((process / "statm").read_text().split()[1])
+            descriptors = len(list((process / "fd").iterdir()))
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return cls(pid, pages * os.sysconf("SC_PAGE_SIZE"), descriptors)
+
+
+class Cluster:
+    """The processes of one run by name: `worker-0`, `gateway-1`, `nats-2`, …"""
+
+    def __init__(self, shape: Shape, home: Path) -> None:
+        self.shape, self._home = shape, home
+        self.shards = SHARDS[shape.nodes]
+        self.brokers = Brokers(shape.nodes, home, shape.linked, shape.small_disk)
+        self.services: dict[str, Service] = {}
+        self._ports = [free_port() for _ in range(shape.gateways)]
+
+    @property
+    def gateways(self) -> list[str]:
+        return [f"ws://127.0.0.1:{port}/v1/stream" for port in self._ports]
+
+    async def start(self) -> None:
+        """Returns when every service is ready."""
+        await self.brokers.start()
+        self._write_configuration()
+        for name in self._names():
+            await self.start_service(name)
+        async with connect(self.brokers.direct, "chaos") as broker:
+            await topology.wait_for(broker.js, topology.WORK, READY_SECONDS)
+            await self._register(broker)
+            await eventually(lambda: self.leader(broker), READY_SECONDS)
+        ready = [name for name in self.services if not name.startswith("dispatcher")]
+        await eventually(lambda: all(self.is_ready(name) for name in ready), READY_SECONDS)
+
+    def close(self) -> None:
+        for service in self.services.values():
+            service.kill()
+        self.brokers.close()
+
+    async def start_service(self, name: str) -> None:
+        """Start a service under its name; for the first time or again."""
+        kind = name.partition("-")[0]
+        settings = self._settings(name) | {"nats": await self.brokers.urls(name)}
+        log = self._home / f"{name}.log"
+        log.write_text("")
+        self.services[name] = Service(kind, log, settings)
+
+    async def stop_service(self, name: str) -> None:
+        """SIGTERM, and wait until it has drained."""
+        service = self.services[name]
+        service.terminate()
+        await eventually(lambda: service.process.poll() is not None, STOP_SECONDS)
+
+    def is_ready(self, name: str) -> bool:
+        return self.services[name].said(READY[name.partition("-")[0]])
+
+    async def ready(self, name: str) -> None:
+        """Wait until a service that was started serves; a standby dispatcher does so at once."""
+        if not name.startswith("dispatcher"):
+            await eventually(lambda: self.is_ready(name), READY_SECONDS)
+
+    async def resolve(self, whom: str, random: Random) -> list[str]:
+        """The names that are given, or of a kind's processes one: its leader, or any."""
+        if whom not in KINDS:
+            return whom.split()
+        async with connect(self.brokers.direct, "chaos") as broker:
+            if whom == "dispatcher":
+                return [await eventually(lambda: self.leader(broker))]
+            if whom == "nats":
+                return [await self._stream_leader(broker, random)]
+        return [random.choice([name for name in self.services if name.startswith(whom)])]
+
+    async def leader(self, broker: Broker) -> str:
+        """The dispatcher that leads; empty while none does."""
+        key = bucket.subject(subjects.escape("dispatcher.mock"))
+        try:
+            found = await broker.read(bucket.STREAM, {"last_by_subj": key})
+        except BrokerUnavailable:  # the bucket is made by the first dispatcher
+            return ""
+        return found[0].data.decode().partition(".")[0] if found else ""
+
+    def footprints(self) -> dict[str, Footprint]:
+        """Of every service that lives."""
+        found = {name: Footprint.of(s.process.pid) for name, s in self.services.items()}
+        return {name: footprint for name, footprint in found.items() if footprint}
+
+    async def _stream_leader(self, broker: Broker, random: Random) -> str:
+        """The node that leads the requests, the work, or a shard of the token logs."""
+        stream = random.choice([topology.REQUESTS, topology.WORK, topology.tokens(0)])
+        info = await broker.js.stream_info(stream)
+        assert info.cluster
+        assert info.cluster.leader
+        return str(info.cluster.leader)
+
+    async def _register(self, broker: Broker) -> None:
+        shape = self.shape
+        pace: dict[str, Any] = {"ttft_ms": shape.ttft_ms, "itl_ms": shape.itl_ms}
+        registry = await Registry.open(broker, replicas=shape.nodes)
+        await registry.put(mock_model(**pace, sequences=shape.sequences))
+        await registry.close()
+
+    def _names(self) -> Iterator[str]:
+        shape = self.shape
+        counts = {"gateway": shape.gateways, "dispatcher": shape.dispatchers}
+        counts["worker"] = shape.workers
+        for kind, count in counts.items():
+            yield from (f"{kind}-{number}" for number in range(count))
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        kind, _, number = name.partition("-")
+        own: dict[str, dict[str, Any]] = {
+            "gateway": {"port": self._ports[int(number)]} if kind == "gateway" else {},
+            "worker": {"model": '["mock"]'},
+        }
+        return {
+            "id": name,
+            "config": self._home / "millstream.toml",
+            "replicas": self.shape.nodes,
+            "shards": self.shards,
+            **own.get(kind, {}),
+        }
+
+    def _write_configuration(self) -> None:
+        tables = [f'[tenants.{tenant}]\nkeys = ["{key}"]\n' for tenant, key in KEYS.items()]
+        (self._home / "millstream.toml").write_text("".join(tables))

@@ -1,0 +1,116 @@
+"""What can be done to a process, and undone."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from streams.connection import connect
+from tests.broker import NatsServer
+from tests.chaos.brokers import DISK_MIB
+from tests.chaos.cluster import Cluster
+from tests.integration.processes import Service
+
+Deed = Callable[[Cluster, str], Awaitable[None]]
+MIB = 2**20
+BOUND_BYTES = 64  # not even one request
+BALLAST = "ballast"
+
+
+def _process(cluster: Cluster, name: str) -> NatsServer | Service:
+    kind, _, number = name.partition("-")
+    return cluster.brokers.nodes[int(number)] if kind == "nats" else cluster.services[name]
+
+
+async def kill(cluster: Cluster, name: str) -> None:
+    _process(cluster, name).kill()
+
+
+async def start(cluster: Cluster, name: str) -> None:
+    """What was killed, as a supervisor would."""
+    process = _process(cluster, name)
+    if isinstance(process, NatsServer):
+        process.start()
+    else:
+        await cluster.start_service(name)
+
+
+async def freeze(cluster: Cluster, name: str) -> None:
+    _process(cluster, name).freeze()
+
+
+async def thaw(cluster: Cluster, name: str) -> None:
+    _process(cluster, name).thaw()
+
+
+async def restart(cluster: Cluster, name: str) -> None:
+    """As an operator does it: SIGTERM, wait, start, wait until it serves."""
+    process = _process(cluster, name)
+    if isinstance(process, NatsServer):
+        process.process.terminate()
+        process.process.wait()
+        process.start()
+        await cluster.brokers.ready(int(name.removeprefix("nats-")))
+    else:
+        await cluster.stop_service(name)
+        await cluster.start_service(name)
+        await cluster.ready(name)
+
+
+async def part(cluster: Cluster, name: str) -> None:
+    cluster.brokers.part(name)
+
+
+async def join(cluster: Cluster, name: str) -> None:
+    cluster.brokers.join(name)
+
+
+async def fill(cluster: Cluster, name: str) -> None:
+    """Somebody else fills the disk of the first broker to its last byte."""
+    with _ballast(cluster).open("wb") as ballast:
+        try:
+            for _ in range(DISK_MIB):
+                ballast.write(bytes(MIB))
+                ballast.flush()
+        except OSError:
+            return
+    raise AssertionError(f"the disk holds more than {DISK_MIB} MiB")
+
+
+async def empty(cluster: Cluster, name: str) -> None:
+    """There is room again. The broker has given up its streams: it says so at /healthz, and whoever
+    supervises it starts it again.
+    """
+    _ballast(cluster).unlink()
+    await restart(cluster, name)
+
+
+async def bound(cluster: Cluster, name: str) -> None:
+    """A stream is full from now on."""
+    await _bound(cluster, name, BOUND_BYTES)
+
+
+async def unbound(cluster: Cluster, name: str) -> None:
+    await _bound(cluster, name, 1024 * MIB)
+
+
+async def _bound(cluster: Cluster, stream: str, size: int) -> None:
+    async with connect(cluster.brokers.direct, "chaos") as broker:
+        config = (await broker.js.stream_info(stream)).config
+        await broker.js.update_stream(config, max_bytes=size)
+
+
+async def leave(cluster: Cluster, name: str) -> None:
+    """There is nothing to undo."""
+
+
+def _ballast(cluster: Cluster) -> Path:
+    return cluster.brokers.disk(0) / BALLAST
+
+
+DEEDS: dict[str, tuple[Deed, Deed]] = {
+    "kill": (kill, start),
+    "freeze": (freeze, thaw),
+    "part": (part, join),
+    "restart": (restart, leave),
+    "fill": (fill, empty),
+    "bound": (bound, unbound),
+}

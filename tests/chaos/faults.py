@@ -1,0 +1,178 @@
+"""The table of faults: what cluster, what load, who is struck when."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from random import Random
+
+from tests.chaos.plan import Fault, Load, Shape, Strike
+
+Strikes = Callable[[Random], Iterable[Strike]]
+
+PAIRS = Shape(gateways=2, dispatchers=2)
+CLUSTER = replace(PAIRS, nodes=3)
+# Requests come before, during and after what is done to a part that others wait for.
+ALL_ALONG = Load(streams=60, seconds=25, tokens=(40, 300))
+AT_ONCE = Load()
+
+
+def once(deed: str, whom: str, between: tuple[float, float], seconds: float) -> Strikes:
+    """One strike at a random time."""
+
+    def strikes(random: Random) -> Iterator[Strike]:
+        yield Strike(random.uniform(*between), deed, whom, seconds)
+
+    return strikes
+
+
+def each(deed: str, whoms: Iterable[str], first: float, pause: float, seconds: float) -> Strikes:
+    """One strike after the other."""
+
+    def strikes(random: Random) -> Iterator[Strike]:
+        for number, whom in enumerate(whoms):
+            yield Strike(first + number * pause, deed, whom, seconds)
+
+    return strikes
+
+
+def a_fault_a_minute(minutes: int) -> Strikes:
+    choices = [("kill", "worker"), ("freeze", "worker"), ("kill", "gateway")]
+    choices += [("kill", "dispatcher"), ("freeze", "dispatcher"), ("freeze", "nats")]
+
+    def strikes(random: Random) -> Iterator[Strike]:
+        for minute in range(minutes):
+            deed, whom = random.choice(choices)
+            yield Strike(60 * minute + random.uniform(5, 30), deed, whom, 8)
+
+    return strikes
+
+
+def storm(cancels: int, seconds: float) -> Load:
+    """Nearly everything is cancelled at once: some before they are accepted, some in the queue."""
+    return Load(cancels, seconds, (50, 200), cancelled=0.95, cancelled_after=(0, 0.5), clients=8)
+
+
+def soak(minutes: int) -> Load:
+    return Load(streams=600 * minutes, seconds=60 * minutes, tokens=(50, 200), clients=8)
+
+
+FOUR = replace(CLUSTER, workers=4)
+EIGHT_TIMES_A_HUNDRED = Load(streams=800, seconds=60, tokens=(50, 150), cancelled=0, clients=8)
+
+
+def one_of_each(random: Random) -> Iterator[Strike]:
+    for number, whom in enumerate(("worker", "gateway", "dispatcher", "nats")):
+        yield Strike(8 + 12 * number + random.uniform(0, 4), "kill", whom, 10)
+
+
+# What `make test` has time for: several faults in one cluster, one after the other.
+SHORT = Load(streams=50, seconds=20, tokens=(40, 250))
+
+
+def short_alone(random: Random) -> Iterator[Strike]:
+    """A worker freezes, its broker stops answering it, and both leaders' places change."""
+    yield Strike(2 + random.uniform(0, 1), "freeze", "worker-0", 8)
+    yield Strike(5 + random.uniform(0, 1), "kill", "gateway", 3)
+    yield Strike(9 + random.uniform(0, 1), "freeze", "dispatcher", 5)
+    yield Strike(13 + random.uniform(0, 1), "part", "worker-1", 7)
+
+
+def short_cluster(random: Random) -> Iterator[Strike]:
+    """One of each kind is killed."""
+    for number, whom in enumerate(("worker", "nats", "dispatcher", "gateway")):
+        yield Strike(2 + 5 * number + random.uniform(0, 1), "kill", whom, 4)
+
+
+SERVICES = [f"{kind}-{number}" for kind in ("worker", "dispatcher", "gateway") for number in (0, 1)]
+NODES = [f"nats-{number}" for number in range(3)]
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault(
+            "worker-kill-queue",
+            Shape(sequences=4),
+            replace(AT_ONCE, tokens=(60, 100)),
+            once("kill", "worker", (0.5, 2.5), 10),
+        ),
+        Fault(
+            "worker-kill-prefill",
+            Shape(ttft_ms=3000),
+            Load(seconds=1, tokens=(30, 60)),
+            once("kill", "worker", (1.2, 2.8), 10),
+        ),
+        Fault("worker-kill", Shape(), AT_ONCE, once("kill", "worker", (2, 4), 10)),
+        Fault("worker-freeze", Shape(), AT_ONCE, once("freeze", "worker", (2, 4), 30)),
+        Fault("gateway-kill", PAIRS, AT_ONCE, once("kill", "gateway", (2, 4), 5)),
+        Fault(
+            "gateway-kill-sdk",
+            PAIRS,
+            replace(AT_ONCE, sdk=True),
+            once("kill", "gateway", (2, 4), 5),
+        ),
+        Fault("gateway-freeze", PAIRS, AT_ONCE, once("freeze", "gateway", (2, 4), 15)),
+        Fault("dispatcher-kill", PAIRS, ALL_ALONG, once("kill", "dispatcher", (5, 8), 10)),
+        Fault("dispatcher-freeze", PAIRS, ALL_ALONG, once("freeze", "dispatcher", (5, 8), 12)),
+        Fault("nats-kill", CLUSTER, ALL_ALONG, once("kill", "nats", (5, 8), 10)),
+        Fault("nats-freeze", CLUSTER, ALL_ALONG, once("freeze", "nats", (5, 8), 12)),
+        Fault("nats-majority", CLUSTER, ALL_ALONG, once("kill", "nats-0 nats-1", (5, 8), 15)),
+        Fault(
+            "nats-all",
+            CLUSTER,
+            ALL_ALONG,
+            once("kill", "nats-0 nats-1 nats-2", (5, 8), 5),
+            forgets=True,
+        ),
+        Fault(
+            "nats-alone-kill",
+            PAIRS,
+            ALL_ALONG,
+            once("kill", "nats-0", (5, 8), 3),
+            forgets=True,
+        ),
+        Fault("nats-alone-freeze", PAIRS, ALL_ALONG, once("freeze", "nats-0", (5, 8), 8)),
+        Fault(
+            "part-gateway",
+            replace(PAIRS, linked=True),
+            ALL_ALONG,
+            once("part", "gateway", (5, 8), 12),
+        ),
+        Fault(
+            "part-worker",
+            replace(PAIRS, linked=True),
+            ALL_ALONG,
+            once("part", "worker", (5, 8), 12),
+        ),
+        Fault(
+            "part-node", replace(CLUSTER, linked=True), ALL_ALONG, once("part", "nats", (5, 8), 12)
+        ),
+        Fault(
+            "disk-full",
+            replace(PAIRS, small_disk=True),
+            ALL_ALONG,
+            once("fill", "nats-0", (5, 8), 8),
+            forgets=True,
+        ),
+        Fault("stream-full", PAIRS, ALL_ALONG, once("bound", "REQUESTS", (5, 8), 8)),
+        Fault(
+            "rolling-services",
+            PAIRS,
+            replace(ALL_ALONG, seconds=50, streams=100),
+            each("restart", SERVICES, 4, 8, 0),
+        ),
+        Fault(
+            "rolling-nats",
+            CLUSTER,
+            replace(ALL_ALONG, seconds=50, streams=100),
+            each("restart", NODES, 5, 15, 0),
+        ),
+        Fault("one-of-each", FOUR, EIGHT_TIMES_A_HUNDRED, one_of_each),
+        Fault("cancel-storm", Shape(), storm(4000, 20), lambda _: ()),
+        Fault("short-alone", replace(PAIRS, linked=True), SHORT, short_alone),
+        Fault("short-cluster", CLUSTER, SHORT, short_cluster),
+        Fault("nothing", PAIRS, AT_ONCE, lambda _: ()),
+        Fault("soak", replace(CLUSTER, workers=3), soak(30), a_fault_a_minute(30)),
+    )
+}
+
+# Parts of others, nothing to see, or half an hour: only when they are named.
+ON_DEMAND = {"short-alone", "short-cluster", "nothing", "soak"}

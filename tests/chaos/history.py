@@ -1,0 +1,191 @@
+"""What happened in one run: frozen events, one JSON line each.
+
+Times are seconds since the load began, by the recorder's monotonic clock. A `request` is the
+client's own name for what it asked; a `request_id` is the fleet's.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Began:
+    """What the run was. `excused` are codes in which requests may fail under this fault.
+
+    `forgets`: the brokers lost their memory, and with it the logs of requests that had ended.
+    """
+
+    fault: str
+    seed: int
+    excused: list[str] = field(default_factory=list)
+    forgets: bool = False
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A client wants this answered. `words` is the undisturbed output, token by token."""
+
+    at: float
+    request: str
+    tenant: str
+    words: list[str]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The promise; it comes again when another socket goes on with the request."""
+
+    at: float
+    request: str
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An error before the promise."""
+
+    at: float
+    request: str
+    code: str
+    retry_after_ms: int | None
+
+
+@dataclass(frozen=True)
+class Started:
+    at: float
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    at: float
+    request: str
+    index: int
+    count: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The client asked for the end."""
+
+    at: float
+    request: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The terminal that a client got: a finish reason, or an error's code."""
+
+    at: float
+    request: str
+    outcome: str
+    completion_tokens: int | None  # as the gateway says; errors say nothing
+    timing: dict[str, float] = field(default_factory=dict)  # ms of each stage, as it says
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client's socket broke."""
+
+    at: float
+    client: str
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault was put on or, with `undone`, taken off."""
+
+    at: float
+    deed: str
+    whom: str
+    undone: bool = False
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A tenant tried to read another's request; `answer` is the type or code that came back."""
+
+    tenant: str
+    request_id: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A token log as it is stored at the end. `chunks` are (index, count, text)."""
+
+    request_id: str
+    tenant: str
+    chunks: list[tuple[int, int, str]]
+    terminals: list[str]
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Billed:
+    """One record of the ledger."""
+
+    request_id: str
+    tenant: str
+    completion_tokens: int
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is still in a work queue at the end."""
+
+    stream: str
+    messages: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process that lived through the run holds, when it is idle before and after it."""
+
+    process: str
+    rss_before: int  # bytes
+    rss_after: int
+    descriptors_before: int
+    descriptors_after: int
+
+
+Event = (
+    Began
+    | Submitted
+    | Accepted
+    | Refused
+    | Started
+    | Chunk
+    | Cancelled
+    | Ended
+    | Dropped
+    | Struck
+    | Probed
+    | Logged
+    | Billed
+    | Left
+    | Held
+)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
+
+
+def dump(events: Iterable[Event]) -> str:
+    """JSON lines."""
+    return "".join(
+        json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n" for event in events
+    )
+
+
+def load(lines: Iterable[str]) -> Iterator[Event]:
+    """The events of `dump`'s lines."""
+    for line in lines:
+        wire = json.loads(line)
+        kind = _KINDS[wire.pop("event")]
+        if kind is Logged:
+            wire["chunks"] = [tuple(chunk) for chunk in wire["chunks"]]
+        yield kind(**wire)

@@ -1,0 +1,129 @@
+"""What a run will do: a pure function of fault and seed.
+
+The cluster's shape, the load and the strikes. A target that only the running cluster knows (who
+leads) is named by its part and resolved when it is struck.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+
+from gpu_worker.engine import Sequence
+from gpu_worker.engines.mock import MockEngine
+from streams.messages import Sampling
+
+TENANTS = ("acme", "other")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The cluster that a fault is for; the mock's pace decides in which phase it hits."""
+
+    nodes: int = 1
+    gateways: int = 1
+    dispatchers: int = 1
+    workers: int = 2
+    ttft_ms: float = 20
+    itl_ms: float = 20
+    sequences: int = 64
+    linked: bool = False  # NATS is reached over wires that can be cut
+    small_disk: bool = False  # the brokers' store is a file system of a few MiB
+
+
+@dataclass(frozen=True)
+class Load:
+    """`streams` requests, begun evenly at random over `seconds`."""
+
+    streams: int = 20
+    seconds: float = 2.0
+    tokens: tuple[int, int] = (150, 250)
+    cancelled: float = 0.1  # share whose client asks for the end
+    cancelled_after: tuple[float, float] = (0.0, 2.0)
+    clients: int = 4
+    sdk: bool = False  # through the client library
+
+
+@dataclass(frozen=True)
+class Strike:
+    """Do `deed` to `whom` at `at` seconds into the load, and undo it after `seconds`."""
+
+    at: float
+    deed: str
+    whom: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of the load."""
+
+    name: str
+    at: float
+    client: int
+    prompt: str
+    seed: int
+    max_tokens: int
+    cancel_after: float | None
+
+    @property
+    def words(self) -> list[str]:
+        return undisturbed(self.prompt, self.seed, self.max_tokens)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row of the table (`tests/chaos/faults.py`)."""
+
+    name: str
+    shape: Shape
+    load: Load
+    strikes: Callable[[Random], Iterable[Strike]]
+    excused: tuple[str, ...] = field(default=())
+    forgets: bool = False  # the logs of what has ended may be lost
+
+
+@dataclass(frozen=True)
+class Plan:
+    asks: list[Ask]
+    strikes: list[Strike]
+
+    @property
+    def ends(self) -> float:
+        """When everything has been asked, done and undone."""
+        return max([0.0, *(a.at for a in self.asks), *(s.at + s.seconds for s in self.strikes)])
+
+
+def plan(fault: Fault, seed: int) -> Plan:
+    """The same for the same fault and seed, whatever happens."""
+    random = Random(f"{fault.name} {seed}")
+    strikes = sorted(fault.strikes(random), key=lambda strike: strike.at)
+    asks = [_ask(fault.load, random, number) for number in range(fault.load.streams)]
+    return Plan(sorted(asks, key=lambda ask: ask.at), strikes)
+
+
+def _ask(load: Load, random: Random, number: int) -> Ask:
+    cancels = random.random() < load.cancelled
+    return Ask(
+        name=f"r{number}",
+        at=random.uniform(0, load.seconds),
+        client=random.randrange(load.clients),
+        prompt=f"{random.getrandbits(64):x} of {number}",
+        seed=random.getrandbits(32),
+        max_tokens=random.randint(*load.tokens),
+        cancel_after=random.uniform(*load.cancelled_after) if cancels else None,
+    )
+
+
+def tenant_of(client: int) -> str:
+    return TENANTS[client % len(TENANTS)]
+
+
+def undisturbed(prompt: str, seed: int, max_tokens: int) -> list[str]:
+    """What the mock says when nothing happens, token by token: its text knows no time."""
+    engine = MockEngine(0, 0, clock=lambda: 0.0, sleep=lambda _: None)
+    sampling = Sampling(max_tokens=max_tokens, seed=seed)
+    engine.add(Sequence("alone", list(prompt.encode()), sampling))
+    words = []
+    while not engine.idle:
+        words += [output.text for output in engine.step()]
+    return words

@@ -1,0 +1,103 @@
+"""What runs have shown: a line for each, a table over all, a file for later."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.results import DIRECTORY
+from tests.chaos.checker import RULES, Violation
+from tests.chaos.figures import Figures
+
+COLUMNS = (
+    "fault",
+    "seeds",
+    "streams",
+    "right",
+    "violations",
+    "hit",
+    "moved",
+    "refusals",
+    "gap p50 s",
+    "gap p99 s",
+    "gap max s",
+    "accept max s",
+    "first token max s",
+)
+SHOWN = 10  # violations of one run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    fault: str
+    seed: int
+    figures: Figures
+    violations: list[Violation]
+
+
+def show(outcome: Outcome) -> None:
+    """One run, with what it broke."""
+    f = outcome.figures
+    verdict = f"{len(outcome.violations)} VIOLATIONS" if outcome.violations else "exact"
+    print(
+        f"{outcome.fault} seed {outcome.seed}: {verdict} by {len(RULES)} rules; "
+        f"{f.right}/{f.streams} streams right, {f.struck} hit, {f.moved} moved, "
+        f"{f.refusals} refusals; "
+        f"gap p50 {f.gap_p50:.2f} p99 {f.gap_p99:.2f} max {f.gap_max:.2f} s; "
+        f"accept max {f.accept_max:.2f} s; first token max {f.first_max:.2f} s",
+        flush=True,
+    )
+    for violation in outcome.violations[:SHOWN]:
+        print(f"  {violation}")
+    if len(outcome.violations) > SHOWN:
+        print(f"  and {len(outcome.violations) - SHOWN} more")
+
+
+def table(outcomes: Sequence[Outcome]) -> None:
+    """A row for each fault, over its seeds."""
+    grid = Table(title="chaos", title_justify="left")
+    for column in COLUMNS:
+        grid.add_column(column, justify="left" if column == "fault" else "right")
+    for fault, group in groupby(outcomes, key=lambda outcome: outcome.fault):
+        grid.add_row(fault, *_cells(list(group)))
+    Console(width=160).print(grid)
+
+
+def _cells(outcomes: Sequence[Outcome]) -> list[str]:
+    found = [outcome.figures for outcome in outcomes]
+    sums = [sum(f.streams for f in found), sum(f.right for f in found)]
+    sums += [sum(len(outcome.violations) for outcome in outcomes), sum(f.struck for f in found)]
+    sums += [sum(f.moved for f in found), sum(f.refusals for f in found)]
+    worst = [max(f.gap_p50 for f in found), max(f.gap_p99 for f in found)]
+    worst += [max(f.gap_max for f in found), max(f.accept_max for f in found)]
+    worst += [max(f.first_max for f in found)]
+    return [str(len(outcomes)), *map(str, sums), *(f"{value:.2f}" for value in worst)]
+
+
+def write(outcomes: Sequence[Outcome], command: str) -> None:
+    """Every run with its figures and what it broke, the machine, and how to repeat it."""
+    content = {
+        "name": "chaos",
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "command": command,
+        "rules": [rule.__name__ for rule in RULES],
+        "runs": [_run(outcome) for outcome in outcomes],
+    }
+    path = DIRECTORY / f"chaos-{datetime.now(UTC):%Y-%m-%d}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+def _run(outcome: Outcome) -> dict[str, object]:
+    return {
+        "fault": outcome.fault,
+        "seed": outcome.seed,
+        "figures": asdict(outcome.figures),
+        "violations": [str(violation) for violation in outcome.violations],
+    }

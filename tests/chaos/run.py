@@ -1,0 +1,180 @@
+"""One run: a fresh cluster, the plan's load and strikes, then what is stored: a history."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import nats.errors
+
+from streams import topology
+from streams.connection import Broker, connect
+from tests.chaos import stored
+from tests.chaos.client import Asker, Client
+from tests.chaos.cluster import KEYS, Cluster, Footprint
+from tests.chaos.deeds import DEEDS
+from tests.chaos.history import Accepted, Began, Event, Held, Probed, Struck, Submitted
+from tests.chaos.plan import TENANTS, Ask, Fault, Plan, Strike, plan, tenant_of
+from tests.chaos.sdk import SdkClient
+from tests.eventually import eventually
+
+C = TypeVar("C", bound=Asker)
+PATIENCE_SECONDS = 90.0  # for the ends, after everything was asked, done and undone
+REST_SECONDS = 30.0  # for what is not waited for: acknowledgements, sockets that close
+PROBES = 5
+WARM = 16  # requests before the load: what is allocated once is no leak
+
+
+class Recorder:
+    """The history as it grows; its clock begins with the load."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._began = time.monotonic()
+
+    def clock(self) -> float:
+        return round(time.monotonic() - self._began, 4)
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def begin(self, began: Began) -> None:
+        """Forget what was recorded so far."""
+        self.events, self._began = [began], time.monotonic()
+
+
+async def run(fault: Fault, seed: int, home: Path) -> list[Event]:
+    """What happened. The processes' logs stay in `home`."""
+    cluster = Cluster(fault.shape, home)
+    try:
+        await cluster.start()
+        return await _recorded(cluster, fault, seed)
+    finally:
+        cluster.close()
+
+
+async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
+    recorder, planned = Recorder(), plan(fault, seed)
+    async with _clients(cluster, Client, fault.load.clients, recorder) as clients:
+        for number in range(WARM):
+            ask = Ask(f"warm-{number}", 0, 0, "warm", number, 8, None)
+            await clients[number % len(clients)].submit(ask)
+        await _all_ended(clients)
+    before = await _footprints(cluster)
+    recorder.begin(Began(fault.name, seed, list(fault.excused), fault.forgets))
+    kind: Callable[..., Asker] = SdkClient if fault.load.sdk else Client
+    async with _clients(cluster, kind, fault.load.clients, recorder) as clients:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_load(planned, clients, recorder))
+            for strike in planned.strikes:
+                tasks.create_task(_strike(cluster, strike, Random(seed), recorder))
+        await _all_ended(clients)
+    async with _clients(cluster, Client, len(TENANTS), recorder) as strangers:
+        await _probe(strangers, recorder)
+    async with connect(cluster.brokers.direct, "chaos") as broker:
+        await _at_rest(broker)
+        recorder.events += await stored.everything(broker, cluster.shards)
+    recorder.events += _held(before, await _footprints(cluster, before))
+    return recorder.events
+
+
+@asynccontextmanager
+async def _clients(
+    cluster: Cluster, kind: Callable[..., C], count: int, recorder: Recorder
+) -> AsyncIterator[list[C]]:
+    """Clients that run; each tenant's begin at different gateways."""
+    urls, made = cluster.gateways, list[C]()
+    for number in range(count):
+        tenant, first = tenant_of(number), number // len(TENANTS) % len(urls)
+        order = urls[first:] + urls[:first]
+        name = f"client-{number}"
+        made.append(kind(name, tenant, KEYS[tenant], order, recorder.clock, recorder.add))
+    running = [asyncio.create_task(client.run(), name=client.name) for client in made]
+    try:
+        yield made
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+
+async def _load(planned: Plan, clients: Sequence[Asker], recorder: Recorder) -> None:
+    for ask in planned.asks:
+        await asyncio.sleep(max(0.0, ask.at - recorder.clock()))
+        await clients[ask.client].submit(ask)
+
+
+async def _strike(cluster: Cluster, strike: Strike, random: Random, recorder: Recorder) -> None:
+    """Do it, wait, undo it; to all of several at once."""
+    do, undo = DEEDS[strike.deed]
+    await asyncio.sleep(max(0.0, strike.at - recorder.clock()))
+    names = await cluster.resolve(strike.whom, random)
+    for name in names:
+        recorder.add(Struck(recorder.clock(), strike.deed, name))
+        await do(cluster, name)
+    await asyncio.sleep(strike.seconds)
+    for name in names:
+        await undo(cluster, name)
+        recorder.add(Struck(recorder.clock(), strike.deed, name, undone=True))
+
+
+async def _all_ended(clients: Sequence[Asker]) -> None:
+    """What does not end in time stays without an end in the history."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not all(client.idle for client in clients) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+
+
+async def _probe(clients: list[Client], recorder: Recorder) -> None:
+    """Have tenants try to read what was said to others."""
+    owners = {event.request: event.tenant for event in recorder.events if type(event) is Submitted}
+    accepted = {e.request_id: e for e in recorder.events if isinstance(e, Accepted)}
+    chosen = list(accepted.values())[:: max(1, len(accepted) // PROBES)]
+    for event in chosen:
+        stranger = next(c for c in clients if c.tenant != owners[event.request])
+        await stranger.probe(event.request_id)
+
+    def answered() -> bool:
+        return sum(isinstance(event, Probed) for event in recorder.events) == len(chosen)
+
+    await eventually(answered, REST_SECONDS)
+
+
+async def _at_rest(broker: Broker) -> None:
+    deadline = time.monotonic() + REST_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            queues = (topology.REQUESTS, topology.WORK)
+            if not sum([await stored.held(broker, queue) for queue in queues]):
+                return
+        except (nats.errors.Error, TimeoutError):
+            continue  # a leader is being elected
+        await asyncio.sleep(0.1)
+
+
+async def _footprints(
+    cluster: Cluster, before: Mapping[str, Footprint] | None = None
+) -> dict[str, Footprint]:
+    """What each service holds once its descriptors are as `before`, or have had time to be.
+
+    The brokers are left out: their memory is what the streams hold.
+    """
+    deadline = time.monotonic() + REST_SECONDS
+    while True:
+        await asyncio.sleep(0.5)
+        now = cluster.footprints()
+        known = before or cluster.footprints()
+        grown = any(f.descriptors > known.get(name, f).descriptors for name, f in now.items())
+        if not grown or time.monotonic() > deadline:
+            return now
+
+
+def _held(before: Mapping[str, Footprint], after: Mapping[str, Footprint]) -> Iterator[Held]:
+    """Of the processes that are the same."""
+    for name, then in before.items():
+        now = after.get(name, then)
+        if now.pid == then.pid:
+            yield Held(name, then.rss, now.rss, then.descriptors, now.descriptors)

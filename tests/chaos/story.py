@@ -1,0 +1,107 @@
+"""A history put in order: each request's events together, what was stored beside them. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tests.chaos.history import (
+    Accepted,
+    Began,
+    Billed,
+    Cancelled,
+    Chunk,
+    Ended,
+    Event,
+    Held,
+    Left,
+    Logged,
+    Probed,
+    Refused,
+    Started,
+    Struck,
+    Submitted,
+)
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass
+class Stream:
+    """One request as its client saw it."""
+
+    submitted: Submitted
+    accepted: list[Accepted] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    cancelled: list[Cancelled] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> str:
+        """Empty until it was accepted."""
+        return self.accepted[0].request_id if self.accepted else ""
+
+    @property
+    def outcome(self) -> str:
+        """Empty until it has ended."""
+        return self.ended[0].outcome if self.ended else ""
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def is_right(self) -> bool:
+        """All of the undisturbed output, or as much as its client waited for."""
+        words = self.submitted.words
+        if self.outcome == "cancelled":
+            return bool(self.cancelled) and self.text == "".join(words[: self.tokens])
+        return self.outcome == "length" and self.text == "".join(words)
+
+
+class Story:
+    """All of one run."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._events = list(events)
+        self.began = self.all(Began)[0]
+        self.streams = {each.request: Stream(each) for each in self.all(Submitted)}
+        self._tell()
+        self.logs = {log.request_id: log for log in self.all(Logged)}
+        self.bills: dict[str, list[Billed]] = defaultdict(list)
+        for bill in self.all(Billed):
+            self.bills[bill.request_id].append(bill)
+        self.probes, self.left = self.all(Probed), self.all(Left)
+        self.held, self.strikes = self.all(Held), self.all(Struck)
+
+    def _tell(self) -> None:
+        """Give each stream its events."""
+        for event in self._events:
+            match event:
+                case Accepted():
+                    self.streams[event.request].accepted.append(event)
+                case Refused():
+                    self.streams[event.request].refused.append(event)
+                case Started():
+                    self.streams[event.request].started.append(event)
+                case Chunk():
+                    self.streams[event.request].chunks.append(event)
+                case Cancelled():
+                    self.streams[event.request].cancelled.append(event)
+                case Ended():
+                    self.streams[event.request].ended.append(event)
+
+    def all(self, kind: type[E]) -> list[E]:
+        """Every event of one kind, in the order of the history."""
+        return [event for event in self._events if isinstance(event, kind)]
+
+    @property
+    def accepted(self) -> list[Stream]:
+        """The requests to which something was promised."""
+        return [stream for stream in self.streams.values() if stream.accepted]

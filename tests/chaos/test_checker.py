@@ -1,0 +1,127 @@
+"""The checker finds what is wrong: a checker that finds nothing would pass everything."""
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.chaos import history
+from tests.chaos.checker import RULES, check
+from tests.chaos.figures import figures
+from tests.chaos.history import (
+    Began,
+    Billed,
+    Cancelled,
+    Chunk,
+    Ended,
+    Event,
+    Held,
+    Left,
+    Logged,
+    Probed,
+    Refused,
+)
+from tests.chaos.made import GOOD, Change, changed, one, swapped, twice, without
+from tests.chaos.story import Story
+
+FIRST = one(Chunk, "a")
+SECOND = next(event for event in GOOD if isinstance(event, Chunk) and event.index == 1)
+LAST = next(event for event in GOOD if isinstance(event, Chunk) and event.index == 3)
+LOG = one(Logged, "id-a")
+
+BROKEN: list[tuple[str, Change]] = [
+    ("one_terminal", without(one(Ended, "a"))),
+    ("one_terminal", twice(one(Ended, "a"))),
+    ("one_terminal", changed(LOG, terminals=["length", "length"])),
+    ("one_terminal", changed(LOG, terminals=[])),
+    ("one_request", changed(GOOD[9], request_id="id-c")),
+    ("not_failed", changed(one(Ended, "a"), outcome="log_lost")),
+    ("gap_free", without(SECOND)),
+    ("gap_free", twice(SECOND)),
+    ("gap_free", swapped(SECOND, LAST)),
+    ("stored_gap_free", changed(LOG, chunks=LOG.chunks[:1] + LOG.chunks[2:])),
+    ("stored_gap_free", changed(LOG, chunks=LOG.chunks + LOG.chunks[2:])),
+    ("undisturbed", changed(SECOND, text="two free ")),
+    ("undisturbed", without(LAST)),
+    ("undisturbed", without(one(Cancelled, "b"))),
+    ("stored_first", without(LOG)),
+    ("stored_first", changed(LOG, chunks=LOG.chunks[:2])),
+    ("stored_first", changed(LOG, terminals=["cancelled"])),
+    ("billed_once", without(one(Billed, "id-a"))),
+    ("billed_once", twice(one(Billed, "id-a"))),
+    ("billed_once", changed(one(Billed, "id-a"), completion_tokens=5)),
+    ("billed_once", changed(one(Billed, "id-b"), outcome="length")),
+    ("billed_once", changed(one(Ended, "a"), completion_tokens=5)),
+    ("unheard_settled", lambda events: [*events, Logged("id-c", "acme", [], ["length"], 1)]),
+    ("unheard_settled", lambda events: [*events, *[Billed("id-c", "acme", 1, "length")] * 2]),
+    ("tenants_apart", changed(LOG, tenant="other")),
+    ("tenants_apart", changed(one(Billed, "id-a"), tenant="other")),
+    ("tenants_apart", changed(one(Probed, "id-a"), answer="accepted")),
+    ("refused_clearly", changed(one(Refused, "b"), retry_after_ms=None)),
+    ("refused_clearly", changed(one(Refused, "b"), code="internal_error")),
+    ("answered", lambda events: [*events, history.Submitted(4.0, "c", "acme", ["seven "])]),
+    ("nothing_left", changed(one(Left, "WORK"), messages=1)),
+    ("back_to_baseline", changed(one(Held, "gateway-0"), rss_after=2**30)),
+    ("back_to_baseline", changed(one(Held, "gateway-0"), descriptors_after=60)),
+]
+
+
+def test_a_good_history_breaks_no_rule() -> None:
+    """A worker died, a socket dropped, a request was refused and cancelled: all as promised."""
+    assert check(GOOD) == []
+
+
+@pytest.mark.parametrize(("rule", "change"), BROKEN)
+def test_each_rule_finds_what_breaks_it(rule: str, change: Change) -> None:
+    """By its own name: the verdict is read by people."""
+    assert rule in {violation.rule for violation in check(change(GOOD))}
+
+
+def test_no_rule_is_untried() -> None:
+    """A rule without a history that breaks it may never find anything."""
+    assert {rule.__name__ for rule in RULES} == {rule for rule, _ in BROKEN}
+
+
+def test_a_fault_may_excuse_a_failure_and_nothing_else() -> None:
+    """A lost log may end a request: with an error, once, and with what was stored billed."""
+    failed = changed(one(Ended, "a"), outcome="log_lost")(GOOD)
+    failed = changed(LOG, terminals=["log_lost"])(failed)
+    failed = changed(one(Billed, "id-a"), outcome="log_lost")(failed)
+    excused = changed(one(Began, "made"), excused=["log_lost"])(failed)
+    assert [violation.rule for violation in check(failed)] == ["not_failed"]
+    assert check(excused) == []
+
+
+def test_brokers_that_forget_may_have_no_logs_left() -> None:
+    """The ledger is on disk: it says the same all the same."""
+    forgetful = changed(one(Began, "made"), forgets=True)(GOOD)
+    assert check(without(LOG)(forgetful)) == []
+    assert check(without(one(Billed, "id-a"))(without(LOG)(forgetful))) != []
+
+
+@given(st.sampled_from(GOOD[1:]), st.data())
+def test_no_change_of_what_counts_goes_unseen(event: Event, data: st.DataObject) -> None:
+    """Every number and name that a client, a log or a bill has said is held against another one."""
+    counting = {"index", "count", "completion_tokens", "text", "outcome", "tenant", "request_id"}
+    names = sorted(counting & {field.name for field in fields(event)})
+    if not names or isinstance(event, Probed | history.Submitted):
+        return
+    name = data.draw(st.sampled_from(names))
+    value = getattr(event, name)
+    other = value + 1 if isinstance(value, int) else f"{value}x"
+    assert check(changed(event, **{name: other})(GOOD)) != []
+
+
+def test_a_history_is_the_same_after_it_was_written() -> None:
+    """What is checked later is what was recorded."""
+    assert list(history.load(history.dump(GOOD).splitlines())) == GOOD
+
+
+def test_figures_are_what_clients_noticed() -> None:
+    """The gap is the longest pause of a stream that was hit; a refusal makes acceptance late."""
+    found = figures(Story(GOOD))
+    assert (found.streams, found.right, found.refusals, found.moved) == (2, 2, 1, 1)
+    assert found.struck == 1
+    assert found.gap_max == 2.5
+    assert found.accept_max == 0.6

@@ -1,0 +1,214 @@
+"""The client for browsers, in one: streams that are cut, left, refused and forgotten."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.browser import Browser, chromium
+from tests.e2e.running import KEY, Running, wait_until
+from tests.e2e.test_page import STATE, TEXT, enter, run
+from tests.e2e.wire import wire
+from tests.integration.test_gateway_cancel import outcomes
+
+CLIENT = f"""
+const {{ Client }} = await import("/page/millstream.js");
+const client = new Client({{ key: "{KEY}" }});
+const ask = (prompt, max_tokens) => ({{ model: "mock", prompt, max_tokens, seed: 1 }});
+"""
+MANY = """
+const read = async (i) => {
+  let text = "", next = 0;
+  for await (const chunk of client.generate(ask(`prompt ${i}`, 400))) {
+    if (chunk.index !== next) throw new Error(`${chunk.index} came for ${next}`);
+    next += chunk.count;
+    text += chunk.text;
+    window.received += chunk.count;
+  }
+  return text;
+};
+window.texts = null;
+window.received = 0;
+Promise.all(Array.from({ length: 10 }, (_, i) => read(i))).then((texts) => (window.texts = texts));
+"""
+# A gateway in the page's place of one: `answer(socket, frame)` is called with what it is sent.
+FAKE = """
+const sockets = [];
+window.WebSocket = class {
+  static OPEN = 1;
+  readyState = 1;
+  sent = [];
+  constructor(url) {
+    this.url = url;
+    sockets.push(this);
+    setTimeout(() => this.onopen());
+  }
+  send(text) {
+    this.sent.push(JSON.parse(text));
+    setTimeout(() => answer(this, this.sent.at(-1)));
+  }
+  say(frame) {
+    this.onmessage?.({ data: JSON.stringify(frame) });
+  }
+  close() {}
+};
+const end = { finish_reason: "length", usage: {}, timing: {} };
+const complete = (socket, { id }) => {
+  socket.say({ type: "accepted", id, request_id: "r" });
+  socket.say({ type: "chunk", id, index: 0, count: 1, text: "x" });
+  socket.say({ type: "done", id, ...end });
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chrome: Browser, mock_up: Running) -> Browser:
+    """A fresh page of the gateway."""
+    chrome.open(mock_up.url + "/")
+    return chrome
+
+
+def test_a_gateway_that_is_killed_and_started_again_is_not_seen_in_the_text(
+    chrome: Browser, tmp_path: Path
+) -> None:
+    """The person sees a pause, and then the rest of the very same answer."""
+    words = ["--model", "mock", "--mock-itl-ms", "5", "--api-key", KEY]
+    with Running(tmp_path, *words) as up:
+        up.ready()
+        texts = []
+        for killed in (False, True):
+            enter(chrome, up.url, KEY)
+            run(chrome, "a story of a murder", 500)
+            chrome.until(f"{TEXT}.length > 200")
+            if killed:
+                os.kill(up.pids(" gateway")[0], signal.SIGKILL)
+                chrome.until(f"{STATE} === 'resuming'")
+            chrome.until(f"{STATE} === 'length'")
+            texts.append(chrome.text("output"))
+    assert texts[0] == texts[1]
+
+
+def test_many_streams_share_a_socket_that_is_cut(chrome: Browser, mock_up: Running) -> None:
+    """Each goes on where it was, on the next one."""
+    with wire(mock_up.url) as between:
+        found = []
+        for cut in (False, True):
+            chrome.open(between.url + "/")
+            chrome.evaluate(CLIENT + MANY)
+            if cut:
+                chrome.until("window.received > 500")
+                between.cut()
+            chrome.until("window.texts")
+            found.append(chrome.script("return window.texts"))
+    assert len(set(found[0])) == 10
+    assert found[0] == found[1]
+
+
+def test_leaving_the_loop_cancels(browser: Browser, mock_up: Running) -> None:
+    """Nobody pays for what nobody reads."""
+    before = len(asyncio.run(outcomes(mock_up.nats)))
+    browser.evaluate(
+        CLIENT + "for await (const chunk of client.generate(ask('a long one', 4000))) break;"
+    )
+    wait_until(lambda: len(asyncio.run(outcomes(mock_up.nats))) > before, 10)
+    assert asyncio.run(outcomes(mock_up.nats))[-1][0] == "cancelled"
+
+
+def test_an_abort_signal_ends_its_request_alone(browser: Browser) -> None:
+    """As with `fetch`: the loop throws the signal's reason."""
+    name, tokens = browser.evaluate(
+        CLIENT
+        + """
+        const leaving = new AbortController();
+        const other = client.generate(ask("another", 100));
+        const stream = client.generate(ask("a long one", 4000), { signal: leaving.signal });
+        let name = "";
+        try {
+          for await (const chunk of stream) leaving.abort();
+        } catch (error) {
+          name = error.name;
+        }
+        await other.text();
+        return [name, (await other.ended).usage.completion_tokens];
+        """
+    )
+    assert (name, tokens) == ("AbortError", 100)
+
+
+def test_an_error_has_its_code(browser: Browser) -> None:
+    """One that trying again does not help is told at once."""
+    code = browser.evaluate(
+        CLIENT
+        + """
+        const asked = client.generate({ model: "nothing", prompt: "x" }).text();
+        return asked.catch((error) => error.code);
+        """
+    )
+    assert code == "model_not_found"
+
+
+def test_a_refusal_that_says_when_is_tried_again(browser: Browser) -> None:
+    """As the same request, whatever became of the first try."""
+    text, keys = browser.evaluate(
+        FAKE
+        + """
+        const answer = (socket, { id }) => {
+          if (socket.sent.length === 2) return complete(socket, { id });
+          socket.say({ type: "error", id, code: "queue_full", message: "", retry_after_ms: 5 });
+        };
+        """
+        + CLIENT
+        + """
+        const text = await client.generate(ask("p", 1)).text();
+        return [text, sockets[0].sent.map((frame) => frame.idempotency_key)];
+        """
+    )
+    assert text == "x"
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
+def test_a_silent_gateway_is_left(browser: Browser) -> None:
+    """A page cannot ping; it asks for an error, and goes elsewhere when none comes."""
+    text, sent = browser.evaluate(
+        FAKE
+        + "const answer = (socket, frame) => sockets.length > 1 && complete(socket, frame);"
+        + CLIENT
+        + """
+        const text = await client.generate(ask("p", 1)).text();
+        return [text, sockets[0].sent.map((frame) => frame.type)];
+        """
+    )
+    assert text == "x"
+    assert sent == ["generate", "cancel"]
+
+
+def test_a_slow_readers_rest_is_fetched_when_it_has_read_what_came(browser: Browser) -> None:
+    """A browser reads sockets whether the page keeps up or not; what waits must have a bound."""
+    found = browser.evaluate(
+        FAKE
+        + """
+        const answer = (socket, { id, after }) => {
+          socket.say({ type: "accepted", id, request_id: "r" });
+          for (let index = (after ?? -1) + 1; index < 9; index++)
+            socket.say({ type: "chunk", id, index, count: 1, text: "x".repeat(100000) });
+          socket.say({ type: "done", id, ...end });
+        };
+        """
+        + CLIENT
+        + """
+        const found = [];
+        for await (const chunk of client.generate(ask("p", 9))) found.push(chunk.index);
+        return [found, sockets[0].sent.map((frame) => frame.after ?? null)];
+        """
+    )
+    assert found == [list(range(9)), [None, 2, 5, 8]]

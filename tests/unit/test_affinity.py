@@ -1,0 +1,201 @@
+"""Where a request goes: to who holds what it needs, when that costs nobody anything. Pure."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dispatcher.affinity import SHUNNED_SECONDS, Affinity, Placed, Wish
+from dispatcher.books import Books
+from dispatcher.fleet import PREFETCH, Fleet
+from dispatcher.lines import Queued
+from dispatcher.placements import PATIENCE_SECONDS, Stray
+from streams import marks
+from streams.headers import Envelope
+from streams.messages import Beat
+from streams.subjects import ANY, Pool, Priority
+
+STANDARD = Priority.STANDARD
+KV, PLACES = 100_000, 4
+PROMPT = [11, 12, 13, 14, 15, 16, 17]  # marks at 64 … 512 tokens
+WISH = Wish("1", STANDARD, 600, PROMPT)
+
+
+def beat(worker: str, *held: int, free: int = PLACES, tokens: int = KV, **more: Any) -> Beat:
+    known = Beat(worker, "m", "1", free, tokens, PLACES - free, 0, PLACES, KV, 0, 0.0)
+    return replace(known, holds=marks.pack(held), holds_only=True, **more)
+
+
+def cell(*beats: Beat) -> Affinity:
+    fleet = Fleet()
+    affinity = Affinity(fleet)
+    for each in beats:
+        fleet.beat(each, 0.0)
+        affinity.hear(each)
+    return affinity
+
+
+def test_the_longest_prefix_wins() -> None:
+    """What is there already need not be computed."""
+    affinity = cell(beat("a", *PROMPT[:2]), beat("b", *PROMPT[:5]), beat("c"))
+    assert affinity.choose(WISH, 0.0) == Placed("b", "prefix")
+
+
+def test_what_nobody_holds_goes_to_any() -> None:
+    """Whoever has room first takes it, so new prompts spread."""
+    assert cell(beat("a", 99), beat("b")).choose(WISH, 0.0) == Placed(ANY, "unknown")
+
+
+def test_what_all_hold_goes_to_any() -> None:
+    """A common start prefers nobody."""
+    affinity = cell(beat("a", *PROMPT[:1]), beat("b", *PROMPT[:1]))
+    assert affinity.choose(WISH, 0.0) == Placed(ANY, "everywhere")
+
+
+def test_who_is_full_is_not_waited_for_while_others_have_room() -> None:
+    """A prefix is worth less than a place."""
+    affinity = cell(beat("a", *PROMPT, free=0), beat("b"))
+    assert affinity.choose(WISH, 0.0) == Placed(ANY, "full")
+
+
+def test_who_is_full_may_have_as_many_waiting_as_any_where_all_are() -> None:
+    """Work waits in any case; it may as well wait where its prefix is, but not in a long line."""
+    books = Books("m")
+    for each in (beat("a", *PROMPT, free=0), beat("b", free=0)):
+        books.beat(each, 0.0)
+    went = [send(books, number).why for number in range(1, PREFETCH + 2)]
+    assert went == ["prefix"] * PREFETCH + ["full"]
+
+
+def test_who_has_more_to_do_than_the_prefix_saves_is_passed_over() -> None:
+    """A start that is in fashion is computed a second time rather than served by one worker."""
+    near = beat("a", *PROMPT, free=2, tokens=KV - 900)
+    far = beat("a", *PROMPT, free=2, tokens=KV - 2000)
+    assert cell(near, beat("b")).choose(WISH, 0.0) == Placed("a", "prefix")
+    assert cell(far, beat("b")).choose(WISH, 0.0) == Placed(ANY, "busy")
+
+
+def test_of_two_holders_the_one_with_less_to_do_is_chosen() -> None:
+    """Least expected finish, where what is left to compute is the same."""
+    affinity = cell(beat("a", *PROMPT, tokens=KV - 400), beat("b", *PROMPT), beat("c"))
+    assert affinity.choose(WISH, 0.0).worker == "b"
+
+
+def test_who_has_loaded_the_adapter_is_preferred() -> None:
+    """Another would have to load it first."""
+    affinity = cell(beat("a"), beat("b", marks.of_adapter("pirate")))
+    wish = Wish("1", STANDARD, 600, PROMPT, adapter="pirate")
+    assert affinity.choose(wish, 0.0) == Placed("b", "adapter")
+
+
+@pytest.mark.parametrize("change", [{"draining": True}, {"version": "2"}])
+def test_who_takes_no_work_of_the_version_is_not_chosen(change: dict[str, Any]) -> None:
+    """It would only lie there."""
+    affinity = cell(beat("a", *PROMPT, **change), beat("b"), beat("c"))
+    assert affinity.choose(WISH, 0.0).worker == ANY
+
+
+def test_the_next_of_a_burst_follows_the_first() -> None:
+    """Beats tell of what is held only when it has been computed."""
+    affinity = cell(beat("a", *PROMPT[:3]), beat("b"))
+    affinity.choose(WISH, 0.0)
+    longer = Wish("1", STANDARD, 600, [1, 2, 3, *PROMPT[3:]])
+    assert affinity.choose(longer, 0.0) == Placed("a", "prefix")
+
+
+def test_who_did_not_pull_is_left_alone_for_a_while() -> None:
+    """Each request that is placed in vain loses the time of waiting for it."""
+    affinity = cell(beat("a", *PROMPT), beat("b"))
+    affinity.shun("a", 0.0)
+    assert affinity.choose(WISH, 0.0) == Placed(ANY, "slow")
+    assert affinity.choose(WISH, SHUNNED_SECONDS).worker == "a"
+
+
+# In a leader's books
+
+
+def books_of(*beats: Beat) -> Books:
+    books = Books("m")
+    for each in beats:
+        books.beat(each, 0.0)
+    return books
+
+
+def send(books: Books, number: int) -> Placed:
+    """A request is taken, placed, and stored as message `number`."""
+    name = f"r{number}"
+    item = Queued(name, "acme", STANDARD, 550, 600, 0, 10**12, "r", "", number, "")
+    books.queue.push(item, 0.0)
+    books.take(item, "1", 0.0)
+    placed = books.place(name, PROMPT, "")
+    books.sent(name, number, duplicate=False)
+    return placed
+
+
+def test_what_was_placed_takes_room_until_its_worker_has_pulled_it() -> None:
+    """Credit that was used is not there for the next."""
+    books = books_of(beat("a", *PROMPT, free=1), beat("b", free=0))
+    assert [send(books, n).worker for n in (1, 2, 3, 4)] == ["a", "a", "a", ANY]
+    books.beat(beat("a", *PROMPT, free=1, pulled_own=2), 0.0)
+    assert send(books, 5).worker == "a"
+
+
+def test_a_beat_may_be_faster_than_the_brokers_answer() -> None:
+    """The worker has pulled it before its leader knows that it was stored."""
+    books = books_of(beat("a", *PROMPT, pulled_own=1), beat("b"))
+    send(books, 1)
+    assert not books.fleet.unpulled
+
+
+def test_what_is_not_pulled_in_time_is_taken_back() -> None:
+    """Its worker has no room after all, or stands still."""
+    books = books_of(beat("a", *PROMPT), beat("b"))
+    send(books, 1)
+    assert not books.strays(PATIENCE_SECONDS)
+    assert books.strays(PATIENCE_SECONDS + 0.1) == [Stray("a", "1", 1, "not_pulled")]
+    assert send(books, 2) == Placed(ANY, "slow")
+
+
+def test_all_is_taken_back_from_a_worker_that_drains_or_is_silent() -> None:
+    """What it has pulled, too, though the broker gives that out only after the ack wait."""
+    books = books_of(beat("a", *PROMPT), beat("b"))
+    send(books, 1)
+    books.beat(beat("a", *PROMPT, pulled_own=1), 0.0)
+    assert not books.strays(60.0)
+    books.beat(beat("a", pulled_own=1, draining=True), 0.0)
+    assert books.strays(0.0) == [Stray("a", "1", 1, "draining")]
+    books.tick(60.0)
+    assert books.strays(0.0) == [Stray("a", "1", 1, "silent")]
+
+
+def test_what_was_taken_back_waits_for_any_worker() -> None:
+    """Its room counts once, wherever it lies, and it ends like any other."""
+    books = books_of(beat("a", *PROMPT), beat("b"))
+    send(books, 1)
+    books.returned("r1", 2)
+    assert books.fleet.unpulled == {2}
+    assert not books.strays(60.0)
+    books.gone("r1", 1, 0.0)  # what the broker said before
+    assert "r1" in books.in_flight
+    books.beat(beat("b", pulled={STANDARD: 2}), 0.0)
+    books.settle("r1", 600, 0.0)
+    assert not books.in_flight
+    assert books.fleet.room(STANDARD).sequences == 2 * PLACES
+
+
+def test_a_new_leader_takes_back_what_an_earlier_one_has_placed() -> None:
+    """Of workers that died in between nobody has heard since."""
+    books = Books("m")
+    envelope = Envelope("r1", "acme", "r", 600, 550, 10**12, 0, dispatched=1000)
+    books.adopt(envelope, Pool("m", "1", STANDARD), 7, "gone")
+    assert books.strays(1.0) == [Stray("gone", "1", 1, "silent")]
+
+
+def test_the_brokers_account_of_a_place_is_believed() -> None:
+    """A duplicate lies where an earlier leader has put it."""
+    books = books_of(beat("a", *PROMPT), beat("b"))
+    send(books, 1)
+    books.lies_for("r1", 1, ANY)
+    assert not books.strays(60.0)
+    books.lies_for("r1", 1, "gone")
+    assert books.strays(60.0) == [Stray("gone", "1", 1, "silent")]
