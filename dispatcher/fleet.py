@@ -191,6 +191,11 @@ class Fleet:
             room.count(+1, *pool.room(priority))
         return room
 
+    def is_free(self, version: str, priority: Priority) -> bool:
+        """True if workers of a pool say that they have room, whatever is on its way to them."""
+        free = self._pools[version].free[priority] if version in self._pools else Credit()
+        return free.sequences > 0 and free.tokens > 0
+
     def yields(self, version: str) -> bool:
         """True if a pool's batch work gives way to what is more urgent."""
         return version in self._pools and self._pools[version].yields
