@@ -181,12 +181,11 @@ class Fleet:
         return silent
 
     def fits(self, version: str, priority: Priority, cost: int) -> bool:
-        """True if the pool of a version may be sent a request of this cost now.
+        """True if the pool of a version may be sent a request of this cost now."""
+        return version in self._pools and self._pools[version].fits(priority, cost)
 
-        What many workers have free together may be too little at each of them for a large one.
-        """
-        if version not in self._pools or not self._pools[version].fits(priority, cost):
-            return False
+    def fits_one(self, version: str, priority: Priority, cost: int) -> bool:
+        """True unless a request is large, and no worker alone would run it at once."""
         return not self.is_large(version, cost) or bool(self.roomiest(version, priority, cost))
 
     def is_large(self, version: str, cost: int) -> bool:

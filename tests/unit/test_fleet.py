@@ -81,8 +81,8 @@ def test_a_large_request_waits_until_one_worker_has_room_for_it() -> None:
     fleet = Fleet()
     fleet.beat(beat("w1", tokens=600), 0)
     fleet.beat(beat("w2", tokens=500), 0)
-    assert not fleet.fits("1", STANDARD, 700)
-    assert fleet.fits("1", STANDARD, 600)
+    assert not fleet.fits_one("1", STANDARD, 700)
+    assert fleet.fits_one("1", STANDARD, 600)
     assert fleet.roomiest("1", STANDARD, 600) == "w1"
 
 
