@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from bench import backlog, embeddings, engine, engine_share, mixed, pipeline, quotas
+from bench import abuse, backlog, embeddings, engine, engine_share, mixed, pipeline, quotas
 from bench.live import dispatch, isolation, overload
 from bench.simulation.overload import ARENA, CODE, CONV, as_it_was, at_random
 
@@ -17,6 +17,9 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "mixed": mixed.measure,
     "backlog": backlog.measure,
     "quotas": quotas.measure,
+    "idle": abuse.idle,
+    "unread": abuse.unread,
+    "cancels": abuse.cancels,
     "live-b2-10": partial(isolation.measure, 10),
     "live-b2-100": partial(isolation.measure, 100),
     "live-b2-weights": isolation.measure_weights,

@@ -31,7 +31,7 @@ from tests.integration.services import Client, client
 QUEUED, TENANTS, DECISIONS = 1_000_000, 10_000, 5_000
 TAKEN_OVER, SIDE_BY_SIDE = 100_000, 256
 FREE, BEAT_SECONDS = 8, 0.1
-MARKS = range(24)  # of a prompt of 128k tokens, half of which a worker holds
+MARKS = range(12)  # of a prompt of 3,072 tokens, half of which a worker holds
 VERSION = "1"
 
 FIGURES = (
@@ -98,7 +98,7 @@ def _queued(number: int) -> Queued:
 
 def _decision_us(books: Books) -> float:
     """With a fleet that always has room."""
-    for worker, held in (("w", MARKS[:12]), ("v", ())):
+    for worker, held in (("w", MARKS[:6]), ("v", ())):
         beat = Beat(worker, "model", VERSION, 10**9, 10**12, 0, 0, 10**9, 10**12, 0, 0.0)
         books.beat(replace(beat, holds=marks.pack(held)), 0.0)
     began = time.perf_counter()

@@ -5,8 +5,9 @@ prompt is preferred if the request would run there at once, or nowhere, and if w
 computed is no less than what the worker holds beyond its part of the pool's load.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 from dispatcher.fleet import PREFETCH, Fleet, Standing
 from dispatcher.holders import Holders
@@ -17,11 +18,11 @@ from streams.subjects import ANY, Priority
 ADAPTER_TOKENS = 4096  # to load an adapter takes about as long as to compute so many tokens
 MOST_LOOKED_AT = 8  # holders of one mark: of what many hold, some will do
 SHUNNED_SECONDS = 5.0  # for which nothing is placed on a worker that did not pull what was
+_Reusable = tuple[str, int, tuple[str, ...]]  # what, the tokens it saves, who holds it
 _LENGTHS = tuple(marks.positions(1 << 40))  # of the prefixes that are marked
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """A request that is about to be sent: its place among work, and what it could reuse."""
 
     version: str
@@ -30,16 +31,8 @@ class Wish:
     marks: Sequence[int] = ()  # of its prompt, shortest prefix first
     adapter: str = ""
 
-    def reusable(self) -> Iterator[tuple[str, int, int]]:
-        """What could be reused, its mark, and the tokens that it saves; a longer prefix first."""
-        for tokens, mark in reversed(list(zip(_LENGTHS, self.marks, strict=False))):
-            yield "prefix", mark, tokens
-        if self.adapter:
-            yield "adapter", marks.of_adapter(self.adapter), ADAPTER_TOKENS
 
-
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """Where a request goes, and why: `prefix` and `adapter` name what its worker holds of it.
 
     `room`: it is large, and its worker has the most room.
@@ -73,38 +66,47 @@ class Affinity:
 
     def choose(self, wish: Wish, now: float) -> Placed:
         """Where to send a request whose room in the pool is already taken."""
-        placed = self._reusing(wish, now)
+        placed = self._holding(wish, now)
         if placed.worker != ANY or not self._fleet.is_large(wish.version, wish.cost):
             return placed
         worker = self._fleet.roomiest(wish.version, wish.priority, wish.cost)
         return placed if not worker or self._is_shunned(worker, now) else Placed(worker, "room")
 
-    def _reusing(self, wish: Wish, now: float) -> Placed:
-        why = "unknown"
-        for what, mark, tokens in wish.reusable():
-            holders = self.holders.of(mark)
-            if not holders:
-                continue
-            if len(holders) >= self._fleet.workers_of(wish.version):
+    def _holding(self, wish: Wish, now: float) -> Placed:
+        """A worker that holds something of it, if that costs nobody anything."""
+        workers, why = self._fleet.workers_of(wish.version), "unknown"
+        for what, tokens, holders in self._reusable(wish):
+            if len(holders) >= workers:
                 return Placed(why="everywhere" if why == "unknown" else why)
-            worker, reason = self._best(holders, wish, tokens, now)
+            worker, why = self._best(holders, wish, tokens, now)
             if worker:
                 self.holders.expect(worker, wish.marks)
                 return Placed(worker, what)
-            why = reason or why
         return Placed(why=why)
 
-    def _best(self, holders: Sequence[str], wish: Wish, tokens: int, now: float) -> tuple[str, str]:
+    def _reusable(self, wish: Wish) -> list[_Reusable]:
+        """What is held of it, a longer prefix first; of what the same workers hold the longest."""
+        holders = zip(_LENGTHS, self.holders.of_each(wish.marks), strict=False)
+        longest = {held: tokens for tokens, held in holders if held}
+        found: list[_Reusable] = [("prefix", tokens, held) for held, tokens in longest.items()]
+        if len(found) > 1:
+            found.sort(key=itemgetter(1), reverse=True)
+        if wish.adapter and (held := self.holders.of(marks.of_adapter(wish.adapter))):
+            found.append(("adapter", ADAPTER_TOKENS, held))
+        return found
+
+    def _best(
+        self, holders: tuple[str, ...], wish: Wish, tokens: int, now: float
+    ) -> tuple[str, str]:
         """Of those that hold something the one with the least to do, or why it is none of them."""
-        fleet, best, least, why = self._fleet, "", float(tokens), ""
+        best, least, why = "", float(tokens), "busy"
         for worker in holders[-MOST_LOOKED_AT:]:
-            standing = fleet.standing(wish.version, worker, wish.priority)
-            if standing is None:
-                continue
-            reason = self._objection(worker, standing, wish, now)
-            if not reason and standing.ahead <= least:
-                best, least = worker, standing.ahead
-            why = why or reason or "busy"
+            standing = self._fleet.standing(wish.version, worker, wish.priority)
+            if standing and standing.ahead <= least:
+                if reason := self._objection(worker, standing, wish, now):
+                    why = reason
+                else:
+                    best, least = worker, standing.ahead
         return best, why
 
     def _objection(self, worker: str, standing: Standing, wish: Wish, now: float) -> str:

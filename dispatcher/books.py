@@ -127,6 +127,8 @@ class Books:
         flight = self.in_flight[request_id]
         if flight.worker != ANY:  # it is tried again, and the broker may have it already
             return Placed(flight.worker, AGAIN)
+        if not (marks or adapter or self.fleet.is_large(flight.version, flight.cost)):
+            return Placed()
         wish = Wish(flight.version, flight.lane, flight.cost, marks, adapter)
         placed = self.affinity.choose(wish, self._now)
         if placed.worker != ANY:

@@ -6,6 +6,7 @@ take the place of less urgent work for more urgent.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dispatcher.unpulled import Credit, Unpulled, by_priority
 from streams.messages import Beat
@@ -13,11 +14,10 @@ from streams.subjects import ANY, Priority
 
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
-LARGE = 1 / 16  # of a worker's KV: a request from there on is not sent before one has room for it
+LARGE = 1 / 8  # of a worker's KV: a request from there on is not sent before one has room for it
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """What a worker has room for at once, with what was placed on it counted as there.
 
     `places` are negative where requests wait for one; `ahead` are the tokens by which it holds
@@ -136,8 +136,9 @@ class Fleet:
         """It lies in WORK as message `seq`, until a worker says that it has pulled so far."""
         unpulled = self._pool(version).unpulled
         unpulled.sent(priority, seq, cost, placement)
-        if beat := self.last_beat(placement):  # it may have been faster than the broker's answer
-            unpulled.pulled_own(placement, beat.pulled_own)
+        beat = self.last_beat(placement)
+        if beat and beat.pulled_own >= seq:  # it was faster than the broker's answer
+            unpulled.pulled_own(placement, seq)
 
     def last_beat(self, worker: str) -> Beat | None:
         """What a worker that is there has told last."""
@@ -208,6 +209,11 @@ class Fleet:
         for pool in self._pools.values():
             room.count(+1, *pool.room(priority))
         return room
+
+    def is_free(self, version: str, priority: Priority) -> bool:
+        """True if workers of a pool say that they have room, whatever is on its way to them."""
+        free = self._pools[version].free[priority] if version in self._pools else Credit()
+        return free.sequences > 0 and free.tokens > 0
 
     def yields(self, version: str) -> bool:
         """True if a pool's batch work gives way to what is more urgent."""

@@ -1,6 +1,6 @@
 """Who holds what: marks of prompt prefixes and adapters by worker, learned from beats. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from streams import marks
 from streams.messages import Beat
@@ -35,9 +35,13 @@ class Holders:
         self._drop(worker, self._marks.get(worker, set()).copy())
         self._marks.pop(worker, None)
 
-    def of(self, mark: int) -> Sequence[str]:
+    def of(self, mark: int) -> tuple[str, ...]:
         """The workers that hold what is marked so."""
         return self._workers.get(mark, ())
+
+    def of_each(self, marks: Iterable[int]) -> Iterable[tuple[str, ...] | None]:
+        """The same for several; None where nobody does."""
+        return map(self._workers.get, marks)
 
     def count(self, worker: str) -> int:
         """How many marks a worker is known to hold."""

@@ -75,7 +75,7 @@ class Unpulled:
 
     def place(self, priority: Priority, cost: int, worker: str) -> None:
         """What is about to be put there is for this worker."""
-        self._own.setdefault(worker, _Own()).taken.count(+1, priority, cost)
+        self._own_of(worker).taken.count(+1, priority, cost)
 
     def sent(self, priority: Priority, seq: int, cost: int, placement: str = ANY) -> None:
         """It lies there, as message `seq`."""
@@ -121,6 +121,11 @@ class Unpulled:
         for_anybody = {seq for lane in self._lanes.values() for seq, _ in lane.waiting}
         return for_anybody.union(*(own.waiting for own in self._own.values()))
 
+    def _own_of(self, worker: str) -> _Own:
+        if (own := self._own.get(worker)) is None:
+            own = self._own[worker] = _Own()
+        return own
+
     def _drop_own(self, worker: str, seq: int) -> None:
         priority, cost = self._own[worker].waiting.pop(seq)
         self._count(-1, priority, cost, worker)
@@ -128,7 +133,7 @@ class Unpulled:
     def _count(self, sign: int, priority: Priority, cost: int, placement: str) -> None:
         self.taken.count(sign, priority, cost)
         if placement != ANY:
-            own = self._own.setdefault(placement, _Own())
+            own = self._own_of(placement)
             own.taken.count(sign, priority, cost)
             if not own.taken.of[Priority.BATCH].sequences:
                 del self._own[placement]

@@ -271,7 +271,7 @@ class Intake:
         except BaseException:
             unsure(following)
             raise
-        if not stored.duplicate:
+        if not stored.duplicate or following.last:  # replies come here: this was first after all
             following.known = True
             return following
         await self._relay.forget(following)  # the replies go to the route of who was first

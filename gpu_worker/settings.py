@@ -37,7 +37,7 @@ class WorkerSettings(ServiceSettings):
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: all cores")
     beat_seconds: float = Field(1, gt=0, description="time between heartbeats and in-progress acks")
     ack_wait_seconds: float = Field(
-        5, gt=0, description="work whose worker is silent for this long goes to another"
+        3, gt=0, description="work whose worker is silent for this long goes to another"
     )
     metrics_port: Port = Field(0, description="port for Prometheus metrics; 0: off")
 

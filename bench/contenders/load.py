@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+STEP_TOKENS = 4096  # at most in one forward pass of an engine that has steps: vLLM's own default
+
 Run = Callable[[list[list[int]]], int]  # prompts (token ids) to how many tokens were generated
 
 

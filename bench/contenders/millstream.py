@@ -1,13 +1,14 @@
 """Our `transformers` engine, built as a worker builds it."""
 
-from bench.contenders.load import Load, read, report
+from bench.contenders.load import STEP_TOKENS, Load, read, report
 from gpu_worker.engine import Engine, Sequence
 from gpu_worker.engines import factory
 from streams.messages import Sampling
 
 
 def main(load: Load) -> None:
-    engine = factory.build("transformers", load.directory, {"max_sequences": load.concurrency})
+    sizes = {"max_sequences": load.concurrency, "max_batch_tokens": STEP_TOKENS}
+    engine = factory.build("transformers", load.directory, sizes)
     sampling = Sampling(max_tokens=load.output_tokens, temperature=0, ignore_eos=True)
 
     def run(prompts: list[list[int]]) -> int:

@@ -4,7 +4,7 @@ import json
 
 from vllm import LLM, SamplingParams
 
-from bench.contenders.load import Load, read, report
+from bench.contenders.load import STEP_TOKENS, Load, read, report
 
 
 def main(load: Load) -> None:
@@ -15,6 +15,7 @@ def main(load: Load) -> None:
         skip_tokenizer_init=True,
         max_model_len=max(load.context + 16, 1024),
         max_num_seqs=load.concurrency,
+        max_num_batched_tokens=STEP_TOKENS,
         enforce_eager=True,
         enable_prefix_caching=True,
     )

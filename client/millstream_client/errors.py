@@ -8,7 +8,7 @@
     │   └── PayloadTooLarge, LargerThanQuota
     ├── Refused              try again later; what says when has been tried again already
     │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog
-    │   └── NoWorkers, BrokerUnavailable, NotConnected
+    │   └── NoWorkers, BrokerUnavailable, TooManyConnections, NotConnected
     └── Ended                accepted, and ended without its full answer
         ├── DeadlineExceeded, Cancelled
         ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost
@@ -109,6 +109,18 @@ class PayloadTooLarge(BadRequest):
     code = "payload_too_large"
 
 
+class HeadTooLarge(BadRequest):
+    """The head of an HTTP request is over the gateway's limits."""
+
+    code = "headers_too_large"
+
+
+class TooSlow(BadRequest):
+    """What was begun did not come whole in time."""
+
+    code = "request_timeout"
+
+
 class LargerThanQuota(BadRequest):
     """It needs more than a whole quota: it can never come in."""
 
@@ -125,6 +137,12 @@ class QueueFull(Refused):
     """The tenant has as many requests queued as it may."""
 
     code = "queue_full"
+
+
+class TooManyConnections(Refused):
+    """The tenant or the key has as many connections to this gateway as it may."""
+
+    code = "too_many_connections"
 
 
 class RateLimited(Refused):

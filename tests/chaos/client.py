@@ -32,6 +32,7 @@ PING_SECONDS = 1.0  # a frozen gateway is left after two
 PAUSE_SECONDS = 0.05  # between two gateways that do not answer
 PATIENCE_SECONDS = 60.0  # a request that is refused for so long is given up
 MOST_PAUSE_MS = 1000  # comes again sooner than told, so that the return of service is seen
+NOT_FOUND = "request_not_found"
 PROBE = "probe-"
 Record = Callable[[Event], None]
 
@@ -57,10 +58,12 @@ class Stream:
         self.request_id = ""
         self.received = 0
         self.cancelled = False
+        self.is_resuming = False
         self.socket: ClientConnection | None = None  # on which it is open
 
     def opening(self) -> dict[str, Any]:
         """How it begins on a new socket: as what was accepted, or once more with its key."""
+        self.is_resuming = bool(self.request_id)
         if self.request_id:
             after = self.received - 1
             return {
@@ -191,7 +194,7 @@ class Client:
         now, name = self._clock(), stream.ask.name
         match frame["type"]:
             case "accepted":
-                stream.request_id = frame["request_id"]
+                stream.request_id, stream.is_resuming = frame["request_id"], False
                 self._record(Accepted(now, name, stream.request_id))
             case "started":
                 self._record(Started(now, name, frame["attempt"]))
@@ -205,6 +208,17 @@ class Client:
             case "error":
                 self._fail(stream, frame, now)
 
+    def _lost(self, stream: Stream, now: float) -> None:
+        """Nobody knows it. While nobody leads that is so of what is queued: its key finds it then.
+
+        Of what is open here a cancel has crossed with the end.
+        """
+        if stream.is_resuming and stream.received:
+            self._end(stream, Ended(now, stream.ask.name, NOT_FOUND, None))
+        elif stream.is_resuming:
+            stream.request_id, stream.socket = "", None
+            self._later(PING_SECONDS, self._open(stream))
+
     def _end(self, stream: Stream, event: Event) -> None:
         self._record(event)
         del self._streams[stream.ask.name]
@@ -212,8 +226,9 @@ class Client:
     def _fail(self, stream: Stream, frame: dict[str, Any], now: float) -> None:
         """An end, or a refusal of what may be tried again."""
         name, code, pause = stream.ask.name, frame["code"], frame.get("retry_after_ms")
-        if stream.cancelled and code == "request_not_found":
-            return  # a cancel has crossed with something
+        if code == NOT_FOUND:
+            self._lost(stream, now)
+            return
         if stream.request_id and pause is None:
             self._end(stream, Ended(now, name, code, None))
             return

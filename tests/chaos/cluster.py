@@ -1,6 +1,7 @@
 """A whole Millstream as processes of the operating system: brokers, services, and who is who."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class Cluster:
         self.shards = SHARDS[shape.nodes]
         self.brokers = Brokers(shape.nodes, home, shape.linked, shape.small_disk)
         self.services: dict[str, Service] = {}
+        self._starts = Counter[str]()
         self._ports = [free_port() for _ in range(shape.gateways)]
 
     @property
@@ -82,8 +84,8 @@ class Cluster:
         """Start a service under its name; for the first time or again."""
         kind = name.partition("-")[0]
         settings = self._settings(name) | {"nats": await self.brokers.urls(name)}
-        log = self._home / f"{name}.log"
-        log.write_text("")
+        self._starts[name] += 1  # a log for each: `said` is of this process
+        log = self._home / f"{name}-{self._starts[name]}.log"
         self.services[name] = Service(kind, log, settings)
 
     async def stop_service(self, name: str) -> None:

@@ -1,5 +1,6 @@
 """What can be done to a process, and undone."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -28,7 +29,7 @@ async def start(cluster: Cluster, name: str) -> None:
     """What was killed, as a supervisor would."""
     process = _process(cluster, name)
     if isinstance(process, NatsServer):
-        process.start()
+        await asyncio.to_thread(process.start)
     else:
         await cluster.start_service(name)
 
@@ -46,8 +47,8 @@ async def restart(cluster: Cluster, name: str) -> None:
     process = _process(cluster, name)
     if isinstance(process, NatsServer):
         process.process.terminate()
-        process.process.wait()
-        process.start()
+        await asyncio.to_thread(process.process.wait)
+        await asyncio.to_thread(process.start)
         await cluster.brokers.ready(int(name.removeprefix("nats-")))
     else:
         await cluster.stop_service(name)

@@ -59,10 +59,7 @@ async def run(fault: Fault, seed: int, home: Path) -> list[Event]:
 async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
     recorder, planned = Recorder(), plan(fault, seed)
     async with _clients(cluster, Client, fault.load.clients, recorder) as clients:
-        for number in range(WARM):
-            ask = Ask(f"warm-{number}", 0, 0, "warm", number, 8, None)
-            await clients[number % len(clients)].submit(ask)
-        await _all_ended(clients)
+        await _warm(clients)
     before = await _footprints(cluster)
     recorder.begin(Began(fault.name, seed, list(fault.excused), fault.forgets))
     kind: Callable[..., Asker] = SdkClient if fault.load.sdk else Client
@@ -99,6 +96,13 @@ async def _clients(
         for task in running:
             task.cancel()
         await asyncio.wait(running)
+
+
+async def _warm(clients: Sequence[Client]) -> None:
+    for number in range(WARM):
+        ask = Ask(f"warm-{number}", 0, 0, "warm", number, 8, None)
+        await clients[number % len(clients)].submit(ask)
+    await _all_ended(clients)
 
 
 async def _load(planned: Plan, clients: Sequence[Asker], recorder: Recorder) -> None:

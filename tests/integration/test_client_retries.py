@@ -8,7 +8,8 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from websockets.asyncio.server import Request, Response, ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from millstream_client import Cancelled, Client, NotConnected, QueueFull, session
 from tests.eventually import eventually

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,10 +13,11 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from gateway import http_protocol, server, socket_protocol
+from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.broker import NatsServer
 from tests.eventually import eventually
-from tests.integration.gateways import KEY, OTHER_KEY, Gateway, cell, gateways
+from tests.integration.gateways import KEY, OTHER_KEY, Gateway, cell, free_port, gateways
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -293,6 +295,20 @@ async def test_a_close_between_fragments_is_a_close(raw: Raw) -> None:
     await raw.upgrade()
     raw.send(whole(Opcode.TEXT, b"{", fin=False) + whole(Opcode.CLOSE, b"\x03\xe8"))
     assert await raw.closing() == (1000, "")
+
+
+async def test_connections_inherit_what_the_kernel_bounds() -> None:
+    """An end to clients whose machine is gone, which send no FIN; and little kept for any."""
+    with server.listen(GatewaySettings(port=free_port())) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            bounds = {
+                socket.TCP_USER_TIMEOUT: server.UNANSWERED_SECONDS * 1000,
+                socket.TCP_NOTSENT_LOWAT: server.UNSENT_BYTES,
+            }
+            for option, value in bounds.items():
+                assert accepted.getsockopt(socket.IPPROTO_TCP, option) == value
 
 
 async def test_a_giant_frame_ends_its_socket_with_1009(raw: Raw) -> None:

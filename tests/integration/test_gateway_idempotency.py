@@ -12,6 +12,7 @@ from streams import connection, lanes, topology
 from streams.connection import Stored, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from tests.broker import NatsServer
+from tests.eventually import eventually
 from tests.integration.gateways import (
     OTHER_KEY,
     Answer,
@@ -34,6 +35,11 @@ async def keyed(gateway: Gateway, key: str, prompt: str = "hello", **body: Any) 
 async def ledger(nats_url: str) -> int:
     async with connect(nats_url, "test") as broker:
         return len(await broker.read_subject(topology.LEDGER, "infer.ledger.>"))
+
+
+async def begun(nats_url: str) -> bool:
+    async with connect(nats_url, "test") as broker:
+        return len(await broker.read_subject(topology.tokens(0), "infer.token.>")) > 10
 
 
 async def test_one_key_is_one_request_over_two_gateways(nats_url: str) -> None:
@@ -119,6 +125,25 @@ async def test_a_request_that_was_not_confirmed_can_be_asked_for_again(
         assert answer.status == 200
         assert answer.json["usage"]["completion_tokens"] == 300
         assert await ledger(nats_url) == 1
+
+
+async def test_a_repeated_submission_that_is_under_way_is_not_told_twice(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confirmation got lost with its connection; by the second one the answer has begun."""
+    enter = lanes.enter
+
+    async def repeated(*args: Any) -> Stored:
+        first = await enter(*args)
+        await eventually(lambda: begun(nats_url))
+        return Stored(first.seq, duplicate=True)
+
+    async with cell(nats_url, mock=SLOW) as (gateway,), gateway.socket() as socket:
+        monkeypatch.setattr(lanes, "enter", repeated)
+        await socket.generate("a", max_tokens=300)
+        frames = await socket.finish("a")
+        assert indices(frames) == list(range(300))
+        assert [frame["type"] for frame in frames].count("started") == 1
 
 
 async def test_a_gateway_starts_though_the_broker_answers_late(

@@ -23,6 +23,11 @@ COMPLETION = {"model": "mock", "prompt": "hello", "max_tokens": 3}
 DEEP = b"[" * 100_000 + b"]" * 100_000
 HUGE = 10**30
 
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth else {}
+
+
 BODIES: dict[str, tuple[bytes | dict[str, Any], int, str]] = {
     "no JSON": (b"{", 400, "invalid_request"),
     "nothing": (b"", 400, "invalid_request"),
@@ -35,6 +40,12 @@ BODIES: dict[str, tuple[bytes | dict[str, Any], int, str]] = {
     "deep nesting": (DEEP, 400, "invalid_request"),
     "a deep field": (b'{"model": ' + DEEP + b"}", 400, "invalid_request"),
     "unknown field": ({**COMPLETION, "colour": "red"}, 400, "unknown_field"),
+    "many fields": ({f"f{i}": 0 for i in range(70_000)}, 400, "invalid_request"),
+    "a deep schema": (
+        {**COMPLETION, "structured_outputs": {"json": nested(300)}},
+        400,
+        "invalid_request",
+    ),
     "unsupported value": ({**COMPLETION, "echo": True}, 400, "unsupported_value"),
     "no model": ({"prompt": "x"}, 400, "invalid_request"),
     "no prompt": ({"model": "mock"}, 400, "invalid_request"),
@@ -74,6 +85,10 @@ FRAMES: dict[str, tuple[str, str]] = {
     "deep nesting": (DEEP.decode(), "invalid_request"),
     "no id": ('{"type": "generate", "model": "mock", "prompt": "x"}', "invalid_request"),
     "an id that is a number": ('{"type": "cancel", "id": 7}', "invalid_request"),
+    "messages of nothing": (
+        json.dumps({"type": "generate", "id": "x", "model": "mock", "messages": [{}] * 200_000}),
+        "invalid_request",
+    ),
     "a long id": (json.dumps({"type": "cancel", "id": "x" * 129}), "invalid_request"),
     "unknown request": ('{"type": "cancel", "id": "nobody"}', "request_not_found"),
     "a resume of nothing": (
@@ -122,6 +137,15 @@ PACKED: dict[str, bytes] = {
     "deep nesting": b"\x91" * 100_000 + b"\xc0",
     "not a number": msgpack.packb(
         {"type": "generate", "id": "x", "model": "mock", "prompt": "x", "top_p": float("nan")}
+    ),
+    "bytes in a schema": msgpack.packb(
+        {
+            "type": "generate",
+            "id": "x",
+            "model": "mock",
+            "prompt": "x",
+            "structured_outputs": {"json": {"const": b"x"}},
+        }
     ),
     "bytes for text": msgpack.packb(
         {"type": "generate", "id": "x", "model": b"mock", "prompt": "x"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from gateway import protocols, relay, service
+from gateway import protocols, relay, server, service
 from gateway.call import Call
 from gateway.following import Following, Record
 from gateway.relay import Relay
@@ -66,14 +66,13 @@ async def test_lost_replies_are_read_from_the_log(
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sockets of the gateway whose kernel buffers little, so that not reading is soon felt."""
-    listen = service._listen
 
     def listen_small(settings: GatewaySettings) -> sockets.socket:
-        listener = listen(settings)
+        listener = server.listen(settings)
         listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 8192)
         return listener
 
-    monkeypatch.setattr(service, "_listen", listen_small)
+    monkeypatch.setattr(service, "listen", listen_small)
 
 
 async def test_a_fault_of_ours_ends_one_request_alone(

@@ -7,7 +7,7 @@ from tests.integration.gateways import cell
 
 
 async def test_the_gateway_keeps_to_its_schema(nats_url: str, tmp_path: Path) -> None:
-    """No fault of the server's, and no answer that is not in the document, to some hundred requests.
+    """No fault of the server's, and no answer that is not in the document, to hundreds of requests.
 
     `python -m tests.integration.contract` makes some ten thousand.
     """

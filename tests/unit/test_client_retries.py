@@ -7,7 +7,7 @@ from millstream_client.budget import MOST, PER_SECOND, RetryBudget
 from millstream_client.errors import BY_CODE, MillstreamError, RateLimited, error_of
 from streams.errors import STATUS
 
-HTTP_ONLY = {"not_found", "method_not_allowed"}
+HTTP_ONLY = {"not_found", "method_not_allowed", "headers_too_large", "request_timeout"}
 
 
 def test_pauses_double_up_to_the_most() -> None:

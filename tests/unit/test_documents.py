@@ -12,7 +12,15 @@ from streams.errors import STATUS
 
 ROOT = Path(__file__).parents[2]
 WEBSOCKET = (ROOT / "docs/websocket.md").read_text()
-HTTP_ONLY = {"invalid_api_key", "forbidden", "not_found", "method_not_allowed"}
+HTTP_ONLY = {
+    "invalid_api_key",
+    "forbidden",
+    "not_found",
+    "method_not_allowed",
+    "too_many_connections",
+    "headers_too_large",
+    "request_timeout",
+}
 NOT_AN_ERROR_THERE = {"cancelled"}  # a `done` frame
 
 

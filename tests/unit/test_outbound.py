@@ -38,6 +38,7 @@ async def test_a_full_one_asks_to_pause_until_half_is_gone(
 ) -> None:
     """Feeding it again at each frame would wake everybody for nothing."""
     monkeypatch.setattr(outbound, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(outbound, "OVERHEAD_BYTES", 0)
     drained: list[int] = []
     client = Client()
     waiting = Outbound(lambda: drained.append(len(client.got)))
@@ -60,6 +61,7 @@ async def test_a_full_one_asks_to_pause_until_half_is_gone(
 async def test_one_frame_may_be_larger_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is on what waits, not on what may be said."""
     monkeypatch.setattr(outbound, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(outbound, "OVERHEAD_BYTES", 0)
     drained: list[bool] = []
     client, waiting = Client(), Outbound(lambda: drained.append(True))
     assert not waiting.put(b"x" * 1000)

@@ -33,6 +33,7 @@ async def test_a_full_one_asks_to_pause_until_half_is_gone(
 ) -> None:
     """Memory is bounded by bytes; feeding goes on when there is room for more than one record."""
     monkeypatch.setattr(module, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(module, "OVERHEAD_BYTES", 0)
     drained: list[bool] = []
     reader = Reader(lambda: drained.append(True))
     assert [reader.put(record(i), 40) for i in range(4)] == [True, True, False, False]

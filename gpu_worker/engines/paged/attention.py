@@ -110,14 +110,15 @@ class PagedAttention:
             seen = self.plan.tables[sliding_window], self.plan.lengths
             decoded = self.kernels.decode(rows, keys, values, *seen, scale, sliding_window)
             return decoded[None], None
-        out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
-        self.kernels.attend(self.plan, rows, keys, values, out, scale, sliding_window)
+        count = query.shape[2]
+        out = query.new_zeros(count + 1, *rows.shape[1:])  # padding is written to the last row
+        self.kernels.attend(self.plan, rows, keys, values, out[:count], scale, sliding_window)
         if not self.kernels.decode:
             kept = key, value
             self._decode(self.plan, layer, sliding_window, query, kept, scaling, out)
         if not self.kernels.prefill:
-            self._prefill(self.plan, layer, sliding_window, query, scaling, out)
-        return out[None], None
+            self._prefill(self.plan, layer, sliding_window, rows, scaling, out)
+        return out[None, :count], None
 
     def _decode(
         self, plan: Plan, layer: int, window: Window, query: Tensor,
@@ -134,14 +135,19 @@ class PagedAttention:
             out[at] = decode(query[0, :, at], *seen, decodes.mask, scaling)
 
     def _prefill(
-        self, plan: Plan, layer: int, window: Window, query: Tensor,
+        self, plan: Plan, layer: int, window: Window, rows: Tensor,
         scaling: float | None, out: Tensor,
     ) -> None:  # fmt: skip
-        for piece in plan.prefills(window):
-            k, v = self._gather(layer, piece.blocks)
-            for tile in piece.tiles:
-                at, seen = slice(tile.first, tile.last), slice(tile.mask.shape[3])
-                out[at] = prefill(query[0, :, at], k[seen], v[seen], tile.mask, scaling)
+        for chunks in plan.prefills(window):
+            query = rows.index_select(0, chunks.reads.flatten())
+            query = query.view(*chunks.reads.shape, *rows.shape[1:])
+            k, v = self._gather(layer, chunks.blocks.flatten())
+            keys, values = (kv.view(len(query), -1, *kv.shape[1:]) for kv in (k, v))
+            for tile in chunks.tiles:
+                of, seen = slice(tile.runs), slice(tile.mask.shape[3])
+                at = of, slice(tile.first, tile.last)
+                made = prefill(query[at], keys[of, seen], values[of, seen], tile.mask, scaling)
+                out.index_copy_(0, chunks.writes[at].flatten(), made.flatten(0, 1))
 
     def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copies `[tokens, kv_heads, dim]` of some blocks, valid until the next call.

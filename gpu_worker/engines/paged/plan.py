@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ SPLIT_BLOCKS = 32  # keys are taken in splits of this, counted from the start of
 UNEVEN_BLOCKS = range(13, 24)  # a last split of this many is summed in another order
 PREFILL_ROWS = 64  # at once: they are not compared with keys that come after all of them
 
+Chunk = tuple[Slice, int]  # of a prompt, and its first row in the step
+
 
 @dataclass(frozen=True)
 class Decodes:
@@ -34,8 +37,9 @@ class Decodes:
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows `first` to `last` of a step: mask `[1, 1, rows + pad, tokens that they see]`."""
+    """Rows `first` to `last` of the first `runs` chunks: mask `[1, 1, rows, tokens they see]`."""
 
+    runs: int
     first: int
     last: int
     mask: Tensor
@@ -43,8 +47,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Prefill:
-    """One run's chunk, in tiles of rows; they see some of the first of `blocks` `[b]`."""
+    """Chunks of `n` runs, the longest first; their tiles see the first of `blocks` `[n, b]`.
 
+    `reads`, `writes`: by chunk the rows of the step `[n, t]`. Behind its own rows a chunk reads its
+    last one again, and writes to a row behind all of the step's.
+    """
+
+    reads: Tensor
+    writes: Tensor
     blocks: Tensor
     tiles: list[Tile]
 
@@ -128,11 +138,10 @@ class Plan:
 
     def prefills(self, window: Window) -> list[Prefill]:
         if window not in self._prefills:
-            made, row = [], self._decoding
-            for piece in self.slices[self._decoding :]:
-                made.append(self._prefill(piece, row, window))
-                row += piece.count
-            self._prefills[window] = made
+            firsts = accumulate((s.count for s in self.slices), initial=0)
+            chunks = [*zip(self.slices, firsts, strict=False)][self._decoding :]
+            groups = _alike(chunks, window)
+            self._prefills[window] = [self._prefill(group, window) for group in groups]
         return self._prefills[window]
 
     def decode_mask(self, slices: Sequence[Slice], width: int, window: Window) -> Tensor:
@@ -150,24 +159,37 @@ class Plan:
         blocks = self._tensor([_padded(table, TRASH, width) for table in tables])
         return Decodes(rows.start, rows.stop, blocks, self.decode_mask(slices, width, window))
 
-    def _prefill(self, piece: Slice, row: int, window: Window) -> Prefill:
-        start = split(piece, window)
-        table = piece.run.tables[window].blocks[start : blocks_for(piece.end)]
-        blocks = self._tensor(_padded(table, TRASH, even(len(table))))
-        firsts = range(piece.start, piece.end, PREFILL_ROWS)
-        ends = [*firsts[1:], piece.end]
-        tiles = [
-            Tile(row + f - piece.start, row + e - piece.start, self._tile(f, e, start, window))
-            for f, e in zip(firsts, ends, strict=True)
+    def _prefill(self, chunks: list[Chunk], window: Window) -> Prefill:
+        longest, spare = chunks[0][0], len(self.ids)
+        offset, count = _offset(longest, window), longest.count
+        length = count + -count % TILE_ROWS
+        rows = [list(range(row, row + piece.count)) for piece, row in chunks]
+        tables = [
+            piece.run.tables[window].blocks[split(piece, window) : blocks_for(piece.end)]
+            for piece, _ in chunks
         ]
-        return Prefill(blocks, tiles)
+        tiles = [
+            Tile(
+                sum(piece.count > first for piece, _ in chunks),
+                first,
+                min(first + PREFILL_ROWS, length),
+                self._tile(offset, first, min(first + PREFILL_ROWS, count), window),
+            )
+            for first in range(0, count, PREFILL_ROWS)
+        ]
+        return Prefill(
+            self._tensor([_padded(own, own[-1], length) for own in rows]),
+            self._tensor([_padded(own, spare, length) for own in rows]),
+            self._tensor([_padded(table, TRASH, even(len(tables[0]))) for table in tables]),
+            tiles,
+        )
 
-    def _tile(self, first: int, end: int, start: int, window: Window) -> Tensor:
-        """The mask of a run's tokens `first` to `end`, over its blocks from `start` on."""
-        width = even(blocks_for(end) - start)
-        seen = torch.arange(width * BLOCK_TOKENS, device=self.device) + start * BLOCK_TOKENS
+    def _tile(self, offset: int, first: int, end: int, window: Window) -> Tensor:
+        """The mask of rows `first` to `end` of chunks that begin `offset` behind their blocks."""
+        width = even(blocks_for(offset + end))
+        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
         last = end + (first - end) % TILE_ROWS
-        asking = torch.arange(first, last, device=self.device)[:, None]
+        asking = torch.arange(offset + first, offset + last, device=self.device)[:, None]
         keep = seen <= asking
         if window is not None:
             keep &= seen > asking - window
@@ -201,6 +223,11 @@ def split(piece: Slice, window: Window) -> int:
     return _first(piece, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
 
 
+def _offset(piece: Slice, window: Window) -> int:
+    """How far behind the first block to take for it a slice begins."""
+    return piece.start - split(piece, window) * BLOCK_TOKENS
+
+
 def even(blocks: int) -> int:
     """As many blocks or more, so that sums over them round alike."""
     rest = blocks % SPLIT_BLOCKS
@@ -220,3 +247,16 @@ def _groups(decodes: list[Slice], window: Window) -> list[range]:
         if row == start:
             limit = max(2 * seen, 16 * BLOCK_TOKENS)
     return [*groups, range(start, len(decodes))] if decodes else []
+
+
+def _alike(chunks: Sequence[Chunk], window: Window) -> list[list[Chunk]]:
+    """Group chunks of one offset, the longest first; padding is at most half of it, or a tile."""
+    groups: list[list[Chunk]] = []
+    for chunk in sorted(chunks, key=lambda c: (_offset(c[0], window), -c[0].count)):
+        piece, longest = chunk[0], groups[-1][0][0] if groups else chunk[0]
+        same = _offset(piece, window) == _offset(longest, window)
+        if groups and same and longest.count <= max(2 * piece.count, PREFILL_ROWS):
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+    return groups

@@ -3,6 +3,7 @@
 Query heads that share a KV head are packed as its rows, or share it by strides: KV is not repeated.
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -28,16 +29,18 @@ def decode(
 def prefill(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Rows of one run: query `[heads, rows, dim]`, KV `[tokens, kv_heads, dim]`.
+    """Rows of `n` runs: query `[n, rows, heads, dim]`, KV `[n, tokens, kv_heads, dim]`.
 
-    To `[rows, heads, dim]`. KV heads stand where a batch would, so that the heads that share one
-    can do so by a stride of zero.
+    To `[n, rows, heads, dim]`. Heads that share a KV head do so by a stride of zero. That leaves
+    one dimension for the batch: runs or KV heads, whichever are more; the others take turns.
     """
-    rows, kv_heads = query.shape[1], keys.shape[1]
-    query = pad(query, (0, 0, 0, mask.shape[2] - rows))
-    query = query.view(kv_heads, -1, *query.shape[1:])
-    shared = (-1, query.shape[1], -1, -1)
-    keys = keys.transpose(0, 1)[:, None].expand(shared)
-    values = values.transpose(0, 1)[:, None].expand(shared)
-    out = scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
-    return out.flatten(0, 1)[:, :rows].transpose(0, 1)
+    kv_heads = keys.shape[2]
+    turns = 0 if len(query) < kv_heads else 1
+    n, rows, _, dim = query.shape
+    query = query.reshape(n, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
+    shared = (-1, -1, query.shape[2], -1, -1)
+    keys = keys.transpose(1, 2)[:, :, None].expand(shared)
+    values = values.transpose(1, 2)[:, :, None].expand(shared)
+    each = zip(query.unbind(turns), keys.unbind(turns), values.unbind(turns), strict=True)
+    made = [scaled_dot_product_attention(*one, mask, scale=scaling) for one in each]
+    return torch.stack(made, turns).permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -1,0 +1,31 @@
+"""Ask several things at once and print the first answer as it comes: client.py [URL [MODEL [KEY]]].
+
+Kill the gateway meanwhile, or start a second one and name it too: the text stays the same.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from millstream_client import Client, MillstreamError
+
+KEY_FILE = Path.home() / ".millstream/api-key"
+
+
+async def main(
+    url: str = "http://127.0.0.1:8080", model: str = "gemma-3-270m", key: str = ""
+) -> None:
+    async with Client([url], api_key=key or KEY_FILE.read_text().strip()) as client:
+        others = [client.generate(model=model, prompt=f"{n} mills", max_tokens=8) for n in range(3)]
+        texts = asyncio.gather(*(other.text() for other in others))
+        stream = client.generate(model=model, prompt="The old mill by the stream", max_tokens=40)
+        try:
+            async for chunk in stream:
+                print(chunk.text, end="", flush=True)
+        except MillstreamError as error:
+            sys.exit(f"\n{error}")
+        print(f"\n{stream.done}")
+        print(await texts)
+
+
+asyncio.run(main(*sys.argv[1:]))
