@@ -1,4 +1,4 @@
-"""Where a request goes: to the worker that holds its prefix or adapter, or to any. Pure.
+"""Where a request goes: to who holds its prefix or adapter, or has most room, or to any. Pure.
 
 Who is next was decided before, and nobody waits for a worker here. One that holds a part of the
 prompt is preferred if the request would run there at once, or nowhere, and if what need not be
@@ -35,6 +35,7 @@ class Wish(NamedTuple):
 class Placed(NamedTuple):
     """Where a request goes, and why: `prefix` and `adapter` name what its worker holds of it.
 
+    `room`: it is large, and its worker has the most room.
     It goes to any worker where none is known to hold anything of it (`unknown`) or all do
     (`everywhere`), and where who does is `full`, has too much to do (`busy`), or did not pull what
     was placed on it of late (`slow`).
@@ -65,6 +66,14 @@ class Affinity:
 
     def choose(self, wish: Wish, now: float) -> Placed:
         """Where to send a request whose room in the pool is already taken."""
+        placed = self._holding(wish, now)
+        if placed.worker != ANY or not self._fleet.is_large(wish.version, wish.cost):
+            return placed
+        worker = self._fleet.roomiest(wish.version, wish.priority, wish.cost)
+        return placed if not worker or self._is_shunned(worker, now) else Placed(worker, "room")
+
+    def _holding(self, wish: Wish, now: float) -> Placed:
+        """A worker that holds something of it, if that costs nobody anything."""
         workers, why = self._fleet.workers_of(wish.version), "unknown"
         for what, tokens, holders in self._reusable(wish):
             if len(holders) >= workers:
@@ -102,7 +111,10 @@ class Affinity:
 
     def _objection(self, worker: str, standing: Standing, wish: Wish, now: float) -> str:
         """Why a request may not be placed on a worker, whatever it holds."""
-        if self._shunned.get(worker, now) > now:
+        if self._is_shunned(worker, now):
             return "slow"
         others_wait = not self._fleet.has_places(wish.version, wish.priority)
         return "" if standing.may_take(wish.cost, PREFETCH if others_wait else 0) else "full"
+
+    def _is_shunned(self, worker: str, now: float) -> bool:
+        return self._shunned.get(worker, now) > now
