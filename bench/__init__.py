@@ -15,4 +15,5 @@ contenders    what `engine` runs, each in a process of its own
 models        models made for measuring
 simulate      the scheduler on a virtual clock, run by `python -m bench.simulate`
 simulation    its parts
+live          isolation, overload and dispatch on a running system
 """

@@ -102,7 +102,8 @@ class Talkers:
 
     async def gaps(self, seconds: float) -> list[float]:
         """Seconds between chunks, by token, that came in so long from now on."""
-        self._gaps = found = []
+        found: list[float] = []
+        self._gaps = found
         await asyncio.sleep(seconds)
         self._gaps = None
         return found

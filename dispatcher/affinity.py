@@ -1,4 +1,4 @@
-"""Where a request goes: to the worker that holds its prefix or adapter, or to any. Pure.
+"""Where a request goes: to who holds its prefix or adapter, or has most room, or to any. Pure.
 
 Who is next was decided before, and nobody waits for a worker here. One that holds a part of the
 prompt is preferred if the request would run there at once, or nowhere, and if what need not be
@@ -6,6 +6,7 @@ computed is no less than what the worker holds beyond its part of the pool's loa
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from dispatcher.fleet import PREFETCH, Fleet, Standing
@@ -17,6 +18,7 @@ from streams.subjects import ANY, Priority
 ADAPTER_TOKENS = 4096  # to load an adapter takes about as long as to compute so many tokens
 MOST_LOOKED_AT = 8  # holders of one mark: of what many hold, some will do
 SHUNNED_SECONDS = 5.0  # for which nothing is placed on a worker that did not pull what was
+_Reusable = tuple[str, int, tuple[str, ...]]  # what, the tokens it saves, who holds it
 _LENGTHS = tuple(marks.positions(1 << 40))  # of the prefixes that are marked
 
 
@@ -33,6 +35,7 @@ class Wish(NamedTuple):
 class Placed(NamedTuple):
     """Where a request goes, and why: `prefix` and `adapter` name what its worker holds of it.
 
+    `room`: it is large, and its worker has the most room.
     It goes to any worker where none is known to hold anything of it (`unknown`) or all do
     (`everywhere`), and where who does is `full`, has too much to do (`busy`), or did not pull what
     was placed on it of late (`slow`).
@@ -63,8 +66,16 @@ class Affinity:
 
     def choose(self, wish: Wish, now: float) -> Placed:
         """Where to send a request whose room in the pool is already taken."""
+        placed = self._holding(wish, now)
+        if placed.worker != ANY or not self._fleet.is_large(wish.version, wish.cost):
+            return placed
+        worker = self._fleet.roomiest(wish.version, wish.priority, wish.cost)
+        return placed if not worker or self._is_shunned(worker, now) else Placed(worker, "room")
+
+    def _holding(self, wish: Wish, now: float) -> Placed:
+        """A worker that holds something of it, if that costs nobody anything."""
         workers, why = self._fleet.workers_of(wish.version), "unknown"
-        for holders, (what, tokens) in reversed(self._reusable(wish).items()):
+        for what, tokens, holders in self._reusable(wish):
             if len(holders) >= workers:
                 return Placed(why="everywhere" if why == "unknown" else why)
             worker, why = self._best(holders, wish, tokens, now)
@@ -73,18 +84,15 @@ class Affinity:
                 return Placed(worker, what)
         return Placed(why=why)
 
-    def _reusable(self, wish: Wish) -> dict[tuple[str, ...], tuple[str, int]]:
-        """By the workers that hold it what could be reused, and the tokens that saves: most last.
-
-        Of what the same workers hold it is the longest prefix.
-        """
-        found: dict[tuple[str, ...], tuple[str, int]] = {}
-        if wish.adapter and (holders := self.holders.of(marks.of_adapter(wish.adapter))):
-            found[holders] = "adapter", ADAPTER_TOKENS
-        for tokens, mark in zip(_LENGTHS, wish.marks, strict=False):
-            if holders := self.holders.of(mark):
-                found.pop(holders, None)
-                found[holders] = "prefix", tokens
+    def _reusable(self, wish: Wish) -> list[_Reusable]:
+        """What is held of it, a longer prefix first; of what the same workers hold the longest."""
+        holders = zip(_LENGTHS, self.holders.of_each(wish.marks), strict=False)
+        longest = {held: tokens for tokens, held in holders if held}
+        found: list[_Reusable] = [("prefix", tokens, held) for held, tokens in longest.items()]
+        if len(found) > 1:
+            found.sort(key=itemgetter(1), reverse=True)
+        if wish.adapter and (held := self.holders.of(marks.of_adapter(wish.adapter))):
+            found.append(("adapter", ADAPTER_TOKENS, held))
         return found
 
     def _best(
@@ -103,7 +111,10 @@ class Affinity:
 
     def _objection(self, worker: str, standing: Standing, wish: Wish, now: float) -> str:
         """Why a request may not be placed on a worker, whatever it holds."""
-        if self._shunned.get(worker, now) > now:
+        if self._is_shunned(worker, now):
             return "slow"
         others_wait = not self._fleet.has_places(wish.version, wish.priority)
         return "" if standing.may_take(wish.cost, PREFETCH if others_wait else 0) else "full"
+
+    def _is_shunned(self, worker: str, now: float) -> bool:
+        return self._shunned.get(worker, now) > now

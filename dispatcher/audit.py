@@ -5,7 +5,6 @@ leaves a trace in the broker. A suspicion counts when it still holds at the next
 """
 
 import time
-from collections import defaultdict
 from contextlib import suppress
 from typing import Protocol
 
@@ -17,17 +16,22 @@ from dispatcher import dead_letters
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.lines import Queued
+from dispatcher.metrics import observe_stall
 from dispatcher.recall import moved_from
 from dispatcher.sending import Sending
+from dispatcher.stalls import Stalls
 from streams import subjects, topology
 from streams.connection import Broker, StoredMessage
+from streams.dead_letters import envelope_of
 from streams.errors import BrokerUnavailable
+from streams.subjects import Pool
 
 log = structlog.get_logger()
+Infos = dict[str, ConsumerInfo]  # by the consumer's name
 
 
 class IndexLost(BrokerUnavailable):
-    """The index consumer is gone: somebody else leads, or an operator has removed it."""
+    """The index consumer is gone, or dead: somebody else leads, or an operator was at it."""
 
 
 class _Holder(Protocol):
@@ -49,17 +53,25 @@ class Audit:
         self._endings, self._sending = endings, sending
         self._sign: tuple[int, ...] | None = None
         self._suspects: set[int] = set()
+        self._stalls = Stalls()
 
     async def requests(self, consumer: str) -> None:
         """Have everything delivered again if something was delivered that is not known here."""
         info = await self._consumer(topology.REQUESTS, consumer)
         if info is None:
             raise IndexLost(f"no consumer {consumer}")
+        self._look_at_index(info)
         sign = await self._sign_of_loss(info)
         if sign and sign == self._sign:
             log.warning("index_repaired", model=self._books.model, un_acked=info.num_ack_pending)
             await self._broker.js.reset_consumer(topology.REQUESTS, consumer)
         self._sign = sign
+
+    def _look_at_index(self, info: ConsumerInfo) -> None:
+        """The pull on the index takes whatever there is: a new leader makes another consumer."""
+        if self._is_stalled(info, due=bool(info.num_pending)):
+            observe_stall(self._books.model, topology.REQUESTS)
+            raise IndexLost(f"the consumer {info.name} delivers nothing")
 
     async def _sign_of_loss(self, info: ConsumerInfo) -> tuple[int, ...] | None:
         """What stays the same as long as a delivery or an acknowledgement is lost, or None.
@@ -95,7 +107,11 @@ class Audit:
             self._books.lies_for(sent[seq], seq, subjects.placement(held[seq].subject))
         self._books.fleet.left(unpulled - held.keys())
         self._adopt([message for seq, message in held.items() if seq not in sent])
-        await self._bury(held)
+        infos = await self._infos(held)
+        await self._bury(held, infos)
+        for pool in {subjects.parse_work(message.subject) for message in held.values()}:
+            if info := infos.get(topology.consumer_of(subjects.work(pool))):
+                await self._look_at_pool(pool, info)
 
     async def _finish_moves(self, held: dict[int, StoredMessage]) -> None:
         """Remove what a leader has stored for any worker and not acknowledged where it was."""
@@ -107,13 +123,30 @@ class Audit:
 
     def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
-            if envelope := dead_letters.envelope_of(message):
+            if envelope := envelope_of(message.headers):
                 pool = subjects.parse_work(message.subject)
                 placement = subjects.placement(message.subject)
                 self._books.adopt(envelope, pool, message.seq, placement)
 
-    async def _bury(self, held: dict[int, StoredMessage]) -> None:
-        stuck = await self._stuck(held)
+    async def _look_at_pool(self, pool: Pool, info: ConsumerInfo) -> None:
+        """Workers have room and there is work for them: if it does not come, mend its consumer."""
+        free = self._books.fleet.is_free(pool.version, pool.priority)
+        if not self._is_stalled(info, due=free and bool(info.num_pending)):
+            return
+        observe_stall(self._books.model, topology.WORK)
+        paused, js = bool(info.paused), self._broker.js
+        log.error("work_not_delivered", consumer=info.name, waiting=info.num_pending, paused=paused)
+        if paused:
+            await js.resume_consumer(topology.WORK, info.name)
+        else:  # its workers make it anew, which delivers again what they are at: they go on
+            await js.delete_consumer(topology.WORK, info.name)
+
+    def _is_stalled(self, info: ConsumerInfo, *, due: bool) -> bool:
+        deliveries = info.delivered.consumer_seq if info.delivered else 0
+        return self._stalls.is_stalled(info.name, deliveries, time.monotonic(), due=due)
+
+    async def _bury(self, held: dict[int, StoredMessage], infos: Infos) -> None:
+        stuck = _stuck(held, infos)
         now = time.time()
         flights = self._books.in_flight.values()
         late = {flight.seq for flight in flights if dead_letters.overdue(flight.deadline, now)}
@@ -121,20 +154,10 @@ class Audit:
             await dead_letters.bury(self._broker, held[seq], self._shards)
         self._suspects = stuck
 
-    async def _stuck(self, held: dict[int, StoredMessage]) -> set[int]:
-        """Work that was delivered and that its consumer does not wait for any more: used up.
-
-        The broker keeps such messages; a worker's acknowledgement would have removed them.
-        """
-        stuck: set[int] = set()
-        by_consumer: dict[str, set[int]] = defaultdict(set)
-        for seq, message in held.items():
-            by_consumer[topology.consumer_of(message.subject)].add(seq)
-        for name, sequences in by_consumer.items():
-            if info := await self._consumer(topology.WORK, name):
-                settled = _settled_up_to(info)
-                stuck |= {seq for seq in sequences if seq <= settled}
-        return stuck
+    async def _infos(self, held: dict[int, StoredMessage]) -> Infos:
+        """The consumers of what is held, as far as they are there."""
+        names = {topology.consumer_of(message.subject) for message in held.values()}
+        return {n: info for n in names if (info := await self._consumer(topology.WORK, n))}
 
     async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
         try:
@@ -148,6 +171,16 @@ async def _remove(broker: Broker, seq: int) -> None:
     """Idempotent."""
     with suppress(NotFoundError):
         await broker.js.delete_msg(topology.WORK, seq)
+
+
+def _stuck(held: dict[int, StoredMessage], infos: Infos) -> set[int]:
+    """Work that was delivered and that its consumer does not wait for any more: used up.
+
+    The broker keeps such messages; a worker's acknowledgement would have removed them.
+    """
+    settled = {name: _settled_up_to(info) for name, info in infos.items()}
+    consumers = {seq: topology.consumer_of(message.subject) for seq, message in held.items()}
+    return {seq for seq, name in consumers.items() if seq <= settled.get(name, 0)}
 
 
 def _settled_up_to(info: ConsumerInfo) -> int:

@@ -42,7 +42,9 @@ class Books:
         """Who is next, and the version that is to serve it; None for one that is gone.
 
         What is next at a version that has no room keeps all behind it from that version. What has
-        to leave room for other tenants keeps back the heavy, and batch work that does not give way.
+        to leave room for other tenants keeps back the heavy, and batch work that does not give way;
+        so does what is large and finds too little room at each worker, where it is not a calm
+        tenant's.
         """
         full: dict[str, Priority] = {}
         leaving: set[str] = set()
@@ -55,6 +57,9 @@ class Books:
                 continue
             if not self.fleet.fits(version, lane, item.cost):
                 full[version] = lane if self.fleet.yields(version) else Priority.INTERACTIVE
+                continue
+            if self._fills_up(item, version) and not self.fleet.fits_one(version, lane, item.cost):
+                leaving.add(version)
                 continue
             kept = self._kept_free(item, version, now)
             if kept > -inf and version in leaving and self._fills_up(item, version):
@@ -122,6 +127,8 @@ class Books:
         flight = self.in_flight[request_id]
         if flight.worker != ANY:  # it is tried again, and the broker may have it already
             return Placed(flight.worker, AGAIN)
+        if not (marks or adapter or self.fleet.is_large(flight.version, flight.cost)):
+            return Placed()
         wish = Wish(flight.version, flight.lane, flight.cost, marks, adapter)
         placed = self.affinity.choose(wish, self._now)
         if placed.worker != ANY:

@@ -10,28 +10,23 @@ import structlog
 from nats.js.errors import NotFoundError
 
 from dispatcher.ending import end
-from streams import subjects, topology
+from streams import history, subjects, topology
 from streams.connection import Broker, StoredMessage
-from streams.dead_letters import keep
+from streams.dead_letters import EXHAUSTED, MALFORMED, envelope_of, keep
 from streams.headers import Envelope
+from streams.history import History
+from streams.subjects import Log
+from streams.token_log import TokenLog
 
 log = structlog.get_logger()
 
 ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{topology.WORK}.*"
 GRACE_SECONDS = 3.0  # a worker enforces the deadline itself; only a silent one is overtaken
-EXHAUSTED, LATE, MALFORMED = "attempts_exhausted", "deadline_exceeded", "malformed"
+LATE = "deadline_exceeded"
 _MESSAGES = {
     EXHAUSTED: f"no worker finished it in {topology.MAX_DELIVERIES} deliveries",
     LATE: "the deadline has passed",
 }
-
-
-def envelope_of(message: StoredMessage) -> Envelope | None:
-    """What the headers of work say; None when they are not ours."""
-    try:
-        return Envelope.from_headers(message.headers)
-    except (KeyError, ValueError):
-        return None
 
 
 def overdue(deadline: int, now: float) -> bool:
@@ -44,11 +39,12 @@ async def bury(broker: Broker, message: StoredMessage, shards: int) -> None:
 
     The dead letter is stored first, the work removed last: a crash in between repeats, never loses.
     """
-    envelope = envelope_of(message)
+    envelope = envelope_of(message.headers)
     model = subjects.parse_work(message.subject).model
     reason = _reason(envelope)
     if reason != LATE:
-        await keep(broker, message, envelope, model, reason)
+        tried = await _tried(broker, envelope, shards) if envelope else History()
+        await keep(broker, message, envelope, reason, tried)
     if envelope:
         await end(broker, envelope, model, reason, _MESSAGES[reason], shards)
     try:
@@ -58,6 +54,11 @@ async def bury(broker: Broker, message: StoredMessage, shards: int) -> None:
     log.warning(
         "work_buried", request_id=envelope and envelope.request_id, seq=message.seq, reason=reason
     )
+
+
+async def _tried(broker: Broker, envelope: Envelope, shards: int) -> History:
+    address = Log(envelope.tenant, envelope.route, envelope.request_id)
+    return await history.read(broker, address, await TokenLog(broker, address, shards).read())
 
 
 def _reason(envelope: Envelope | None) -> str:

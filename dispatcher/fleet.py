@@ -14,6 +14,7 @@ from streams.subjects import ANY, Priority
 
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
+LARGE = 1 / 8  # of a worker's KV: a request from there on is not sent before one has room for it
 
 
 class Standing(NamedTuple):
@@ -184,12 +185,35 @@ class Fleet:
         """True if the pool of a version may be sent a request of this cost now."""
         return version in self._pools and self._pools[version].fits(priority, cost)
 
+    def fits_one(self, version: str, priority: Priority, cost: int) -> bool:
+        """True unless a request is large, and no worker alone would run it at once."""
+        return not self.is_large(version, cost) or bool(self.roomiest(version, priority, cost))
+
+    def is_large(self, version: str, cost: int) -> bool:
+        """Whether a request takes much of what one worker has."""
+        pool = self._pools[version]
+        return cost * pool.workers > LARGE * pool.whole.tokens
+
+    def roomiest(self, version: str, priority: Priority, cost: int) -> str:
+        """The worker with the most room that would run a request at once; "" if none would."""
+        best, most = "", 0
+        for worker, (beat, _) in self._beats.items():
+            standing = self.standing(version, worker, priority)
+            if standing and standing.tokens > most and standing.may_take(min(cost, beat.kv_tokens)):
+                best, most = worker, standing.tokens
+        return best
+
     def room(self, priority: Priority) -> Credit:
         """What would run at once, over all pools."""
         room = Credit()
         for pool in self._pools.values():
             room.count(+1, *pool.room(priority))
         return room
+
+    def is_free(self, version: str, priority: Priority) -> bool:
+        """True if workers of a pool say that they have room, whatever is on its way to them."""
+        free = self._pools[version].free[priority] if version in self._pools else Credit()
+        return free.sequences > 0 and free.tokens > 0
 
     def yields(self, version: str) -> bool:
         """True if a pool's batch work gives way to what is more urgent."""

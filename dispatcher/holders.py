@@ -39,6 +39,10 @@ class Holders:
         """The workers that hold what is marked so."""
         return self._workers.get(mark, ())
 
+    def of_each(self, marks: Iterable[int]) -> Iterable[tuple[str, ...] | None]:
+        """The same for several; None where nobody does."""
+        return map(self._workers.get, marks)
+
     def count(self, worker: str) -> int:
         """How many marks a worker is known to hold."""
         return len(self._marks.get(worker, ()))

@@ -47,6 +47,11 @@ def observe_dispatch(
         WAIT_ERROR.labels(model, priority).observe(queue_seconds - told_seconds)
 
 
+STALLS = Counter(
+    "millstream_dispatcher_stalls_total",
+    "Times that a consumer of `REQUESTS` or `WORK` delivered nothing though it should have.",
+    ["model", "stream"],
+)
 BLOCKED = Counter(
     "millstream_dispatcher_blocked_seconds_total",
     "Time for which the next in line could not be sent, by reason.",
@@ -84,6 +89,11 @@ def observe_taken_back(model: str, why: str) -> None:
 def observe_blocked(model: str, reason: str, seconds: float) -> None:
     """The next in line has waited for so long, because of this."""
     BLOCKED.labels(model, reason).inc(seconds)
+
+
+def observe_stall(model: str, stream: str) -> None:
+    """A consumer had to be made anew, or resumed."""
+    STALLS.labels(model, stream).inc()
 
 
 def observe_ended(model: str, outcome: str) -> None:

@@ -58,7 +58,9 @@ class Ingress:
         assert consumer
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._pull = Pull(broker, stream, consumer, lambda: AT_ONCE - self._busy, self._take)
+            self._pull = Pull(
+                broker, stream, consumer, lambda: AT_ONCE - self._busy, self._take, self._declare
+            )
             await persistently(self._pull.run)
 
     async def _declare(self) -> None:

@@ -2,57 +2,27 @@
 
 import time
 from asyncio import Event
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
 
 import structlog
 
 from gpu_worker.clock import Clock, Timer
 from gpu_worker.engine import EngineError, Output, Sequence
 from gpu_worker.mount import Mount
+from gpu_worker.outcome import Finished, Identity, Stopped, ledger_record, terminal
 from gpu_worker.pending import Pending
-from registry.models import Goals
+from gpu_worker.standing import Standing
+from gpu_worker.starts import Starts
 from streams import dead_letters, messages, subjects
-from streams.connection import Broker
+from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
-from streams.messages import LedgerRecord, Request, Usage
+from streams.history import History, Kind
+from streams.messages import Request, Usage
 from streams.pull import Delivery
 from streams.subjects import Log, Priority
 from streams.token_log import Contents, Fenced, TokenLog, write_ledger
 
-LAST_TRY = 3  # deliveries after which a request whose engine crashes is not tried again
 FAILED_SECONDS = 0.5  # before a request whose attempt failed is tried again
-
-
-class Stopped(Enum):
-    """Why an attempt was told to stop before its engine was done."""
-
-    CANCELLED = "cancelled"
-    EXPIRED = "deadline_exceeded"
-    EXHAUSTED = "attempts_exhausted"  # with every try an engine crashed
-    RELEASED = "released"  # given back to the pool: no terminal
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who serves: what the claim and the ledger say."""
-
-    model: str
-    version: str
-    worker: str
-    shards: int
-    goals: Mapping[Priority, Goals] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What the observers learn of an attempt that ended its request."""
-
-    record: LedgerRecord
-    timing: dict[str, float]
 
 
 class Attempt:
@@ -63,20 +33,29 @@ class Attempt:
     """
 
     def __init__(
-        self, broker: Broker, mount: Mount, delivery: Delivery, envelope: Envelope, who: Identity
+        self,
+        broker: Broker,
+        mount: Mount,
+        starts: Starts,
+        delivery: Delivery,
+        envelope: Envelope,
+        who: Identity,
     ) -> None:
         self.envelope = envelope
         self.delivery = delivery
         self.lapsed = False  # the broker may have given the work to somebody else
         self._mount, self._who, self._broker = mount, who, broker
-        self._log = TokenLog(
-            broker, Log(envelope.tenant, envelope.route, envelope.request_id), who.shards
-        )
+        address = Log(envelope.tenant, envelope.route, envelope.request_id)
+        self._log = TokenLog(broker, address, who.shards)
+        self._standing = Standing(broker, address, who.worker, starts)
+        self._said: tuple[Kind, str] = ("released", "")  # of this attempt, if it ends nothing
+        self._tried = History()  # all attempts, if it was the last one
         self._pending = Pending()
         self._ready = Event()
         self._stopped: Stopped | None = None
         self._clock = Clock()
         self._tokens = self._rows = 0  # stored, by all attempts
+        self._made = 0  # tokens, by this one
         self._attempt = 1
         self._in_engine = False
         self._observed = structlog.get_logger().bind(
@@ -86,11 +65,17 @@ class Attempt:
     def accept(self, output: Output) -> None:
         """The engine's next output for this request; called on the loop."""
         if not self._clock.first:
-            self._clock.first = time.time() * 1000
+            self._clock.begin()
+        self._made += len(output.tokens)
         self._pending.add(output)
         if self._pending.end:
             self._in_engine = False
         self._ready.set()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether nobody has told it to stop."""
+        return self._stopped is None
 
     def stop(self, why: Stopped) -> None:
         """End early: the engine drops the sequence by its next step. The first reason stays."""
@@ -100,9 +85,19 @@ class Attempt:
             self._ready.set()
 
     @property
-    def is_poison(self) -> bool:
-        """Whether it may be blamed when the engine fails now: not the first time, and in there."""
-        return self._in_engine and self.delivery.delivered >= LAST_TRY
+    def on_trial(self) -> bool:
+        """Whether it is to blame if the engine fails now."""
+        return self._standing.on_trial
+
+    def lose_engine(self, error: str, culprit: bool) -> None:
+        """The engine has failed; `culprit` says that somebody was on trial there."""
+        if self.on_trial:
+            self._tried = self._standing.convicted(error)
+            self.stop(Stopped.EXHAUSTED)
+            return
+        if self._in_engine and not culprit:
+            self._said = "failed", error
+        self.stop(Stopped.RELEASED)
 
     def redelivered(self, delivery: Delivery) -> None:
         """The same work again, after its ack wait: it is this attempt's once more."""
@@ -121,18 +116,21 @@ class Attempt:
             self.lapsed = True
             self._observed.warning("attempt_fenced", reason=str(error))
             await self._leave_engine()
+            await self._standing.ended("released")
             return None
-        except BrokerUnavailable as error:  # undelivered acks will bring it to another worker
+        except (BrokerUnavailable, StoreRefused) as error:  # its ack wait brings it to another
             self._observed.error("attempt_lost_broker", reason=str(error))
             await self._leave_engine()
             return None
-        except Exception:  # one request's fault: it is tried again, and at last a dead letter
+        except Exception as error:  # one request's fault: it is tried again, and in the end not
             self._observed.exception("attempt_failed")
             await self._leave_engine()
+            await self._standing.ended("broke", repr(error))
             await self.delivery.nak(FAILED_SECONDS)
             return None
         await self._leave_engine()
         if self._stopped is Stopped.RELEASED and finished is None:
+            await self._standing.ended(*self._said)
             await self.delivery.nak()
         else:
             await self.delivery.ack()  # only now: a crash before this line repeats, never loses
@@ -143,9 +141,9 @@ class Attempt:
         if self._in_engine:
             await self._mount.drop(self.envelope.request_id)
             self._in_engine = False
+        self._standing.leave()
 
     async def _serve(self) -> Finished | None:
-        request = Request.unpack(self.delivery.data)
         who = self._who
         before = await self._log.claim(who.model, who.version, who.worker)
         self._attempt = before.attempts + 1
@@ -153,21 +151,45 @@ class Attempt:
             await self._confirm(before)
             return None
         self._tokens, self._rows = len(before.tokens), before.rows
+        await self._standing.learn(before)
+        if self._standing.history.is_guilty:
+            self._tried = self._standing.history
+            self.stop(Stopped.EXHAUSTED)
         with self._expiry():
-            if self._stopped is None:
-                self._begin(request, before)
+            await self._begin_in_turn(before)
             return await self._relay()
 
     def _expiry(self) -> Timer:
         seconds = self.envelope.deadline / 1000 - time.time()
         return Timer(seconds, lambda: self.stop(Stopped.EXPIRED))
 
-    def _begin(self, request: Request, before: Contents) -> None:
+    async def _begin_in_turn(self, before: Contents) -> None:
         """Give the engine what is still to be done, if anything is and can be."""
         if not before.whole:
             lost = EngineError("log_lost", "the broker has lost a part of this request's output")
             self.accept(Output(self.envelope.request_id, error=lost))
-            return
+        elif await self._has_turn():
+            await self._standing.begin(self._tokens + self._rows)
+            if self._stopped is None:
+                self._begin(before)
+
+    async def _has_turn(self) -> bool:
+        """Wait until it may start; False when it was stopped before."""
+        turn = Event()
+
+        def begin() -> None:
+            turn.set()
+            self._ready.set()
+
+        if self._stopped is None:
+            self._standing.ask(begin)
+        while self._stopped is None and not turn.is_set():
+            self._ready.clear()
+            await self._ready.wait()
+        return self._stopped is None
+
+    def _begin(self, before: Contents) -> None:
+        request = Request.unpack(self.delivery.data)
         inputs = request.inputs[before.rows :]
         if request.inputs and not inputs:
             self.accept(Output(self.envelope.request_id, finish="stop"))
@@ -197,6 +219,12 @@ class Attempt:
         return self._tokens
 
     @property
+    def seconds_left(self) -> float | None:
+        """Until its end, if it generates all that it may; None while it has hardly begun."""
+        left = self.envelope.cost - self.envelope.prompt_tokens - self._tokens
+        return self._clock.seconds_for(left, self._made)
+
+    @property
     def priority(self) -> Priority:
         """That of the lane which the work came through."""
         return subjects.parse_work(self.delivery.subject).priority
@@ -215,6 +243,7 @@ class Attempt:
             self._ready.clear()
             pending, self._pending = self._pending, Pending()
             await self._append(pending)
+            await self._standing.got_on(self._tokens + self._rows)
             end = pending.end
             if self._stopped is Stopped.RELEASED and (not end or end.finish == "cancelled"):
                 return None
@@ -231,36 +260,23 @@ class Attempt:
 
     async def _end(self, end: Output | None) -> Finished:
         timing = self._clock.stages(self.envelope)
-        terminal = self._terminal(end, timing)
-        if self._stopped is Stopped.EXHAUSTED:
+        failures = len(self._tried.failures)
+        last = terminal(end, self._stopped, self._usage(end), timing, failures)
+        if last.get("code") == Stopped.EXHAUSTED.value:
             await dead_letters.keep(
-                self._broker, self.delivery, self.envelope, self._who.model, terminal["code"]
+                self._broker, self.delivery, self.envelope, last["code"], self._tried
             )
-        outcome = terminal.get("finish_reason") or terminal["code"]
-        record = self._record(outcome, terminal["usage"])
-        await self._log.end(terminal, record)
+        record = ledger_record(self._who, self.envelope, last, self._attempt, self._clock.first)
+        await self._log.end(last, record)
         self._observed.info(
             "request_finished",
-            outcome=outcome,
+            outcome=record.outcome,
             attempt=self._attempt,
             prompt_tokens=record.prompt_tokens,
             completion_tokens=record.completion_tokens,
-            **terminal.get("timing", {}),
+            **last.get("timing", {}),
         )
         return Finished(record, timing)
-
-    def _terminal(self, end: Output | None, timing: dict[str, float]) -> dict[str, Any]:
-        used = self._usage(end)
-        if end and end.error:
-            return messages.failed(end.error.code, str(end.error), used)
-        if end and end.finish and end.finish != "cancelled":
-            return messages.done(end.finish, used, timing)
-        if self._stopped is Stopped.EXHAUSTED:
-            message = f"its engine failed at each of {self.delivery.delivered} deliveries"
-            return messages.failed("attempts_exhausted", message, used)
-        if self._stopped is Stopped.EXPIRED:
-            return messages.failed("deadline_exceeded", "the deadline has passed", used)
-        return messages.done("cancelled", used, timing)
 
     def _usage(self, end: Output | None) -> Usage:
         if end and end.usage:
@@ -268,30 +284,9 @@ class Attempt:
         cached = end.cached if end else 0
         return messages.usage(self.envelope.prompt_tokens, self._tokens, cached)
 
-    def _record(self, outcome: str, used: Usage) -> LedgerRecord:
-        envelope, who = self.envelope, self._who
-        return LedgerRecord(
-            request_id=envelope.request_id,
-            tenant=envelope.tenant,
-            model=who.model,
-            version=who.version,
-            outcome=outcome,
-            prompt_tokens=used["prompt_tokens"],
-            completion_tokens=used["completion_tokens"],
-            attempts=self._attempt,
-            worker=who.worker,
-            accepted=envelope.accepted,
-            finished=int(time.time() * 1000),
-            adapter=envelope.adapter,
-            account=envelope.account,
-            first=round(self._clock.first),
-            cached_tokens=messages.cached_tokens(used),
-        )
-
     async def _confirm(self, before: Contents) -> None:
         """The log has its terminal; the attempt that wrote it may have died before the ledger."""
-        terminal = before.terminal
-        assert terminal is not None
-        self._attempt = max(1, before.attempts)
-        outcome = terminal.get("finish_reason") or terminal["code"]
-        await write_ledger(self._broker, self._record(outcome, terminal["usage"]))
+        assert before.terminal is not None
+        attempts = max(1, before.attempts)
+        record = ledger_record(self._who, self.envelope, before.terminal, attempts, first=0.0)
+        await write_ledger(self._broker, record)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from streams.headers import Envelope
 
+_MEASURED_TOKENS = 2
+
 
 @dataclass
 class Clock:
@@ -14,6 +16,17 @@ class Clock:
 
     pulled: float = field(default_factory=lambda: time.time() * 1000)
     first: float = 0.0
+    _began: float = 0.0  # the first output, by the monotonic clock
+
+    def begin(self) -> None:
+        """Its first output was made."""
+        self.first, self._began = time.time() * 1000, time.monotonic()
+
+    def seconds_for(self, tokens: int, made: int) -> float | None:
+        """For so many more tokens at its pace so far; None while that cannot be told."""
+        if not self.first or (tokens > 0 and made < _MEASURED_TOKENS):
+            return None
+        return max(0, tokens) * (time.monotonic() - self._began) / max(1, made - 1)
 
     def stages(self, envelope: Envelope) -> dict[str, float]:
         """Milliseconds per stage; clocks of two machines may disagree, so never below zero."""

@@ -149,7 +149,7 @@ class Keeper:
         while not (failure := self._fatal()):
             self._failed.clear()
             await self._failed.wait()
-        await asyncio.gather(*(pool.drain(0) for pool in self.pools))
+        await asyncio.gather(*(pool.drain(lambda: 0.0) for pool in self.pools))
         raise failure
 
     def _fatal(self) -> EngineCrashed | EngineHung | None:

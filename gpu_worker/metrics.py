@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gpu_worker.attempt import Finished
+from gpu_worker.outcome import Finished
 from streams.messages import Beat
 
 STAGES = Histogram(

@@ -10,17 +10,21 @@ import structlog
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
-from gpu_worker.attempt import FAILED_SECONDS, Attempt, Finished, Identity, Stopped
+from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
+from gpu_worker.hand_over import HandOver
 from gpu_worker.holdings import Holdings
 from gpu_worker.mount import Mount
+from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
-from streams import subjects, topology
-from streams.connection import Broker
+from gpu_worker.starts import Starts
+from streams import dead_letters, subjects, topology
+from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import Envelope
+from streams.history import History
 from streams.messages import Beat
 from streams.pull import Delivery, Pull
 from streams.subjects import Pool as Address
@@ -29,6 +33,7 @@ from streams.subjects import Priority
 log = structlog.get_logger()
 
 _BEAT_GAP_SECONDS = 0.01  # beats on change are at least this far apart
+_LOOK_SECONDS = 0.1  # between two looks at who could take over what
 _CLOSING_SECONDS = 2.0  # for what was stopped at the end of draining to be given back
 Observer = Callable[[Finished], None]
 
@@ -65,6 +70,7 @@ class Pool:
         self._caching: Caching | None = None
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
+        self._starts = Starts()
         self._attempts: dict[str, Attempt] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -154,10 +160,13 @@ class Pool:
     async def _pull_from(
         self, consumer: ConsumerConfig, priority: Priority, take: Callable[[Delivery], None]
     ) -> Pull:
-        await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
+        async def declare() -> None:
+            await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
+
+        await declare()
         assert consumer.durable_name
         room = partial(self._room, priority)
-        return Pull(self._broker, topology.WORK, consumer.durable_name, room, take)
+        return Pull(self._broker, topology.WORK, consumer.durable_name, room, take, declare)
 
     def cancel(self, tenant: str, request_id: str) -> None:
         """The client wants no more of it. Idempotent; unknown requests are somebody else's."""
@@ -165,15 +174,27 @@ class Pool:
         if attempt and attempt.envelope.tenant == tenant:
             attempt.stop(Stopped.CANCELLED)
 
-    async def drain(self, seconds: float) -> None:
-        """Take nothing new, finish what runs, and give back what is not done in time."""
+    async def drain(self, seconds_left: Callable[[], float]) -> int:
+        """Take nothing new, and be empty by the time that none is left; how many were handed over.
+
+        What ends in time is finished here. The rest, first what has not begun, goes to other
+        workers of the pool as soon as they have room, and at the end in any case.
+        """
         self.draining = True
         self._changed.set()
         for pulling in self._pulling:
             pulling.cancel()
         await _ended(self._pulling, _CLOSING_SECONDS)
-        await _ended(self._serving, seconds)
+        handed_over = 0
+        async with HandOver(self._broker, self.who) as others:
+            while self._attempts and (left := seconds_left()):
+                for attempt in others.choose(self._attempts.values(), left):
+                    attempt.stop(Stopped.RELEASED)
+                    handed_over += 1
+                await _ended(self._serving, min(left, _LOOK_SECONDS))
+        handed_over += sum(attempt.goes_on for attempt in self._attempts.values())
         await self.release()
+        return handed_over
 
     def _room(self, priority: Priority) -> int:
         self._follow_capacity()
@@ -215,14 +236,15 @@ class Pool:
             return
         try:
             envelope = Envelope.from_headers(delivery.headers)
-        except (KeyError, ValueError) as error:  # in the end the dispatcher removes it
+        except (KeyError, ValueError) as error:  # nobody could be told
             log.error("work_unreadable", seq=delivery.seq, error=repr(error))
-            self._return(delivery, FAILED_SECONDS)
+            assert self._tasks
+            self._tasks.create_task(_bury(self._broker, delivery), name=f"bury-{delivery.seq}")
             return
         if running := self._attempts.get(envelope.request_id):
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
-        self._begin(Attempt(self._broker, self._mount, delivery, envelope, self.who))
+        self._begin(Attempt(self._broker, self._mount, self._starts, delivery, envelope, self.who))
 
     def _return(self, delivery: Delivery, delay_seconds: float) -> None:
         assert self._tasks
@@ -355,12 +377,23 @@ class Pool:
         self._mount.lose()
         self._lose_room()
         self.open(False)
-        for attempt in list(self._attempts.values()):
-            attempt.stop(Stopped.EXHAUSTED if attempt.is_poison else Stopped.RELEASED)
+        attempts = list(self._attempts.values())
+        culprit = any(attempt.on_trial for attempt in attempts)
+        for attempt in attempts:
+            attempt.lose_engine(str(failure), culprit)
         if isinstance(failure, EngineCrashed):
             await driver.ended  # its memory is free
         self.failure = failure
         self.stirred()
+
+
+async def _bury(broker: Broker, delivery: Delivery) -> None:
+    """Keep what cannot be read for the operator, then remove it."""
+    try:
+        await dead_letters.keep(broker, delivery, None, dead_letters.MALFORMED, History())
+        await delivery.terminate()
+    except (BrokerUnavailable, StoreRefused) as error:  # then its ack wait brings it back
+        log.warning("work_not_buried", seq=delivery.seq, reason=str(error))
 
 
 async def _nak(delivery: Delivery, delay_seconds: float = 0.0) -> None:

@@ -10,11 +10,12 @@ from nats.aio.msg import Msg
 from prometheus_client import start_http_server
 
 from gpu_worker import residency
-from gpu_worker.attempt import Identity
 from gpu_worker.engines import factory
 from gpu_worker.keeper import Keeper, Place
+from gpu_worker.leaving import Drained, Leaving
 from gpu_worker.loading import Loader, in_thread, weight_bytes
 from gpu_worker.metrics import observe_beat, observe_finished
+from gpu_worker.outcome import Identity
 from gpu_worker.pool import Pool
 from gpu_worker.residency import Residency
 from gpu_worker.settings import WorkerSettings
@@ -31,20 +32,25 @@ T = TypeVar("T")
 
 
 async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Serve the configured models until `stop`, then drain; loading ends at once."""
+    """Serve the configured models until `stop` or a drain; loading ends at once."""
     if settings.metrics_port:
         start_http_server(settings.metrics_port)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(connect(settings.nats, f"worker-{settings.id}"))
+        leaving = Leaving(broker, settings.id)
+        await leaving.listen()
+        following = asyncio.create_task(leaving.follow(stop, settings.drain_seconds), name="stop")
+        stack.callback(following.cancel)
         registry = await Registry.open(broker, replicas=settings.replicas)
         stack.push_async_callback(registry.close)
-        keeper = await _unless(stop, _keeper(broker, registry, settings))
-        if keeper is None:
-            return
-        stack.push_async_callback(keeper.close)
-        await _unless(stop, keeper.preload())
-        if not stop.is_set():
-            await _serve(broker, keeper, settings, stop)
+        drained = Drained()
+        keeper = await _unless(leaving.begun, _keeper(broker, registry, settings))
+        if keeper is not None:
+            stack.push_async_callback(keeper.close)
+            await _unless(leaving.begun, keeper.preload())
+            if not leaving.begun.is_set():
+                drained = await _serve(broker, keeper, settings, leaving)
+        await leaving.tell(drained)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
@@ -110,8 +116,8 @@ def _known(registry: Registry, name: str) -> bool:
 
 
 async def _serve(
-    broker: Broker, keeper: Keeper, settings: WorkerSettings, stop: asyncio.Event
-) -> None:
+    broker: Broker, keeper: Keeper, settings: WorkerSettings, leaving: Leaving
+) -> Drained:
     pools = keeper.pools
 
     async def on_cancel(msg: Msg) -> None:
@@ -130,11 +136,15 @@ async def _serve(
         ]
         keeping = tasks.create_task(keeper.run(), name="keeper")
         showing = tasks.create_task(_show(pools, settings.beat_seconds), name="metrics")
-        await stop.wait()
-        log.info("draining", attempts=sum(pool.credit.held for pool in pools))
-        await asyncio.gather(*(pool.drain(settings.drain_seconds) for pool in pools))
+        await leaving.begun.wait()
+        held = sum(pool.credit.held for pool in pools)
+        log.info("draining", attempts=held, at_most_seconds=round(leaving.seconds_left(), 1))
+        handed_over = sum(await asyncio.gather(*(p.drain(leaving.seconds_left) for p in pools)))
+        drained = Drained(held - handed_over, handed_over)
+        log.info("drained", **drained._asdict())
         for task in (*running, keeping, showing):
             task.cancel()
+    return drained
 
 
 async def _show(pools: list[Pool], seconds: float) -> None:

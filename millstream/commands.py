@@ -67,6 +67,12 @@ COMMANDS = (
         "millstream.lag:run",
     ),
     Command(
+        "drain",
+        "have a worker finish or hand over its work and end",
+        "millstream.settings:DrainSettings",
+        "millstream.drain:run",
+    ),
+    Command(
         "usage",
         "show what tenants and keys with quotas have used",
         "millstream.settings:UsageSettings",
@@ -77,6 +83,30 @@ COMMANDS = (
         "say why a request waits, or how a tenant stands",
         "millstream.settings:WhySettings",
         "millstream.why:run",
+    ),
+    Command(
+        "dead list",
+        "list the requests that no worker could finish",
+        "millstream.dead.settings:ListSettings",
+        "millstream.dead.commands:list_letters",
+    ),
+    Command(
+        "dead show",
+        "show one dead letter with its attempts",
+        "millstream.dead.settings:ShowSettings",
+        "millstream.dead.commands:show",
+    ),
+    Command(
+        "dead replay",
+        "queue dead letters again, each as a new request",
+        "millstream.dead.settings:ChangeSettings",
+        "millstream.dead.commands:replay",
+    ),
+    Command(
+        "dead drop",
+        "remove dead letters",
+        "millstream.dead.settings:ChangeSettings",
+        "millstream.dead.commands:drop",
     ),
     Command(
         "bench",

@@ -1,16 +1,17 @@
-"""Settings of `millstream up`, `lag`, `usage` and `why`."""
+"""Settings of `millstream up`, `lag`, `drain`, `usage` and `why`."""
 
 from pathlib import Path
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic.config import JsonDict
 
+from millstream.durations import Duration
 from streams.settings import ClientSettings, Name, Port, Settings, TenantSettings
 from streams.subjects import token
 
 DATA_DIR = Path("~/.millstream")
 FLAG_ONLY: JsonDict = {"flag_only": True}
-CLOSING_SECONDS = 4.0  # for the goodbyes of all services, one after the other
+CLOSING_SECONDS = 4.5  # for the goodbyes of all services, one after the other
 
 
 class UpSettings(Settings):
@@ -56,6 +57,18 @@ class LagSettings(ClientSettings):
 
     watch: bool = Field(False, description="show again every second until interrupted")
     as_json: bool = Field(False, alias="json", description="print JSON instead of tables")
+
+
+class DrainSettings(ClientSettings):
+    """Whom to drain."""
+
+    worker: Name = Field(
+        description="id of the worker, as `millstream lag` shows it",
+        json_schema_extra={"positional": True, "flag_only": True},
+    )
+    within: Duration = Field(
+        20, ge=0, description="time until it has to be gone, as 20s", json_schema_extra=FLAG_ONLY
+    )
 
 
 class UsageSettings(ClientSettings):

@@ -1,19 +1,32 @@
-"""Work that nobody could finish, kept for the operator."""
+"""Dead letters: work that nobody could finish, kept for the operator.
 
+A letter is the work as it was, under `infer.dead.<tenant>.<model>`, with headers about its end.
+"""
+
+import json
+import time
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self
 
-from streams import subjects
-from streams.connection import Broker
-from streams.headers import MESSAGE_ID, Envelope
+from streams import history, subjects, topology
+from streams.connection import Broker, StoredMessage
+from streams.headers import MESSAGE_ID, PRIORITY, Envelope
+from streams.history import History
+from streams.subjects import Priority
 from streams.token_log import PATIENCE_SECONDS
 
 UNKNOWN = "unknown"  # the tenant of work whose headers say nothing
+EXHAUSTED, MALFORMED = "attempts_exhausted", "malformed"
+REPLAY_OF = "Replay-Of"  # on a replayed request and its work: the dead letter that it came from
+_REASON, _ENDED, _TRIES = "Reason", "Ended", "Tries"
 
 
 class Work(Protocol):
     """A message of WORK, as delivered or as stored."""
 
+    @property
+    def subject(self) -> str: ...
     @property
     def data(self) -> bytes: ...
     @property
@@ -23,11 +36,79 @@ class Work(Protocol):
 
 
 async def keep(
-    broker: Broker, work: Work, envelope: Envelope | None, model: str, reason: str
+    broker: Broker, work: Work, envelope: Envelope | None, reason: str, tried: History
 ) -> None:
     """Store a dead letter, once; the broker's own headers are left behind."""
+    pool = subjects.parse_work(work.subject)
     kept = {k: v for k, v in work.headers.items() if not k.startswith("Nats-")}
-    name = envelope.request_id if envelope else f"{UNKNOWN}-{work.seq}"
-    subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, model)
-    headers = kept | {"Reason": reason, MESSAGE_ID: name}
+    headers = {PRIORITY: pool.priority.value} | kept
+    headers |= {
+        MESSAGE_ID: envelope.request_id if envelope else f"{UNKNOWN}-{work.seq}",
+        _REASON: reason,
+        _ENDED: str(int(time.time() * 1000)),
+        _TRIES: json.dumps(tried.pack()),
+    }
+    subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, pool.model)
     await broker.store_retrying(subject, work.data, headers, PATIENCE_SECONDS)
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """One dead letter; `envelope` is None where the headers are not ours, `ended` is epoch ms."""
+
+    seq: int
+    tenant: str
+    model: str
+    reason: str
+    ended: int
+    tried: History
+    envelope: Envelope | None
+    payload: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The request's id, or what stands for it."""
+        return self.envelope.request_id if self.envelope else f"{UNKNOWN}-{self.seq}"
+
+    @property
+    def priority(self) -> Priority:
+        """What its client asked for."""
+        return Priority(self.headers.get(PRIORITY, Priority.STANDARD))
+
+    @property
+    def replay_of(self) -> str:
+        """The dead letter that its request came from; empty if it was a client's own."""
+        return self.headers.get(REPLAY_OF, "")
+
+    @classmethod
+    def of(cls, message: StoredMessage) -> Self:
+        tenant, model = subjects.parse_dead(message.subject)
+        headers = message.headers
+        return cls(
+            seq=message.seq,
+            tenant=tenant,
+            model=model,
+            reason=headers.get(_REASON, ""),
+            ended=int(headers.get(_ENDED, "0")),
+            tried=history.unpack(json.loads(headers.get(_TRIES, "[]"))),
+            envelope=envelope_of(headers),
+            payload=message.data,
+            headers=headers,
+        )
+
+
+async def read(
+    broker: Broker, tenant: str | None = None, model: str | None = None
+) -> list[DeadLetter]:
+    """The dead letters of one tenant and model, or of all, oldest first."""
+    subject = subjects.dead_of(tenant, model)
+    return [DeadLetter.of(m) for m in await broker.read_subject(topology.DEAD, subject)]
+
+
+def envelope_of(headers: Mapping[str, str]) -> Envelope | None:
+    """What the headers of work say; None when they are not ours."""
+    try:
+        return Envelope.from_headers(headers)
+    except (KeyError, ValueError):
+        return None

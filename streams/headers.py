@@ -15,6 +15,7 @@ ROUTE = "Route"
 PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"
 TOLD_WAIT = "Told-Wait"
+CLAIM = "Claim"  # on `started` records: which claim it is
 
 
 @dataclass(frozen=True, slots=True)

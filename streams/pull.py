@@ -1,7 +1,7 @@
 """The pull loop: one outstanding pull on a consumer, asked for only what there is room for."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -59,7 +59,8 @@ class Pull:
     """Pulls from one durable consumer for as long as `run` runs.
 
     `room()` says how many messages may come now; call `wake()` when it has grown. `take` gets each
-    delivery and must not block. Survives reconnects, missed heartbeats and consumer restarts.
+    delivery and must not block. Survives reconnects, missed heartbeats and consumer restarts; with
+    `declare`, which is called when the broker refuses a pull, also that the consumer was removed.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Pull:
         consumer: str,
         room: Callable[[], int],
         take: Callable[[Delivery], None],
+        declare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._broker, self._stream, self._consumer = broker, stream, consumer
+        self._declare = declare
         self._room, self._take = room, take
         self._wake = asyncio.Event()
         self._over = asyncio.Event()  # the outstanding pull is
@@ -138,6 +141,8 @@ class Pull:
         await self._until_over()
         if self._refused:
             await asyncio.sleep(_PAUSE_SECONDS)
+            if self._declare:
+                await self._declare()
 
     async def _until_over(self) -> None:
         while not self._over.is_set():

@@ -198,6 +198,11 @@ def parse_request_id(subject: str) -> tuple[str, str]:
     return tenant, request_id
 
 
+def drain(worker: str) -> str:
+    """Tells a worker to leave."""
+    return f"{PREFIX}.drain.{token(worker)}"
+
+
 def fleet(model: str, worker: str) -> str:
     return f"{PREFIX}.fleet.{escape(model)}.{token(worker)}"
 
@@ -230,8 +235,29 @@ def rate(tenant: str, scope: str, meter: str, slot: int) -> str:
     return f"{PREFIX}.rate.{token(tenant)}.{token(scope)}.{meter}.{slot}"
 
 
+def attempts(tenant: str, request_id: str) -> str:
+    """Where workers note how their attempts at a request went."""
+    return f"{PREFIX}.attempt.{token(tenant)}.{token(request_id)}"
+
+
 def dead(tenant: str, model: str) -> str:
     return f"{PREFIX}.dead.{token(tenant)}.{escape(model)}"
+
+
+def replay(name: str) -> str:
+    """What has become of a dead letter."""
+    return f"{PREFIX}.replay.{token(name)}"
+
+
+def dead_of(tenant: str | None, model: str | None) -> str:
+    """Filter: the dead letters of one tenant and model, or of all."""
+    return f"{PREFIX}.dead.{token(tenant) if tenant else '*'}.{escape(model) if model else '*'}"
+
+
+def parse_dead(subject: str) -> tuple[str, str]:
+    """Tenant and model of a dead letter."""
+    _, _, tenant, model = subject.split(".")
+    return tenant, unescape(model)
 
 
 def submissions(tenant: str) -> str:
@@ -264,6 +290,7 @@ def checkpoint(model: str) -> str:
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
+ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"

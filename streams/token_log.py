@@ -8,6 +8,7 @@ then puts back all of its records, and the log goes on where it was.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,13 +17,14 @@ from typing import Any
 from streams import messages, subjects, topology, usage
 from streams.connection import Broker, Stored, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
-from streams.headers import EXPECTED_LAST, MESSAGE_ID
+from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID
 from streams.messages import LedgerRecord
 from streams.subjects import Log
 
 # A request outlives a broker's leader election (DESIGN §8.8: 4 to 6 s) and a restart.
 PATIENCE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.25
+_NONE: Mapping[str, str] = {}
 
 
 class Fenced(MillstreamError):
@@ -103,17 +105,18 @@ class TokenLog:
         terminal. The first attempt needs no read: it expects an empty log.
         """
         before = Contents()
+        claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
         while before.terminal is None:
             attempt = before.attempts + 1
             try:
-                await self.append(messages.started(model, version, attempt, worker))
+                await self.append(messages.started(model, version, attempt, worker), claim)
             except Fenced:
                 before = await self.read()
             else:
                 return before
         return before
 
-    async def append(self, record: Mapping[str, Any]) -> None:
+    async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NONE) -> None:
         """Store one record behind the last one.
 
         Rides out a broker that does not answer for `PATIENCE_SECONDS`, then raises
@@ -123,7 +126,7 @@ class TokenLog:
         unsaved = [messages.pack(record)]
         while unsaved:
             try:
-                await self._save(unsaved[0], max(0.0, deadline - time.monotonic()))
+                await self._save(unsaved[0], claim, max(0.0, deadline - time.monotonic()))
                 unsaved.pop(0)
             except _Lost:
                 unsaved, self._saved = self._saved + unsaved, []
@@ -133,18 +136,18 @@ class TokenLog:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _save(self, payload: bytes, seconds: float) -> None:
-        headers = {EXPECTED_LAST: str(self.last)}
+    async def _save(self, payload: bytes, claim: Mapping[str, str], seconds: float) -> None:
+        headers = {EXPECTED_LAST: str(self.last), **claim}
         try:
             stored = await self._broker.store_retrying(self.subject, payload, headers, seconds)
             self.last = stored.seq
         except StoreRefused as refusal:
             if not refusal.lost_race:
                 raise BrokerUnavailable(f"the token log refuses: {refusal}") from refusal
-            self.last = await self._own_or_fenced(payload)
+            self.last = await self._own_or_fenced(payload, claim)
         self._saved.append(payload)
 
-    async def _own_or_fenced(self, payload: bytes) -> int:
+    async def _own_or_fenced(self, payload: bytes, claim: Mapping[str, str]) -> int:
         """After a lost race: the winner may be this very append, whose confirmation got lost.
 
         Another attempt would have put its claim first, so equal bytes right behind `last` are ours.
@@ -152,8 +155,9 @@ class TokenLog:
         """
         found = await self._broker.read_subject(self._stream, self.subject)
         behind = [message for message in found if message.seq > self.last]
-        if len(behind) == 1 and behind[0].data == payload:
-            return behind[0].seq
+        own = [m for m in behind if m.data == payload and claim.items() <= m.headers.items()]
+        if len(behind) == 1 and own:
+            return own[0].seq
         if self._saved and not found:
             raise _Lost
         if not behind:

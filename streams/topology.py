@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
+ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS = "CHECKPOINTS"
 USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
 DECLARE_SECONDS = 20.0
 # A log outlives its request: the longest deadline and the time to resume behind it.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
-MAX_DELIVERIES = 5
+# A net: workers give up sooner (streams/history.py), and no drain or hand-over counts there.
+MAX_DELIVERIES = 20
 RATE_SECONDS = 300  # counters of a minute, and of a lease, are read for two of them
 IDLE_CONSUMER_SECONDS = 3600.0
 MIB = 2**20
@@ -102,9 +104,25 @@ def streams(scale: Scale, max_queued: int) -> list[StreamConfig]:
             allow_direct=True,
         ),
         StreamConfig(
+            name=ATTEMPTS,
+            subjects=["infer.attempt.*.*"],
+            max_age=LOG_SECONDS,
+            max_bytes=64 * MIB,
+            storage=StorageType.MEMORY,
+            allow_direct=True,
+        ),
+        StreamConfig(
             name=DEAD,
             subjects=["infer.dead.*.*"],
             max_bytes=64 * MIB,
+            max_age=30 * 86400,
+            storage=StorageType.FILE,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=REPLAYS,
+            subjects=[subjects.ALL_REPLAYS],
+            max_bytes=16 * MIB,
             max_age=30 * 86400,
             storage=StorageType.FILE,
             allow_direct=True,

@@ -18,7 +18,7 @@ from millstream.up.child import Program
 # In the order in which they stop: a service's part of the time to drain, and the seconds that it
 # may take beyond, to say goodbye (a gateway to every open socket), before it is killed.
 SHARES = {"gateway": 0.4, "worker": 0.3, "dispatcher": 0.15, "nats": 0.15}
-CLOSING_SECONDS = {"gateway": 2.5, "worker": 0.5, "dispatcher": 0.3, "nats": 0.2}
+CLOSING_SECONDS = {"gateway": 2.5, "worker": 1.0, "dispatcher": 0.3, "nats": 0.2}
 
 # glibc keeps freed memory instead of giving it back: engines allocate the same blocks every step.
 ALLOCATOR = {

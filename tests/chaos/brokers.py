@@ -28,7 +28,6 @@ class Brokers:
         self.nodes: list[NatsServer] = []
         self._routes: dict[tuple[int, int], Link] = {}
         self._links: dict[str, list[Link]] = {}
-        self._parted: set[str] = set()
 
     async def start(self) -> None:
         """Returns when every node is ready, and a cluster has its leader."""
@@ -74,12 +73,10 @@ class Brokers:
 
     def part(self, whom: str) -> None:
         """Nothing passes between a service and the brokers, or a node and everybody else."""
-        self._parted.add(whom)
         for link in self._around(whom):
             link.part()
 
     def join(self, whom: str) -> None:
-        self._parted.discard(whom)
         for link in self._around(whom):
             link.join()
 

@@ -69,7 +69,7 @@ SHORT = Load(streams=50, seconds=20, tokens=(40, 250))
 
 
 def short_alone(random: Random) -> Iterator[Strike]:
-    """A worker freezes, its broker stops answering it, and both leaders' places change."""
+    """A worker freezes, another one is cut off, a gateway dies, the leading dispatcher freezes."""
     yield Strike(2 + random.uniform(0, 1), "freeze", "worker-0", 8)
     yield Strike(5 + random.uniform(0, 1), "kill", "gateway", 3)
     yield Strike(9 + random.uniform(0, 1), "freeze", "dispatcher", 5)

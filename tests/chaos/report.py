@@ -79,13 +79,12 @@ def _cells(outcomes: Sequence[Outcome]) -> list[str]:
     return [str(len(outcomes)), *map(str, sums), *(f"{value:.2f}" for value in worst)]
 
 
-def write(outcomes: Sequence[Outcome], command: str) -> None:
-    """Every run with its figures and what it broke, the machine, and how to repeat it."""
+def write(outcomes: Sequence[Outcome]) -> None:
+    """Every run with its figures, what it broke and how to repeat it, and the machine."""
     content = {
         "name": "chaos",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(),
-        "command": command,
         "rules": [rule.__name__ for rule in RULES],
         "runs": [_run(outcome) for outcome in outcomes],
     }
@@ -98,6 +97,7 @@ def _run(outcome: Outcome) -> dict[str, object]:
     return {
         "fault": outcome.fault,
         "seed": outcome.seed,
+        "command": f"python -m tests.chaos --fault {outcome.fault} --seed {outcome.seed}",
         "figures": asdict(outcome.figures),
         "violations": [str(violation) for violation in outcome.violations],
     }

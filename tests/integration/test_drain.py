@@ -1,13 +1,24 @@
 """A worker that stops finishes what it can, and hands the rest to another."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
 from nats.aio.msg import Msg
 
 import dispatcher.service
 import gpu_worker.service
+from gpu_worker.loading import Loader
+from millstream import drain
+from millstream.drain import WorkerSilent
+from millstream.settings import DrainSettings
 from streams import messages, subjects
 from streams.messages import Beat, Request
 from tests.eventually import eventually
-from tests.integration.services import a_dispatcher, a_worker, client, running
+from tests.integration.services import Client, a_dispatcher, a_worker, client, running
+from tests.integration.test_worker_death import gap_free
 
 SLOW = {"ttft_ms": 1, "itl_ms": 5}
 PAYLOAD = Request("generate", messages.pack_tokens(list(b"hello"))).pack()
@@ -66,3 +77,111 @@ async def test_a_draining_worker_announces_no_room_and_takes_nothing(nats_url: s
         async with running(gpu_worker.service, a_worker(nats_url, id="stays")):
             await eventually(lambda: all(c.terminal(request) for request in requests))
         assert {c.records[request][0]["worker"] for request in requests} == {"stays"}
+
+
+@asynccontextmanager
+async def two_workers(c: Client, nats_url: str) -> AsyncIterator[dict[str, asyncio.Task[None]]]:
+    """Their services by id; the ack wait is a minute."""
+    ids = ("w1", "w2")
+    settings = [a_worker(nats_url, id=each, ack_wait_seconds=60) for each in ids]
+    stops = [asyncio.Event() for _ in ids]
+    async with asyncio.TaskGroup() as tasks:
+        yield {
+            each.id: tasks.create_task(gpu_worker.service.run(each, stop))
+            for each, stop in zip(settings, stops, strict=True)
+        }
+        for stop in stops:
+            stop.set()
+
+
+def begun(c: Client, request: str) -> list[int]:
+    """Its tokens so far."""
+    return c.tokens(request) if request in c.records else []
+
+
+def worker_of(c: Client, request: str) -> str:
+    """Who has claimed it first."""
+    return str(c.records[request][0]["worker"])
+
+
+async def drained(nats_url: str, worker: str, within: float) -> None:
+    settings = DrainSettings(nats=nats_url, worker=worker, within=within)
+    await drain.run(settings, asyncio.Event())
+
+
+async def test_a_drained_worker_hands_long_work_over_at_once_and_finishes_the_rest(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reclaimed machine: no token is lost or doubled, nobody waits, the process ends well."""
+    async with (
+        client(nats_url, **SLOW) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        two_workers(c, nats_url) as workers,
+    ):
+        await eventually(partial(_announced, c, 2))
+        long = [await c.send(f"long {i}", max_tokens=20_000) for i in range(4)]
+        await eventually(lambda: all(len(begun(c, request)) > 3 for request in long))
+        leaver = worker_of(c, long[0])
+        theirs = {request for request in long if worker_of(c, request) == leaver}
+        short = [await c.send(f"short {i}", max_tokens=60) for i in range(4)]
+        await eventually(lambda: all(len(begun(c, request)) > 3 for request in short))
+        async with asyncio.timeout(20):  # 100 s of tokens are left
+            await drained(nats_url, leaver, within=25)
+            await workers[leaver]
+        said = capsys.readouterr().out.splitlines()
+        assert f"{leaver} drains, for 25 s at most" in said
+        assert any(f"{leaver} is empty: " in line and "handed over" in line for line in said)
+        await eventually(lambda: all(c.attempts(request) == [1, 2] for request in theirs))
+        await eventually(lambda: all(c.terminal(request) for request in short))
+        assert all(c.attempts(request) == [1] for request in short)
+        for request in long:
+            await c.cancel(request)
+        await eventually(lambda: all(c.terminal(request) for request in long))
+        assert all(gap_free(c, request) for request in long)
+        await eventually(c.at_rest)
+
+
+async def test_without_another_worker_all_is_finished_that_can_be(nats_url: str) -> None:
+    """Handed over it would wait for a worker, while this one is there."""
+    async with (
+        client(nats_url, **SLOW) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url, id="alone")),
+    ):
+        request = await c.send(max_tokens=200)
+        await eventually(lambda: len(begun(c, request)) > 3)
+        await drained(nats_url, "alone", within=20)
+        terminal = await eventually(lambda: c.terminal(request))
+        assert (terminal["finish_reason"], c.attempts(request)) == ("length", [1])
+
+
+async def test_draining_an_unknown_worker_is_an_error(nats_url: str) -> None:
+    """A script must not believe that the machine can be taken away."""
+    async with client(nats_url):
+        with pytest.raises(WorkerSilent, match="nobody"):
+            await drained(nats_url, "nobody", within=1)
+
+
+async def test_a_worker_that_still_loads_leaves_at_once(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has nothing to finish."""
+    loading = asyncio.Event()
+
+    async def load(*_: object) -> None:
+        loading.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Loader, "load", load)
+    async with client(nats_url):
+        service = asyncio.create_task(
+            gpu_worker.service.run(a_worker(nats_url, id="loads"), asyncio.Event())
+        )
+        await loading.wait()
+        await drained(nats_url, "loads", within=60)
+        await service
+
+
+async def _announced(c: Client, workers: int) -> bool:
+    report = await c.report()
+    return report is not None and len(report["workers"]) == workers

@@ -12,13 +12,14 @@ from structlog.testing import capture_logs
 
 import dispatcher.service
 import gpu_worker.service
-from gpu_worker import attempt, keeper
+from gpu_worker import keeper
 from gpu_worker.engine import DoesNotFit, Output
 from gpu_worker.engines.mock import MockEngine
 from gpu_worker.pool import EngineHung
 from registry.description import model_from
 from registry.models import mock_model
 from streams import topology
+from streams.history import MOST_FAILURES
 from tests.engine.tiny import expected, model, tokenizer
 from tests.eventually import eventually
 from tests.integration.services import Client, a_dispatcher, a_worker, client, client_of, running
@@ -190,7 +191,7 @@ async def test_an_engine_that_crashes_is_built_again_beside_an_unharmed_one(
         letters = await c.broker.read_subject(topology.DEAD, "infer.dead.acme.bad")
         assert [letter.headers["Reason"] for letter in letters] == ["attempts_exhausted"]
         assert await c.ledger() == dict.fromkeys([steady, poison, after], 1)
-        assert named(said, "engine_rests") == ["bad@1"] * attempt.LAST_TRY
+        assert named(said, "engine_rests") == ["bad@1"] * MOST_FAILURES
 
 
 async def test_a_model_that_cannot_be_loaded_gives_its_work_back_and_is_tried_again(

@@ -44,6 +44,14 @@ async def test_a_later_claim_fences_the_earlier_one(broker: Broker) -> None:
     assert (await log(broker).read()).tokens == [0, 1]
 
 
+async def test_a_worker_that_claims_again_makes_a_new_attempt(broker: Broker) -> None:
+    """Its claim has the same bytes as before; for a lost confirmation it must not be taken."""
+    await log(broker).claim("m", "1", "w")
+    before = await log(broker).claim("m", "1", "w")
+    assert before.attempts == 1
+    assert [r["attempt"] for r in (await log(broker).read()).records] == [1, 2]
+
+
 async def test_an_ended_log_cannot_be_claimed(broker: Broker) -> None:
     """Exactly one terminal, whoever gets the work delivered again."""
     first = log(broker)

@@ -46,6 +46,15 @@ def test_what_nobody_holds_goes_to_any() -> None:
     assert cell(beat("a", 99), beat("b")).choose(WISH, 0.0) == Placed(ANY, "unknown")
 
 
+def test_what_is_large_goes_to_the_worker_with_the_most_room() -> None:
+    """Any worker takes what it has a little room for, and a large request would wait there."""
+    affinity = cell(beat("a", tokens=KV // 4), beat("b", tokens=KV // 2))
+    large = Wish("1", STANDARD, KV // 3)
+    assert affinity.choose(large, 0.0) == Placed("b", "room")
+    affinity.shun("b", 0.0)
+    assert affinity.choose(large, 0.0) == Placed(ANY, "unknown")
+
+
 def test_what_all_hold_goes_to_any() -> None:
     """A common start prefers nobody."""
     affinity = cell(beat("a", *PROMPT[:1]), beat("b", *PROMPT[:1]))

@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_worker.attempt import Attempt, Identity
+from gpu_worker.attempt import Attempt
+from gpu_worker.outcome import Identity
 from registry.models import Goals
 from streams import subjects
 from streams.headers import Envelope
@@ -25,7 +26,7 @@ def test_a_goal_counts_from_acceptance(priority: Priority, goal: float | None) -
     subject = subjects.work(Pool("m", "1", priority))
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
     who = Identity("m", "1", "worker", 1, GOALS)
-    assert Attempt(NOBODY, NOBODY, delivery, ENVELOPE, who).goal == goal
+    assert Attempt(NOBODY, NOBODY, NOBODY, delivery, ENVELOPE, who).goal == goal
 
 
 @pytest.mark.parametrize("priority", Priority)
@@ -34,4 +35,4 @@ def test_the_priority_is_that_of_the_lane(priority: Priority) -> None:
     subject = subjects.work(Pool("m", "1", priority))
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
     who = Identity("m", "1", "worker", 1)
-    assert Attempt(NOBODY, NOBODY, delivery, ENVELOPE, who).priority is priority
+    assert Attempt(NOBODY, NOBODY, NOBODY, delivery, ENVELOPE, who).priority is priority

@@ -76,6 +76,16 @@ def test_a_request_larger_than_any_worker_is_sent_all_the_same() -> None:
     assert fleet.fits("1", STANDARD, 5000)
 
 
+def test_a_large_request_waits_until_one_worker_has_room_for_it() -> None:
+    """At a worker with too little it would wait for its turn, though others have more."""
+    fleet = Fleet()
+    fleet.beat(beat("w1", tokens=600), 0)
+    fleet.beat(beat("w2", tokens=500), 0)
+    assert not fleet.fits_one("1", STANDARD, 700)
+    assert fleet.fits_one("1", STANDARD, 600)
+    assert fleet.roomiest("1", STANDARD, 600) == "w1"
+
+
 def test_what_was_pulled_waits_no_more() -> None:
     """The beat that says so also says what is free now."""
     fleet = Fleet()

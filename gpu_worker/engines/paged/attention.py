@@ -139,9 +139,10 @@ class PagedAttention:
         scaling: float | None, out: Tensor,
     ) -> None:  # fmt: skip
         for chunks in plan.prefills(window):
-            query = rows.index_select(0, chunks.reads.flatten()).unflatten(0, chunks.reads.shape)
+            query = rows.index_select(0, chunks.reads.flatten())
+            query = query.view(*chunks.reads.shape, *rows.shape[1:])
             k, v = self._gather(layer, chunks.blocks.flatten())
-            keys, values = (kv.unflatten(0, (len(query), -1)) for kv in (k, v))
+            keys, values = (kv.view(len(query), -1, *kv.shape[1:]) for kv in (k, v))
             for tile in chunks.tiles:
                 of, seen = slice(tile.runs), slice(tile.mask.shape[3])
                 at = of, slice(tile.first, tile.last)

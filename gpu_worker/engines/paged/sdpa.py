@@ -36,7 +36,8 @@ def prefill(
     """
     kv_heads = keys.shape[2]
     turns = 0 if len(query) < kv_heads else 1
-    query = query.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)
+    n, rows, _, dim = query.shape
+    query = query.reshape(n, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
     shared = (-1, -1, query.shape[2], -1, -1)
     keys = keys.transpose(1, 2)[:, :, None].expand(shared)
     values = values.transpose(1, 2)[:, :, None].expand(shared)

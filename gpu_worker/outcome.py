@@ -1,0 +1,89 @@
+"""How an attempt ends its request: what the client, the ledger and the observers are told."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from gpu_worker.engine import Output
+from registry.models import Goals
+from streams import messages
+from streams.headers import Envelope
+from streams.messages import LedgerRecord, Usage
+from streams.subjects import Priority
+
+
+class Stopped(Enum):
+    """Why an attempt was told to stop before its engine was done."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "deadline_exceeded"
+    EXHAUSTED = "attempts_exhausted"  # it makes engines fail
+    RELEASED = "released"  # given back to the pool: no terminal
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who serves: what the claim and the ledger say."""
+
+    model: str
+    version: str
+    worker: str
+    shards: int
+    goals: Mapping[Priority, Goals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What the observers learn of an attempt that ended its request."""
+
+    record: LedgerRecord
+    timing: dict[str, float]
+
+
+def terminal(
+    end: Output | None,
+    stopped: Stopped | None,
+    used: Usage,
+    timing: dict[str, float],
+    failures: int,
+) -> dict[str, Any]:
+    """The last record of the log; what the engine said comes before why it was stopped."""
+    if end and end.error:
+        return messages.failed(end.error.code, str(end.error), used)
+    if end and end.finish and end.finish != "cancelled":
+        return messages.done(end.finish, used, timing)
+    if stopped is Stopped.EXHAUSTED:
+        return messages.failed("attempts_exhausted", f"{failures} attempts at it failed", used)
+    if stopped is Stopped.EXPIRED:
+        return messages.failed("deadline_exceeded", "the deadline has passed", used)
+    return messages.done("cancelled", used, timing)
+
+
+def ledger_record(
+    who: Identity,
+    envelope: Envelope,
+    terminal: Mapping[str, Any],
+    attempts: int,
+    first: float,
+) -> LedgerRecord:
+    """What the request has used; `first` is when its first output was made, epoch ms."""
+    used = terminal["usage"]
+    return LedgerRecord(
+        request_id=envelope.request_id,
+        tenant=envelope.tenant,
+        model=who.model,
+        version=who.version,
+        outcome=terminal.get("finish_reason") or terminal["code"],
+        prompt_tokens=used["prompt_tokens"],
+        completion_tokens=used["completion_tokens"],
+        attempts=attempts,
+        worker=who.worker,
+        accepted=envelope.accepted,
+        finished=int(time.time() * 1000),
+        adapter=envelope.adapter,
+        account=envelope.account,
+        first=round(first),
+        cached_tokens=messages.cached_tokens(used),
+    )

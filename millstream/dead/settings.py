@@ -1,0 +1,58 @@
+"""Settings of `millstream dead list`, `show`, `replay` and `drop`."""
+
+from pydantic import Field, model_validator
+from pydantic.config import JsonDict
+
+from millstream.durations import Duration
+from streams.settings import ClientSettings, Name
+from streams.subjects import token
+
+FLAG_ONLY: JsonDict = {"flag_only": True}
+ONE: JsonDict = {"positional": True, "flag_only": True}
+
+
+class ChoiceSettings(ClientSettings):
+    """Which dead letters."""
+
+    tenant: Name | None = Field(
+        None, description="only of this tenant", json_schema_extra=FLAG_ONLY
+    )
+    model: str | None = Field(None, description="only of this model", json_schema_extra=FLAG_ONLY)
+    since: Duration | None = Field(
+        None, description="only of the last so long, as 2h or 7d", json_schema_extra=FLAG_ONLY
+    )
+
+
+class ListSettings(ChoiceSettings):
+    """Which to list, and how."""
+
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+
+
+class ShowSettings(ClientSettings):
+    """Which to show, and how."""
+
+    request_id: str = Field(description="request to show", json_schema_extra=ONE)
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+
+class ChangeSettings(ChoiceSettings):
+    """Which to replay or drop."""
+
+    request_id: str | None = Field(
+        None,
+        description="request; instead of it, any of --tenant, --model and --since",
+        json_schema_extra=ONE,
+    )
+    yes: bool = Field(
+        False, description="do so though it is more than one", json_schema_extra=FLAG_ONLY
+    )
+
+    @model_validator(mode="after")
+    def _chooses(self) -> "ChangeSettings":
+        chosen = (self.tenant, self.model, self.since) != (None, None, None)
+        if chosen == (self.request_id is not None):
+            raise ValueError("give either REQUEST_ID or any of --tenant, --model and --since")
+        if self.request_id:
+            token(self.request_id)
+        return self

@@ -1,0 +1,146 @@
+"""A request that makes engines fail is told apart from those that were there with it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+import dispatcher.service
+import gpu_worker.service
+from gpu_worker.engine import Output, Sequence
+from gpu_worker.engines.mock import MockEngine
+from gpu_worker.settings import WorkerSettings
+from streams import dead_letters, history
+from streams.history import Fault
+from streams.subjects import Log
+from tests.eventually import eventually
+from tests.integration.services import ROUTE, Client, a_dispatcher, a_worker, client, running
+
+POISON = list(b"poison")
+SLOW = {"ttft_ms": 1, "itl_ms": 5}
+
+
+@pytest.fixture(autouse=True)
+def _poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mock engine fails in the first step with the poison."""
+    poisoned: set[MockEngine] = set()
+    add, step = MockEngine.add, MockEngine.step
+
+    def maybe_add(self: MockEngine, sequence: Sequence) -> None:
+        add(self, sequence)
+        if sequence.prompt == POISON:
+            poisoned.add(self)
+
+    def maybe_step(self: MockEngine) -> list[Output]:
+        if self in poisoned:
+            raise RuntimeError("an illegal memory access")
+        return step(self)
+
+    monkeypatch.setattr(MockEngine, "add", maybe_add)
+    monkeypatch.setattr(MockEngine, "step", maybe_step)
+
+
+@asynccontextmanager
+async def supervised(settings: WorkerSettings) -> AsyncIterator[list[BaseException]]:
+    """A worker that is started again when it has ended; yields what it ended with."""
+    deaths: list[BaseException] = []
+    stop = asyncio.Event()
+
+    async def keep() -> None:
+        while not stop.is_set():
+            try:
+                await gpu_worker.service.run(settings, stop)
+            except ExceptionGroup as error:
+                deaths.append(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(keep())
+        yield deaths
+        stop.set()
+
+
+async def faults(c: Client, request: str) -> list[Fault]:
+    """What is said of a request's attempts."""
+    log = await c.log(request)
+    found = await history.read(c.broker, Log(c.tenants[request], ROUTE, request), log)
+    return [each.fault for each in found.tries]
+
+
+async def test_the_innocent_of_a_poisoned_batch_go_on_and_the_poison_is_buried(
+    nats_url: str,
+) -> None:
+    """They were in the same engines, and it failed no oftener than the poison may be tried."""
+    async with (
+        client(nats_url, **SLOW) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        supervised(a_worker(nats_url, id="w", beat_seconds=0.2)) as deaths,
+    ):
+        innocent = [await c.send(f"prompt {i}", max_tokens=400, tenant="good") for i in range(20)]
+        await eventually(lambda: all(c.kinds(request)["chunk"] for request in innocent))
+        poison = await c.send("poison", tenant="evil")
+        terminal = await eventually(lambda: c.terminal(poison), seconds=30)
+        assert (terminal["code"], c.attempts(poison)) == ("attempts_exhausted", [1, 2, 3])
+        await eventually(lambda: all(c.terminal(request) for request in innocent), seconds=30)
+        assert all(len(c.tokens(request)) == 400 for request in innocent)
+        assert len(deaths) == history.MOST_FAILURES
+        (letter,) = await dead_letters.read(c.broker)
+        assert (letter.name, letter.tenant, letter.reason) == (poison, "evil", terminal["code"])
+        assert [(each.worker, each.fault) for each in letter.tried.tries] == [
+            ("w", Fault.SHARED),
+            ("w", Fault.SHARED),
+            ("w", Fault.OWN),
+        ]
+        assert all("illegal memory access" in each.error for each in letter.tried.tries)
+        await eventually(c.at_rest)
+        assert set((await c.ledger()).values()) == {1}
+
+
+async def test_a_request_that_ends_its_process_is_found_out(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody lives to say so: the next attempt finds that it died while it started alone."""
+    async with client(nats_url, **SLOW) as c, running(dispatcher.service, a_dispatcher(nats_url)):
+        poison = await c.send("poison")
+        with monkeypatch.context() as m:
+            m.setattr("gpu_worker.pool.Pool._fail", _die)
+            for died in range(1, history.MOST_FAILURES + 1):
+                settings = a_worker(nats_url, beat_seconds=0.2, ack_wait_seconds=1)
+                with pytest.raises(ExceptionGroup):
+                    await gpu_worker.service.run(settings, asyncio.Event())
+                assert len(await faults(c, poison)) == died
+        assert c.terminal(poison) is None
+        async with running(gpu_worker.service, a_worker(nats_url)):
+            terminal = await eventually(lambda: c.terminal(poison))
+        assert terminal["code"] == "attempts_exhausted"
+        (letter,) = await dead_letters.read(c.broker)
+        assert [each.fault for each in letter.tried.tries] == [
+            Fault.SHARED,
+            Fault.SHARED,
+            Fault.OWN,
+        ]
+
+
+async def _die(*_: object) -> None:
+    raise RuntimeError("the process has ended")
+
+
+def _goes_on(c: Client, request: str, attempt: int) -> bool:
+    """Whether this attempt has claimed it, and stored tokens."""
+    kinds = [record["type"] for record in c.records.get(request, [])]
+    return kinds.count("started") == attempt and kinds[-1] == "chunk"
+
+
+async def test_hand_overs_do_not_count_against_a_request(nats_url: str) -> None:
+    """A rolling restart of the fleet meets a long generation again and again."""
+    async with client(nats_url, **SLOW) as c, running(dispatcher.service, a_dispatcher(nats_url)):
+        request = await c.send("a prompt", max_tokens=300)
+        for attempt in range(1, 7):
+            async with running(gpu_worker.service, a_worker(nats_url, drain_seconds=0)):
+                await eventually(partial(_goes_on, c, request, attempt))
+        assert await faults(c, request) == [Fault.NONE] * 6
+        async with running(gpu_worker.service, a_worker(nats_url)):
+            terminal = await eventually(lambda: c.terminal(request))
+        assert (terminal["finish_reason"], len(c.tokens(request))) == ("length", 300)
+        assert await dead_letters.read(c.broker) == []

@@ -1,0 +1,122 @@
+"""Work that lies there while workers are free is noticed, and comes after all."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from nats.js.api import ConsumerInfo
+
+import dispatcher.service
+import gpu_worker.service
+from dispatcher import leader, stalls
+from dispatcher.audit import Audit
+from streams import messages, topology
+from streams.messages import Request
+from streams.subjects import Pool, Priority
+from tests.eventually import eventually
+from tests.integration.services import Client, a_dispatcher, a_worker, client, running
+from tests.integration.test_worker_death import gap_free
+
+PAYLOAD = Request("generate", messages.pack_tokens(list(b"hello"))).pack()
+SLOW = {"ttft_ms": 1, "itl_ms": 5}
+consumer = Audit._consumer
+WORK_CONSUMER = topology.work_consumer(Pool("mock", "1", Priority.STANDARD), 5).durable_name or ""
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds between two looks, and until something is done, are of no use here."""
+    monkeypatch.setattr(leader, "AUDIT_SECONDS", 0.2)
+    monkeypatch.setattr(stalls, "STALL_SECONDS", 0.6)
+
+
+async def index_consumer(c: Client) -> str:
+    (info,) = await c.broker.js.consumers_info(topology.REQUESTS)
+    return str(info.name)
+
+
+async def pause(c: Client, stream: str, consumer: str) -> None:
+    until = datetime.now(UTC) + timedelta(hours=1)
+    await c.broker.js.pause_consumer(stream, consumer, until.isoformat().replace("+00:00", "Z"))
+
+
+async def unexplained(audit: Audit, stream: str, name: str) -> ConsumerInfo | None:
+    """What the broker says of a consumer, but for that it is paused."""
+    info = await consumer(audit, stream, name)
+    return info.evolve(paused=None) if info else None
+
+
+async def test_a_removed_work_consumer_is_made_anew_by_its_workers(nats_url: str) -> None:
+    """What runs goes on, though it is delivered again; what waits is served."""
+    async with (
+        client(nats_url, **SLOW) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        runs = await c.send(max_tokens=300)
+        await eventually(lambda: c.kinds(runs)["chunk"])
+        await c.broker.js.delete_consumer(topology.WORK, WORK_CONSUMER)
+        waits = await c.send()
+        await eventually(lambda: c.terminal(waits))
+        await eventually(lambda: c.terminal(runs))
+        assert c.attempts(runs) == [1]
+        assert len(c.tokens(runs)) == 300
+        await eventually(c.at_rest)
+        assert await c.ledger() == {runs: 1, waits: 1}
+
+
+async def test_a_paused_work_consumer_is_resumed(nats_url: str) -> None:
+    """Its workers wait for work that lies there; only the dispatcher sees both."""
+    async with (
+        client(nats_url, **SLOW) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        first = await c.send()
+        await eventually(lambda: c.terminal(first))
+        await pause(c, topology.WORK, WORK_CONSUMER)
+        request = await c.send()
+        terminal = await eventually(lambda: c.terminal(request), seconds=20)
+        assert terminal["type"] == "done"
+
+
+async def test_a_consumer_that_delivers_nothing_is_replaced(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever holds it up: what runs is not lost, and what waits comes."""
+    async with (
+        client(nats_url, **SLOW) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        runs = await c.send(max_tokens=2000)
+        await eventually(lambda: c.kinds(runs)["chunk"])
+        await pause(c, topology.WORK, WORK_CONSUMER)
+        before = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)
+        monkeypatch.setattr(Audit, "_consumer", unexplained)
+        waits = await c.send()
+        await eventually(lambda: c.terminal(waits), seconds=20)
+        after = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)
+        assert after.created != before.created
+        await c.cancel(runs)
+        await eventually(lambda: c.terminal(runs))
+        assert gap_free(c, runs)
+        await eventually(c.at_rest)
+
+
+@pytest.mark.parametrize("act", ["delete", "pause"])
+async def test_a_leader_whose_index_is_gone_or_dead_makes_another(nats_url: str, act: str) -> None:
+    """Requests wait in the broker, and would until their deadlines."""
+    async with (
+        client(nats_url, **SLOW) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        await eventually(c.report)
+        index = await index_consumer(c)
+        if act == "delete":
+            await c.broker.js.delete_consumer(topology.REQUESTS, index)
+        else:
+            await pause(c, topology.REQUESTS, index)
+        request = await c.send()
+        await eventually(lambda: c.terminal(request), seconds=20)
+        assert await index_consumer(c) != index
