@@ -190,9 +190,9 @@ class Fleet:
         return not self.is_large(version, cost) or bool(self.roomiest(version, priority, cost))
 
     def is_large(self, version: str, cost: int) -> bool:
-        """Whether a request takes much of what one worker has."""
+        """Whether a request takes much of what one of several workers has."""
         pool = self._pools[version]
-        return cost * pool.workers > LARGE * pool.whole.tokens
+        return pool.workers > 1 and cost * pool.workers > LARGE * pool.whole.tokens
 
     def roomiest(self, version: str, priority: Priority, cost: int) -> str:
         """The worker with the most room that would run a request at once; "" if none would."""
