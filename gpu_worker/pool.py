@@ -16,6 +16,7 @@ from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
 from gpu_worker.holdings import Holdings
+from gpu_worker.isolation import cut_off
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
@@ -143,6 +144,7 @@ class Pool:
             self._pulling += [tasks.create_task(pull.run(), name="pull") for pull in self._pulls]
             tasks.create_task(self._beat(beat_seconds), name="beat")
             tasks.create_task(self._hold(beat_seconds, ack_wait_seconds), name="hold")
+            tasks.create_task(self._let_go(ack_wait_seconds), name="let-go")
             if driver := self._mount.driver:
                 tasks.create_task(self._watch(driver), name="engine")
 
@@ -357,6 +359,14 @@ class Pool:
                     await attempt.hold()
             except BrokerUnavailable as error:
                 log.warning("work_not_held", reason=str(error))
+
+    async def _let_go(self, ack_wait_seconds: float) -> None:
+        """What is held while the worker is cut off is others' by now: compute no more of it."""
+        while True:
+            await cut_off(self._broker, ack_wait_seconds)
+            for attempt in self._attempts.values():
+                attempt.let_go()
+            log.warning("work_let_go", attempts=len(self._attempts))
 
     async def _watch(self, driver: Driver) -> None:
         """Until the engine goes; when it has failed, its work is given back at once."""

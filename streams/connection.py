@@ -80,6 +80,17 @@ class Broker:
     def connected(self) -> bool:
         return self._client.is_connected
 
+    async def answers(self, seconds: float) -> bool:
+        """Whether a server answers in time."""
+        if not self.connected:
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self._client.flush()
+        except (nats.errors.Error, OSError, TimeoutError):
+            return False
+        return True
+
     @property
     def max_payload(self) -> int:
         return self._client.max_payload
