@@ -9,6 +9,7 @@ import base64
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -229,7 +230,8 @@ class Broker:
         unsure: BrokerUnavailable | None = None  # the message of that try may have been stored
         while True:
             try:
-                return await self.store(subject, payload, headers)
+                stored = await self.store(subject, payload, headers)
+                return stored if unsure is None else replace(stored, repeated=True)
             except BrokerUnavailable as error:
                 unsure = unsure if isinstance(error, NotConnected) else error
                 if time.monotonic() + _RETRY_SECONDS > deadline:
