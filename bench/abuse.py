@@ -168,10 +168,11 @@ async def _unread(seconds: float) -> Run:
             deaf.append(await _deaf(port, request_id))
             await asyncio.sleep(seconds / 2 / NOT_READING)
         began, most, kernel = time.perf_counter(), 0.0, 0
-        while await _stalled(cell.gateway) < NOT_READING:
-            most = max(most, (cell.memory("gateway") - before) / NOT_READING)
-            kernel = max(kernel, _unsent(port))
-            await asyncio.sleep(0.25)
+        async with asyncio.timeout(60):
+            while await _stalled(cell.gateway) < NOT_READING:
+                most = max(most, (cell.memory("gateway") - before) / NOT_READING)
+                kernel = max(kernel, _unsent(port))
+                await asyncio.sleep(0.25)
         took = time.perf_counter() - began
         beside = await measuring
         talkers.close()
