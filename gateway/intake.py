@@ -156,10 +156,11 @@ class Intake:
         return Ticket(following.request_id, prepared.model, following, spent)
 
     async def _accept(self, prepared: Prepared, sink: Sink, key: str | None) -> Following:
-        following = await self._follow(prepared, sink, key)
+        following, first = await self._follow(prepared, sink, key)
         if not following.known:
             following.expires = time.monotonic() + prepared.seconds + _EXPIRY_SECONDS
-            following = await self._publish(prepared, following, keyed=key is not None)
+            keyed = key is not None
+            following = await self._publish(prepared, following, first=first, keyed=keyed)
         return following
 
     async def forward(
@@ -180,7 +181,7 @@ class Intake:
             await token_log.append(messages.accepted(key, known.request_id))
         except Fenced:
             pass  # an earlier delivery of the same submission was here
-        await self._queue(prepared, known.request_id, route)
+        await self._queue(prepared, known.request_id, route, first=known.first)
 
     async def forwarded(self, tenant: str, key: str) -> str | None:
         """The id of the request that a producer's key has become, if any."""
@@ -241,17 +242,21 @@ class Intake:
         pairs = await self._tokenizers.encode_pairs(model, version, submission.query, texts)
         return [pair.tokens for pair in pairs], [pair.split for pair in pairs]
 
-    async def _follow(self, prepared: Prepared, sink: Sink, key: str | None) -> Following:
-        """A new request's following, or that of the request which `key` stands for."""
+    async def _follow(
+        self, prepared: Prepared, sink: Sink, key: str | None
+    ) -> tuple[Following, bool]:
+        """A new request's following, or that of the request which `key` stands for; is it new?"""
         tenant, request_id = prepared.tenant.name, secrets.token_hex(16)
         if key is not None:
             digest = prepared.submission.digest
             known = await self._idempotency.claim(tenant, key, request_id, digest)
             if not known.first:
-                return await self._relay.attach(tenant, known.request_id, sink)
-        return self._relay.expect(tenant, request_id, sink)
+                return await self._relay.attach(tenant, known.request_id, sink), False
+        return self._relay.expect(tenant, request_id, sink), True
 
-    async def _publish(self, prepared: Prepared, following: Following, *, keyed: bool) -> Following:
+    async def _publish(
+        self, prepared: Prepared, following: Following, *, first: bool, keyed: bool
+    ) -> Following:
         """Queue the request. Returns the following to use: another one if somebody was faster.
 
         Whether the broker has a request that it did not confirm is unknown. It is cancelled, with a
@@ -261,7 +266,8 @@ class Intake:
         following.sink = quotas.noting(prepared.tenant, following.request_id, sink)
         unsure = self._relay.orphan if keyed else self._relay.give_up
         try:
-            stored = await self._queue(prepared, following.request_id, self._relay.route)
+            route = self._relay.route
+            stored = await self._queue(prepared, following.request_id, route, first=first)
         except MillstreamError as error:
             if error.unsure:
                 unsure(following)
@@ -277,11 +283,14 @@ class Intake:
         await self._relay.forget(following)  # the replies go to the route of who was first
         return await self._relay.attach(prepared.tenant.name, following.request_id, sink)
 
-    async def _queue(self, prepared: Prepared, request_id: str, route: str) -> Stored:
+    async def _queue(
+        self, prepared: Prepared, request_id: str, route: str, *, first: bool
+    ) -> Stored:
         """Look at the wait, reserve its quotas and enter the lane; what stays out gives them back.
 
         Where that is not known it counts as open no more, and the rest of its reservation ends with
-        the request, or expires.
+        the request, or expires. With `first` the id was made here: after a try without an answer a
+        duplicate is of that try, which these quotas are for.
         """
         wait = self._waits[prepared.model.name].admit(prepared.wish, time.monotonic())
         prepared = replace(prepared, wait=wait)
@@ -294,7 +303,7 @@ class Intake:
                 known = isinstance(error, MillstreamError) and not error.unsure
                 (self.quotas.give_back if known else self.quotas.doubt)(hold)
             raise
-        if hold and stored.duplicate:
+        if hold and stored.duplicate and not (first and stored.repeated):
             self.quotas.give_back(hold)
         return stored
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import structlog
 from nats.aio.msg import Msg
 
+from gateway import leaders
 from gateway.following import Following, Reply, Sink, Stored, discard
 from streams import messages, subjects, topology
 from streams.connection import Broker, Subscribed
@@ -71,13 +72,24 @@ class Relay:
         return following
 
     async def resume(self, tenant: str, request_id: str, sink: Sink) -> Following:
-        """`attach`; raises `RequestNotFound` if nobody knows of such a request."""
+        """`attach`; raises `RequestNotFound` if nobody knows of such a request.
+
+        Where somebody might know of it who cannot be asked it is `BrokerUnavailable`.
+        """
         async with answered_within(RESUME_SECONDS):
             following = await self.attach(tenant, request_id, sink)
-        if not following.known:
-            await self.forget(following)
-            raise RequestNotFound(request_id)
-        return following
+        if following.known:
+            return following
+        await self.forget(following)
+        async with answered_within(RESUME_SECONDS):
+            await self._check_unknown(tenant, request_id)
+        raise RequestNotFound(request_id)
+
+    async def _check_unknown(self, tenant: str, request_id: str) -> None:
+        """Raises `BrokerUnavailable` if a leader may know of it, or knows of it by now."""
+        await leaders.check(self._broker, tenant, request_id)
+        if await self.is_known(tenant, request_id):  # by who began to lead after the first question
+            raise BrokerUnavailable(f"the request {request_id!r} was found just now: try again")
 
     async def attach(self, tenant: str, request_id: str, sink: Sink) -> Following:
         """Follow a request from its first record, whichever gateway it was submitted to.

@@ -99,6 +99,14 @@ class Attempt:
             self._said = "failed", error
         self.stop(Stopped.RELEASED)
 
+    def let_go(self) -> None:
+        """Compute no more of it, and settle nothing: it is somebody else's by now.
+
+        What it has made is stored if it still can be, which puts a lost log back.
+        """
+        self.lapsed = True
+        self.stop(Stopped.RELEASED)
+
     def redelivered(self, delivery: Delivery) -> None:
         """The same work again, after its ack wait: it is this attempt's once more."""
         self.delivery, self.lapsed = delivery, False
@@ -131,7 +139,8 @@ class Attempt:
         await self._leave_engine()
         if self._stopped is Stopped.RELEASED and finished is None:
             await self._standing.ended(*self._said)
-            await self.delivery.nak()
+            if not self.lapsed:
+                await self.delivery.nak()
         else:
             await self.delivery.ack()  # only now: a crash before this line repeats, never loses
         return finished

@@ -16,6 +16,7 @@ from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
 from gpu_worker.holdings import Holdings
+from gpu_worker.isolation import cut_off
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
@@ -143,6 +144,7 @@ class Pool:
             self._pulling += [tasks.create_task(pull.run(), name="pull") for pull in self._pulls]
             tasks.create_task(self._beat(beat_seconds), name="beat")
             tasks.create_task(self._hold(beat_seconds, ack_wait_seconds), name="hold")
+            tasks.create_task(self._let_go(ack_wait_seconds), name="let-go")
             if driver := self._mount.driver:
                 tasks.create_task(self._watch(driver), name="engine")
 
@@ -232,7 +234,8 @@ class Pool:
 
     def _take(self, delivery: Delivery) -> None:
         if self.draining:
-            self._return(delivery, 0.0)
+            assert self._tasks
+            self._tasks.create_task(_nak(delivery), name=f"return-{delivery.seq}")
             return
         try:
             envelope = Envelope.from_headers(delivery.headers)
@@ -245,10 +248,6 @@ class Pool:
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
         self._begin(Attempt(self._broker, self._mount, self._starts, delivery, envelope, self.who))
-
-    def _return(self, delivery: Delivery, delay_seconds: float) -> None:
-        assert self._tasks
-        self._tasks.create_task(_nak(delivery, delay_seconds), name=f"return-{delivery.seq}")
 
     def _begin(self, attempt: Attempt) -> None:
         assert self._tasks
@@ -358,6 +357,14 @@ class Pool:
             except BrokerUnavailable as error:
                 log.warning("work_not_held", reason=str(error))
 
+    async def _let_go(self, ack_wait_seconds: float) -> None:
+        """What is held while the worker is cut off is others' by now: compute no more of it."""
+        while True:
+            await cut_off(self._broker, ack_wait_seconds)
+            for attempt in self._attempts.values():
+                attempt.let_go()
+            log.warning("work_let_go", attempts=len(self._attempts))
+
     async def _watch(self, driver: Driver) -> None:
         """Until the engine goes; when it has failed, its work is given back at once."""
         ends = {driver.crashed, driver.ended}
@@ -396,9 +403,9 @@ async def _bury(broker: Broker, delivery: Delivery) -> None:
         log.warning("work_not_buried", seq=delivery.seq, reason=str(error))
 
 
-async def _nak(delivery: Delivery, delay_seconds: float = 0.0) -> None:
+async def _nak(delivery: Delivery) -> None:
     try:
-        await delivery.nak(delay_seconds)
+        await delivery.nak()
     except BrokerUnavailable as error:  # then its ack wait brings it back
         log.warning("work_not_returned", seq=delivery.seq, reason=str(error))
 

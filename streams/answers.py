@@ -37,12 +37,14 @@ class StoreRefused(MillstreamError):
 class Stored:
     """Where a message was stored; `duplicate` means an earlier message with its id already was.
 
-    `total` is the counter's new value where the message was an increment (ADR-49).
+    `total` is the counter's new value where the message was an increment (ADR-49). `repeated`: it
+    was sent before without an answer, so that it may be a duplicate of itself.
     """
 
     seq: int
     duplicate: bool
     total: int | None = None
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,20 +49,31 @@ async def enter_below(
 async def queued(broker: Broker, lane: Lane) -> int:
     """How many requests the broker holds in a lane."""
     subject = subjects.request(lane)
-    try:
-        info = await broker.js.stream_info(topology.REQUESTS, subjects_filter=subject)
-    except (NatsError, TimeoutError) as error:
-        raise BrokerUnavailable(f"cannot count the lane {subject}: {error!r}") from error
-    return (info.state.subjects or {}).get(subject, 0)
+    return (await _counts(broker, topology.REQUESTS, subject)).get(subject, 0)
 
 
 async def models(broker: Broker) -> set[str]:
     """The models for which requests are queued, registered or not."""
+    counts = await _counts(broker, topology.REQUESTS, subjects.ALL_REQUESTS)
+    return {subjects.parse_lane(subject).model for subject in counts}
+
+
+async def models_of(broker: Broker, tenant: str) -> set[str]:
+    """The models for which a tenant has requests queued, or anybody has work."""
+    queued = await _counts(broker, topology.REQUESTS, subjects.requests_by(tenant))
+    work = await _counts(broker, topology.WORK, subjects.ALL_WORK)
+    return {subjects.parse_lane(subject).model for subject in queued} | {
+        subjects.parse_work(subject).model for subject in work
+    }
+
+
+async def _counts(broker: Broker, stream: str, subject: str) -> dict[str, int]:
+    """How many messages the broker holds on each subject that the filter `subject` matches."""
     try:
-        info = await broker.js.stream_info(topology.REQUESTS, subjects_filter=subjects.ALL_REQUESTS)
+        info = await broker.js.stream_info(stream, subjects_filter=subject)
     except (NatsError, TimeoutError) as error:
-        raise BrokerUnavailable(f"cannot count the lanes: {error!r}") from error
-    return {subjects.parse_lane(subject).model for subject in info.state.subjects or {}}
+        raise BrokerUnavailable(f"cannot count {subject}: {error!r}") from error
+    return info.state.subjects or {}
 
 
 async def _last_sequence(broker: Broker, lane: Lane) -> int:

@@ -109,6 +109,11 @@ def request(lane: Lane) -> str:
     return f"{PREFIX}.request.{token(lane.tenant)}.{escape(lane.model)}.{lane.priority}"
 
 
+def requests_by(tenant: str) -> str:
+    """Filter: every queued request of one tenant."""
+    return f"{PREFIX}.request.{token(tenant)}.>"
+
+
 def requests_of(model: str) -> str:
     """Filter: every queued request for one model."""
     return f"{PREFIX}.request.*.{escape(model)}.*"
@@ -292,6 +297,7 @@ def checkpoint(model: str) -> str:
 
 ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
+ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_FINDS = f"{PREFIX}.find.>"

@@ -2,15 +2,19 @@
 
 from typing import Any
 
+import dispatcher.service
+import gpu_worker.service
 from tests.eventually import eventually
 from tests.integration.gateways import (
     OTHER_KEY,
     Gateway,
     Socket,
     cell,
+    gateways,
     indices,
     text_of,
 )
+from tests.integration.services import a_dispatcher, a_worker, client, running
 
 LONG: dict[str, Any] = {"max_tokens": 400, "seed": 3}
 SLOW = {"ttft_ms": 1, "itl_ms": 1}
@@ -138,6 +142,23 @@ async def test_a_queued_request_can_be_resumed(nats_url: str) -> None:
                 frames = await resume(again, request_id, -1)
             assert frames[-1]["finish_reason"] == "length"
             assert indices(frames) == list(range(5))
+
+
+async def test_a_queued_request_is_not_denied_while_nobody_leads(nats_url: str) -> None:
+    """Its gateway and its leader are gone: nobody knows of it, and it is safe all the same."""
+    async with client(nats_url, **SLOW) as c, gateways(nats_url) as (gateway,):
+        request_id = await c.send(max_tokens=5)
+        async with gateway.socket() as socket:
+            refused = (await resume(socket, request_id, -1))[-1]
+            assert refused["code"] == "broker_unavailable"
+            assert refused["retry_after_ms"] > 0
+            async with (
+                running(dispatcher.service, a_dispatcher(nats_url)),
+                running(gpu_worker.service, a_worker(nats_url)),
+            ):
+                await eventually(lambda: c.terminal(request_id))
+                assert indices(await resume(socket, request_id, -1)) == list(range(5))
+                assert (await resume(socket, 32 * "0", -1))[-1]["code"] == "request_not_found"
 
 
 async def test_a_request_is_its_tenants_own(nats_url: str) -> None:

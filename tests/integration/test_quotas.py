@@ -18,7 +18,7 @@ from registry.models import mock_model
 from registry.store import Registry
 from registry.tenants import Limits, Tenant
 from streams import messages, subjects, topology, usage, windows
-from streams.connection import Broker, connect
+from streams.connection import Broker, Stored, connect
 from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord
 from streams.settings import KeySettings, TenantSettings
@@ -300,6 +300,33 @@ async def test_what_does_not_come_in_is_given_back(nats_url: str) -> None:
             return found == (2, 2, 2 * (5 + DEFAULT_TOKENS))
 
         await eventually(two_are_counted)
+
+
+async def test_a_request_whose_confirmation_got_lost_stays_counted(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker calls the repetition a duplicate: of the very request that the quotas are for."""
+    store = Broker.store
+    confirmed: list[str] = []
+
+    async def losing(
+        self: Broker, subject: str, payload: bytes, headers: dict[str, str] | None = None
+    ) -> Stored:
+        stored = await store(self, subject, payload, headers)
+        if subject.startswith("infer.request."):
+            confirmed.append(subject)
+            if len(confirmed) == 1:
+                raise BrokerUnavailable("the confirmation got lost")
+        return stored
+
+    monkeypatch.setattr(Broker, "store", losing)
+    await register(nats_url)
+    async with gateways(nats_url, tenants=tenants(max_concurrent=1)) as (gateway,):
+        async with gateway.socket() as socket:
+            assert await outcomes(socket, 1) == ["accepted"]
+            assert len(confirmed) == 2
+            await socket.generate("another")
+            assert (await socket.receive())["code"] == "rate_limit_exceeded"
 
 
 async def test_a_ledger_record_settles_once(nats_url: str) -> None:

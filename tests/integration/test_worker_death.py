@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,14 @@ from gpu_worker.engine import Output
 from gpu_worker.engines.mock import MockEngine
 from gpu_worker.pending import Pending
 from streams import topology
+from tests.chaos.link import Link
 from tests.eventually import eventually
 from tests.integration.processes import Service, a_worker_process
 from tests.integration.services import Client, a_dispatcher, a_worker, client, running
 
 HASTY = {"beat_seconds": 0.2, "ack_wait_seconds": 1}
 SLOW = {"ttft_ms": 5, "itl_ms": 10}
+ROOM = 8  # sequences at once
 
 
 def gap_free(c: Client, request: str) -> bool:
@@ -169,3 +171,39 @@ async def test_a_request_that_fails_here_is_not_mixed_with_its_next_attempt(
         assert terminal["finish_reason"] == "length"
         assert gap_free(c, request)
         assert c.text(request) == await undisturbed(c, 2000)
+
+
+async def test_a_worker_that_is_cut_off_stops_computing_and_comes_back(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have its work after the ack wait; when the network is back it pulls anew."""
+    engines: list[MockEngine] = []
+
+    def load(*_: object, **options: float) -> MockEngine:
+        engines.append(MockEngine(ttft_ms=1, itl_ms=20, sequences=ROOM))
+        return engines[-1]
+
+    monkeypatch.setattr(MockEngine, "load", load)
+    with closing(Link(int(nats_url.rsplit(":", 1)[1]))) as link:
+        await link.open()
+        lonely = a_worker(f"nats://127.0.0.1:{link.near}", id="w1", **HASTY)
+        async with (
+            client(nats_url) as c,
+            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(gpu_worker.service, lonely),
+        ):
+            request = await c.send(max_tokens=4000)
+            assert await begun(c, request) == "w1"
+            link.part()
+            await eventually(lambda: engines[0].room().sequences == ROOM)
+            async with running(gpu_worker.service, a_worker(nats_url, id="w2", **HASTY)):
+                await eventually(lambda: c.attempts(request) == [1, 2])
+                await c.cancel(request)
+                await eventually(lambda: c.terminal(request))
+            link.join()
+            again = await c.send(max_tokens=5)
+            await eventually(lambda: c.terminal(again))
+            assert c.records[again][0]["worker"] == "w1"
+            assert gap_free(c, request)
+            await eventually(c.at_rest)
+            assert await c.ledger() == {request: 1, again: 1}
