@@ -16,7 +16,7 @@ _COLUMNS = (
     *("when", "request_id", "tenant", "model", "priority", "reason"),
     *("attempts", "worker", "first_error", "last_error", "replayed_as"),
 )
-_TOLD = ("Tries", "Reason", "Ended")  # in other words
+_TOLD = ("Tries", "Reason", "Ended", "Nats-")  # in other words, or the broker's own
 _SHOWN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs")
 
 
@@ -44,7 +44,7 @@ def whole(letter: DeadLetter, replay: Replay | None) -> Facts:
     """Everything but what the client has written."""
     return {
         **summary(letter, replay),
-        "headers": {k: v for k, v in sorted(letter.headers.items()) if k not in _TOLD},
+        "headers": {k: v for k, v in sorted(letter.headers.items()) if not k.startswith(_TOLD)},
         "payload": _payload(letter),
         "tries": [_try(each) for each in letter.tried.tries],
     }

@@ -94,6 +94,7 @@ async def test_a_letter_is_shown_whole_but_for_what_its_client_wrote(
         assert [each["fault"] for each in facts["tries"]] == ["shared", "none", "own"]
         assert facts["headers"]["Route"] == "test"
         assert "the [last] error" in text
+        assert not any(name.startswith("Nats-") for name in facts["headers"])
         assert SECRET not in text + json.dumps(facts)
         with pytest.raises(NoDeadLetter):
             await commands.show(ShowSettings(nats=nats_url, request_id="none"), STOP)
@@ -133,10 +134,9 @@ async def test_a_replay_that_dies_again_names_the_letter_that_it_came_from(nats_
         assert queued.subject == "infer.request.acme.mock.batch"
         envelope = dead_letters.envelope_of(queued.headers)
         assert envelope
-        assert letter.envelope
         assert envelope.request_id == became.request_id != letter.name
         assert envelope.deadline - envelope.accepted == 60_000
-        assert envelope.accepted > letter.envelope.accepted
+        assert envelope.accepted >= letter.ended
         work = StoredMessage(2, "infer.work.mock.1.batch.any", queued.data, queued.headers)
         await dead_letters.keep(c.broker, work, envelope, EXHAUSTED, TRIED)
         assert [e.replay_of for e in await dead_letters.read(c.broker)] == ["", letter.name]
