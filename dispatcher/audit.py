@@ -5,7 +5,6 @@ leaves a trace in the broker. A suspicion counts when it still holds at the next
 """
 
 import time
-from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -119,7 +118,7 @@ class Audit:
             before = moved_from(message.headers)
             if before in held:
                 del held[before]
-                await _remove(self._broker, before)
+                await self._broker.remove(topology.WORK, before)
 
     def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
@@ -165,12 +164,6 @@ class Audit:
         except NotFoundError:
             return None
         return info
-
-
-async def _remove(broker: Broker, seq: int) -> None:
-    """Idempotent."""
-    with suppress(NotFoundError):
-        await broker.js.delete_msg(topology.WORK, seq)
 
 
 def _stuck(held: dict[int, StoredMessage], infos: Infos) -> set[int]:

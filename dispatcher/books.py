@@ -125,7 +125,7 @@ class Books:
     def place(self, request_id: str, marks: Sequence[int], adapter: str) -> Placed:
         """Where to send a request that was taken: to a worker, or to any."""
         flight = self.in_flight[request_id]
-        if flight.worker != ANY:  # it is tried again, and the broker may have it already
+        if flight.seq or flight.worker != ANY:  # tried again: the broker may have it already
             return Placed(flight.worker, AGAIN)
         if not (marks or adapter or self.fleet.is_large(flight.version, flight.cost)):
             return Placed()
@@ -137,8 +137,9 @@ class Books:
         return placed
 
     def sent(self, request_id: str, seq: int, duplicate: bool) -> None:
-        """It lies in WORK; a duplicate did before, and may have been pulled."""
-        if flight := self.in_flight.get(request_id):
+        """It lies in WORK; a duplicate did before, and may have been pulled, or taken back."""
+        flight = self.in_flight.get(request_id)
+        if flight and not flight.seq:
             if duplicate:
                 self._give_room_back(flight)
             else:
@@ -147,14 +148,21 @@ class Books:
 
     def not_sent(self, request_id: str) -> None:
         """It could not be sent, or somebody else had done so: nothing is charged."""
-        if flight := self.in_flight.pop(request_id, None):
+        flight = self.in_flight.get(request_id)
+        if flight and not flight.seq:
+            del self.in_flight[request_id]
             self._give_room_back(flight)
             self.queue.end(flight.tenant, flight.priority, flight.cost)
             self._charge(flight, 0)
 
-    def returned(self, request_id: str, seq: int) -> None:
-        """It was taken back from the worker that it was placed on, and lies in WORK for any."""
+    def returned(self, request_id: str, before: int, seq: int) -> None:
+        """It was taken back from the worker that it was placed on, and lies in WORK for any.
+
+        It may have been before it was known here that it lay there, as `before`.
+        """
         if flight := self.in_flight.get(request_id):
+            if not flight.seq:
+                self.sent(request_id, before, duplicate=False)
             self.fleet.left({flight.seq})
             self._leaves(flight)
             flight.worker = ANY

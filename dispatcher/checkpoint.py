@@ -5,8 +5,8 @@ What is in flight is not in it, since `WORK` tells that; what has ended since is
 
 import heapq
 from collections.abc import Collection
-from dataclasses import astuple, dataclass
-from typing import Self
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from dispatcher.accounts import LEARNED_REQUESTS, Account, Flow, Mean
 from dispatcher.books import Books
@@ -15,8 +15,7 @@ from streams import messages
 MOST = 15_000  # tenants: about half a megabyte
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """One tenant's, with nothing in flight; `asked` and `squares` are those of its demand."""
 
     counter: float
@@ -35,8 +34,7 @@ class Checkpoint:
     tenants: dict[str, Standing]
 
     def pack(self) -> bytes:
-        rows = {tenant: astuple(standing) for tenant, standing in self.tenants.items()}
-        return messages.pack((self.at, self.ledger, rows))
+        return messages.pack((self.at, self.ledger, self.tenants))
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:

@@ -7,7 +7,6 @@ finds what that missed, and what has outlived its deadline.
 import time
 
 import structlog
-from nats.js.errors import NotFoundError
 
 from dispatcher.ending import end
 from streams import history, subjects, topology
@@ -47,13 +46,9 @@ async def bury(broker: Broker, message: StoredMessage, shards: int) -> None:
         await keep(broker, message, envelope, reason, tried)
     if envelope:
         await end(broker, envelope, model, reason, _MESSAGES[reason], shards)
-    try:
-        await broker.js.delete_msg(topology.WORK, message.seq)
-    except NotFoundError:
-        return  # somebody else has
-    log.warning(
-        "work_buried", request_id=envelope and envelope.request_id, seq=message.seq, reason=reason
-    )
+    if await broker.remove(topology.WORK, message.seq):  # else somebody else has
+        request_id = envelope and envelope.request_id
+        log.warning("work_buried", request_id=request_id, seq=message.seq, reason=reason)
 
 
 async def _tried(broker: Broker, envelope: Envelope, shards: int) -> History:

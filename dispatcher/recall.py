@@ -75,7 +75,7 @@ class Recall:
         headers = kept | {MESSAGE_ID: moved_id(request_id, delivery.seq)}
         subject = subjects.work(subjects.parse_work(delivery.subject))
         stored = await self._broker.store(subject, delivery.data, headers)
-        self._books.returned(request_id, stored.seq)
+        self._books.returned(request_id, delivery.seq, stored.seq)
         await delivery.ack()
         observe_taken_back(self._books.model, stray.why)
         log.info("work_taken_back", request_id=request_id, worker=stray.worker, reason=stray.why)

@@ -11,10 +11,12 @@ import uvicorn
 
 from gateway.lobby import Lobby
 from gateway.metrics import CUT
+from gateway.stall import Stall
 
 log = structlog.get_logger()
 
 STALLED_SECONDS = 10.0  # a client that has taken nothing for so long is cut
+LOOKS = 10  # in that time: what the kernel still takes after the first one is no reading
 
 
 class Config(uvicorn.Config):
@@ -29,10 +31,12 @@ class Impatient(asyncio.Protocol):
 
     transport: asyncio.Transport
     _watch: asyncio.TimerHandle | None = None
-    _left = 0  # bytes in the buffer at the last look
+    _stall: Stall
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        now = asyncio.get_running_loop().time()
+        self._stall = Stall(self.transport.get_write_buffer_size(), now)
         self._look_later()
 
     def resume_writing(self) -> None:
@@ -44,15 +48,15 @@ class Impatient(asyncio.Protocol):
         super().connection_lost(exc)
 
     def _look_later(self) -> None:
-        self._left = self.transport.get_write_buffer_size()
         loop = asyncio.get_running_loop()
-        self._watch = loop.call_later(STALLED_SECONDS, self._look)
+        self._watch = loop.call_later(STALLED_SECONDS / LOOKS, self._look)
 
     def _look(self) -> None:
-        if self.transport.get_write_buffer_size() < self._left:
+        left, now = self.transport.get_write_buffer_size(), asyncio.get_running_loop().time()
+        if self._stall.seconds(left, now) < STALLED_SECONDS:
             self._look_later()
         else:
-            log.warning("client_stalled", unread_bytes=self._left)
+            log.warning("client_stalled", unread_bytes=left)
             CUT.labels("stalled").inc()
             self.transport.abort()
 

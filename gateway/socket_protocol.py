@@ -6,6 +6,7 @@ not taken.
 """
 
 import asyncio
+import random
 
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -20,6 +21,7 @@ SLICE_BYTES = 2048  # parsed at a time: some ms of work if it holds nothing but 
 MESSAGE_SECONDS = 30.0  # for the rest of a message that has begun
 EMPTY_BYTES = 64  # a fragment of less is counted with pings and pongs: they carry nothing
 EMPTY_PER_SECOND, EMPTY_AT_ONCE = 20, 500
+PING_SECONDS = 30.0, 50.0  # each socket its own: those that came together are not pinged together
 
 
 class Conversation(ServerProtocol):
@@ -41,6 +43,7 @@ class SocketProtocol(Impatient, WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.conn = Conversation(max_size=self.config.ws_max_size, logger=self.logger)
+        self.ping_interval = random.uniform(*PING_SECONDS)
         self._rest = bytearray()  # read and not parsed
         self._empty = Pace(EMPTY_PER_SECOND, EMPTY_AT_ONCE)
 

@@ -234,7 +234,8 @@ class Pool:
 
     def _take(self, delivery: Delivery) -> None:
         if self.draining:
-            self._return(delivery, 0.0)
+            assert self._tasks
+            self._tasks.create_task(_nak(delivery), name=f"return-{delivery.seq}")
             return
         try:
             envelope = Envelope.from_headers(delivery.headers)
@@ -247,10 +248,6 @@ class Pool:
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
         self._begin(Attempt(self._broker, self._mount, self._starts, delivery, envelope, self.who))
-
-    def _return(self, delivery: Delivery, delay_seconds: float) -> None:
-        assert self._tasks
-        self._tasks.create_task(_nak(delivery, delay_seconds), name=f"return-{delivery.seq}")
 
     def _begin(self, attempt: Attempt) -> None:
         assert self._tasks
@@ -406,9 +403,9 @@ async def _bury(broker: Broker, delivery: Delivery) -> None:
         log.warning("work_not_buried", seq=delivery.seq, reason=str(error))
 
 
-async def _nak(delivery: Delivery, delay_seconds: float = 0.0) -> None:
+async def _nak(delivery: Delivery) -> None:
     try:
-        await delivery.nak(delay_seconds)
+        await delivery.nak()
     except BrokerUnavailable as error:  # then its ack wait brings it back
         log.warning("work_not_returned", seq=delivery.seq, reason=str(error))
 

@@ -18,6 +18,7 @@ import nats.errors
 import orjson
 import structlog
 from nats.js import JetStreamContext
+from nats.js.errors import APIError
 
 from streams.answers import (
     Answer,
@@ -53,6 +54,7 @@ _CLOSE_SECONDS = 2.0
 _RETRY_SECONDS = 0.25
 _READ_SECONDS = (0.4, 0.8, 1.3)  # for the tries of a read: STORE_SECONDS together
 _PAGE = 1000
+_NOT_DELETED = 10057
 
 
 class Broker:
@@ -245,6 +247,17 @@ class Broker:
         """
         found = await self.read(stream, {"seq": seq})
         return found[0] if found else await self._get_from_leader(stream, seq)
+
+    async def remove(self, stream: str, seq: int) -> bool:
+        """Delete a message; False when it is not there. Raises `BrokerUnavailable`."""
+        try:
+            await self.js.delete_msg(stream, seq)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            refused = isinstance(error, APIError) and error.err_code == _NOT_DELETED
+            if refused and await self.get(stream, seq) is None:  # the code has other reasons too
+                return False
+            raise BrokerUnavailable(f"{stream} {seq} is not deleted: {error!r}") from error
+        return True
 
     async def _get_from_leader(self, stream: str, seq: int) -> StoredMessage | None:
         query = orjson.dumps({"seq": seq})

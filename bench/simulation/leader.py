@@ -76,8 +76,9 @@ class Leader:
 
     def _take_back(self, stray: Stray) -> None:
         for _ in range(stray.count):
-            if fate := self._pool.take_back(stray.worker):
-                self.books.returned(fate.request_id, self._pool.put(fate))
+            if taken := self._pool.take_back(stray.worker):
+                fate, before = taken
+                self.books.returned(fate.request_id, before, self._pool.put(fate))
 
     def _end(self, item: Queued) -> None:
         self._ended(self._fates.pop(item.request_id), "deadline_exceeded")

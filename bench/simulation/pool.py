@@ -42,10 +42,10 @@ class Pool:
         self._serve(lane)
         return self._seq
 
-    def take_back(self, worker: str) -> Fate | None:
-        """The oldest request that was placed on a worker and not pulled."""
+    def take_back(self, worker: str) -> tuple[Fate, int] | None:
+        """The oldest request that was placed on a worker and not pulled, and its sequence."""
         messages = self._lanes[worker].messages
-        return messages.popleft()[0] if messages else None
+        return messages.popleft() if messages else None
 
     def pull(self, name: str, pull: Pull) -> None:
         """Ask for messages of a priority, or for those that were placed on a worker."""

@@ -35,6 +35,7 @@ class Call:
         self._waiting: deque[tuple[Chunk, int]] = deque()
         self._bytes = 0
         self._after = -1  # index of the last token received
+        self._source: str | None = None  # the request that the tokens are of
 
     @property
     def ended(self) -> bool:
@@ -52,7 +53,10 @@ class Call:
         return {"type": "resume", "request_id": self.request_id, "after": self._after}
 
     def unaccept(self) -> None:
-        """Nobody knows the request: it must be sent again (under the same idempotency key)."""
+        """Nobody knows the request: it must be sent again (under the same idempotency key).
+
+        Where the key is forgotten too that makes another request, whose tokens may be others.
+        """
         self.request_id = None
 
     def take(self) -> Chunk | None:
@@ -72,7 +76,7 @@ class Call:
         """Take a frame of `size` bytes; types that are not known are passed over."""
         match frame["type"]:
             case "accepted":
-                self.request_id, self.refusals = frame["request_id"], 0
+                self._accept(frame["request_id"])
             case "started":
                 self.started = records.known(Started, frame)
             case "chunk":
@@ -84,6 +88,12 @@ class Call:
             case "error":
                 self._end(error_of(frame))
         self.changed()
+
+    def _accept(self, request_id: str) -> None:
+        self.request_id, self.refusals = request_id, 0
+        if self._after >= 0 and request_id != self._source:
+            self._end(LogLost(f"the request is forgotten, of which token {self._after} had come"))
+        self._source = request_id
 
     def _receive_chunk(self, chunk: Chunk, size: int) -> None:
         if chunk.index > self._after + 1 or chunk.index <= self._after < _last(chunk):

@@ -34,6 +34,7 @@ export class Stream {
   #chunks = [];
   #size = 0;
   #after = -1; // index of the last token received
+  #source = null; // the request that the tokens are of
   #error = null;
   #woken = null;
   #settle;
@@ -110,16 +111,16 @@ export class Stream {
     return { type: "resume", request_id: this.requestId, after: this.#after };
   }
 
-  /** Nobody knows the request: it must be sent again, under the same idempotency key. */
+  /**
+   * Nobody knows the request: it must be sent again, under the same idempotency key. Where the key is
+   * forgotten too that makes another request, whose tokens may be others.
+   */
   unaccept() {
     this.requestId = null;
   }
 
   receive(frame, size) {
-    if (frame.type === "accepted") {
-      this.requestId = frame.request_id;
-      this.refusals = 0;
-    }
+    if (frame.type === "accepted") this.#accept(frame.request_id);
     if (frame.type === "accepted" || frame.type === "started") this.#observe?.(frame);
     if (frame.type === "chunk") this.#receiveChunk(frame, size);
     if (frame.type === "done" || frame.type === "result") this.#end(frame);
@@ -132,6 +133,15 @@ export class Stream {
     this.#close();
     this.#settle.reject(error);
     this.#wake();
+  }
+
+  #accept(requestId) {
+    this.requestId = requestId;
+    this.refusals = 0;
+    if (this.#after >= 0 && requestId !== this.#source) {
+      this.fail(new MillstreamError("log_lost", `The request of which token ${this.#after} came is forgotten.`));
+    }
+    this.#source = requestId;
   }
 
   #receiveChunk({ index, count, text, logprobs }, size) {

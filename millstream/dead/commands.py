@@ -5,7 +5,6 @@ import json
 import sys
 import time
 
-from nats.js.errors import NotFoundError
 from rich.console import Console
 
 from millstream.dead import replays
@@ -81,15 +80,8 @@ async def drop(settings: ChangeSettings, stop: asyncio.Event) -> None:
     """Remove them for good. Raises `NoDeadLetter` or `NotConfirmed`."""
     async with connect(settings.nats, "dead") as broker:
         for letter in await _chosen(broker, settings):
-            await _drop(broker, letter)
+            await broker.remove(topology.DEAD, letter.seq)  # unless somebody else has
             print(f"{letter.name} is dropped")
-
-
-async def _drop(broker: Broker, letter: DeadLetter) -> None:
-    try:
-        await broker.js.delete_msg(topology.DEAD, letter.seq)
-    except NotFoundError:
-        return  # somebody else has
 
 
 async def _chosen(broker: Broker, settings: ChangeSettings) -> list[DeadLetter]:

@@ -63,7 +63,7 @@ async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
         return wanted, await _enter(broker, letter, letter.envelope, wanted)
     except (LaneFull, Overloaded):
         if seq:
-            await broker.js.delete_msg(topology.REPLAYS, seq)
+            await broker.remove(topology.REPLAYS, seq)
         raise
 
 

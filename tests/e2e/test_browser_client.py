@@ -177,6 +177,31 @@ def test_a_refusal_that_says_when_is_tried_again(browser: Browser) -> None:
     assert keys[0] == keys[1]
 
 
+def test_tokens_of_another_request_are_never_joined_to_those_that_came(browser: Browser) -> None:
+    """Sent again when even its key is forgotten, a request may be answered otherwise."""
+    code = browser.evaluate(
+        FAKE
+        + """
+        let asked = 0;
+        const answer = (socket, { type, id }) => {
+          if (type === "resume") {
+            socket.say({ type: "error", id, code: "request_not_found", message: "" });
+            return;
+          }
+          socket.say({ type: "accepted", id, request_id: `r${asked++}` });
+          socket.say({ type: "chunk", id, index: 0, count: 1, text: "x" });
+          if (asked === 1) setTimeout(() => socket.onclose({ code: 1006 }));
+          else socket.say({ type: "done", id, ...end });
+        };
+        """
+        + CLIENT
+        + """
+        return await client.generate(ask("p", 1)).text().catch((error) => error.code);
+        """
+    )
+    assert code == "log_lost"
+
+
 def test_a_silent_gateway_is_left(browser: Browser) -> None:
     """A page cannot ping; it asks for an error, and goes elsewhere when none comes."""
     text, sent = browser.evaluate(

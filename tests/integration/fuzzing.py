@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 
 import uvloop
 
+from gateway.schemas.reading import Encoding, decode, frame_id
 from millstream import logs
+from streams.errors import BadRequest
 from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration import mutants
-from tests.integration.gateways import JSON, MSGPACK, Gateway, Socket, cell, tenants
+from tests.integration.gateways import JSON, MSGPACK, Gateway, cell, tenants
 
 AT_ONCE = 200  # frames between two looks at the answers
 UNBOUND = {"frames_per_second": 10**9, "max_queued": 100_000}
@@ -24,32 +27,40 @@ UNBOUND = {"frames_per_second": 10**9, "max_queued": 100_000}
 
 @dataclass
 class Findings:
-    """What a gateway said to some frames."""
+    """What a gateway said to some frames, no two of which have the same id."""
 
     frames: int = 0
     accepted: int = 0
-    ended: int = 0
-    codes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    open: set[str] = field(default_factory=set)
 
     @property
     def answered(self) -> int:
-        """Frames that were taken or refused; and accepted ones that ended in an error."""
-        return self.accepted + self.codes.total()
+        """Frames that were taken or refused."""
+        return self.accepted + self.refused.total()
+
+    @property
+    def faults(self) -> int:
+        """Answers by which the gateway says that it failed."""
+        return self.refused["internal_error"] + self.failed["internal_error"]
 
     def take(self, frame: dict[str, Any]) -> None:
-        kind = frame["type"]
+        kind, id = frame["type"], frame.get("id")
         if kind == "accepted":
             self.accepted += 1
+            self.open.add(id)
+        elif kind in ("done", "result", "error") and id in self.open:
+            self.open.remove(id)
+            self.failed.update([frame["code"]] if kind == "error" else [])
         elif kind == "error":
-            self.codes[frame["code"]] += 1
-        elif kind in ("done", "result"):
-            self.ended += 1
+            self.refused[frame["code"]] += 1
 
 
 async def fuzz(gateway: Gateway, subprotocol: str, seed: int, frames: int) -> Findings:
     """Send so many frames on one socket, which must live to its end and answer each."""
     found, packed = Findings(), subprotocol == MSGPACK
-    mutated = mutants.frames(seed, packed=packed)
+    mutated = _named_once(mutants.frames(seed, packed=packed), "msgpack" if packed else "json")
     # it must go on reading while it writes: who does not is cut
     async with gateway.socket(subprotocol, max_size=None, max_queue=None) as socket:
         while found.frames < frames:
@@ -58,19 +69,25 @@ async def fuzz(gateway: Gateway, subprotocol: str, seed: int, frames: int) -> Fi
             for data in batch:
                 await socket.connection.send(data, text=not packed)
             while found.answered < found.frames:
-                found.take(await socket.receive(30))
-        await _settled(socket, found)
+                found.take(await socket.receive(60))
+        while found.open:
+            found.take(await socket.receive(60))
+        await socket.generate("still here", max_tokens=1)
+        await socket.finish("still here")
     return found
 
 
-async def _settled(socket: Socket, found: Findings) -> None:
-    """Still a socket like any other, after all that."""
-    await socket.generate("still here", max_tokens=1)
-    while True:
-        frame = await socket.receive(30)
-        found.take(frame)
-        if frame.get("id") == "still here" and frame["type"] == "done":
-            return
+def _named_once(frames: Iterator[bytes], encoding: Encoding) -> Iterator[bytes]:
+    """Without those whose id was there before: which of the two is answered could not be told."""
+    seen: set[str] = {"still here"}
+    for data in frames:
+        try:
+            id = frame_id(decode(data, encoding))
+        except BadRequest:
+            id = None
+        if id not in seen:
+            yield data
+            seen.update([id] if id else [])
 
 
 async def _main(frames: int, seed: int) -> None:
@@ -85,8 +102,11 @@ async def _main(frames: int, seed: int) -> None:
                     found = await fuzz(gateway, subprotocol, seed, frames // 2)
                     seconds = time.perf_counter() - began
                     print(f"{subprotocol}: {found.frames} frames in {seconds:.0f} s,", end=" ")
-                    print(f"{found.accepted} accepted, refused: {json.dumps(found.codes)}")
-                    assert not found.codes["internal_error"], "see the log"
+                    print(
+                        f"{found.accepted} accepted, refused: {json.dumps(found.refused)},", end=" "
+                    )
+                    print(f"failed: {json.dumps(found.failed)}", flush=True)
+                    assert not found.faults, "see the log"
 
                 async def forgotten() -> bool:
                     return await gateway.followed() == 0

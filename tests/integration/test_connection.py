@@ -168,8 +168,18 @@ async def test_one_message_is_read_with_its_headers_or_is_gone(broker: Broker) -
     assert message
     assert (message.data, message.headers["Reason"], message.subject) == (b"payload", "late", DEAD)
     assert await broker._get_from_leader(topology.DEAD, place.seq) is not None
-    await broker.js.delete_msg(topology.DEAD, place.seq)
+    await broker.remove(topology.DEAD, place.seq)
     assert await broker.get(topology.DEAD, place.seq) is None
+
+
+async def test_a_message_is_removed_once(broker: Broker) -> None:
+    """Whoever comes second, or asks for one that never was, learns so; neither is a failure."""
+    first = await broker.store(DEAD, b"x")
+    await broker.store(DEAD, b"y")
+    removed = [await broker.remove(topology.DEAD, seq) for seq in (first.seq, first.seq, 99)]
+    assert removed == [True, False, False]
+    with pytest.raises(BrokerUnavailable):
+        await broker.remove("NOWHERE", 1)
 
 
 async def test_a_stream_that_does_not_exist_is_an_answer_too(broker: Broker) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dispatcher.affinity import SHUNNED_SECONDS, Affinity, Placed, Wish
-from dispatcher.books import Books
+from dispatcher.books import AGAIN, Books
 from dispatcher.fleet import PREFETCH, Fleet
 from dispatcher.lines import Queued
 from dispatcher.placements import PATIENCE_SECONDS, Stray
@@ -181,7 +181,7 @@ def test_what_was_taken_back_waits_for_any_worker() -> None:
     """Its room counts once, wherever it lies, and it ends like any other."""
     books = books_of(beat("a", *PROMPT), beat("b"))
     send(books, 1)
-    books.returned("r1", 2)
+    books.returned("r1", 1, 2)
     assert books.fleet.unpulled == {2}
     assert not books.strays(60.0)
     books.gone("r1", 1, 0.0)  # what the broker said before
@@ -190,6 +190,24 @@ def test_what_was_taken_back_waits_for_any_worker() -> None:
     books.settle("r1", 600, 0.0)
     assert not books.in_flight
     assert books.fleet.room(STANDARD).sequences == 2 * PLACES
+
+
+def test_what_is_taken_back_before_the_broker_has_confirmed_it_counts_once() -> None:
+    """It lay there without an answer, and a worker that does not pull gave it away."""
+    books = books_of(beat("a", *PROMPT), beat("b"))
+    books.queue.push(item := Queued("r1", "acme", STANDARD, 550, 600, 0, 10**12, "r", "", 1, ""), 0)
+    books.take(item, "1", 0.0)
+    assert books.place("r1", PROMPT, "").worker == "a"
+    books.returned("r1", 1, 2)
+    assert books.place("r1", PROMPT, "") == Placed(ANY, AGAIN)
+    books.sent("r1", 1, duplicate=True)
+    books.not_sent("r1")
+    books.gone("r1", 1, 0.0)
+    assert books.in_flight["r1"].seq == 2
+    assert books.fleet.unpulled == {2}
+    standing = books.fleet.standing("1", "a", STANDARD)
+    assert standing
+    assert standing.places == PLACES
 
 
 def test_a_new_leader_takes_back_what_an_earlier_one_has_placed() -> None:

@@ -55,6 +55,23 @@ def test_a_chunk_that_comes_again_is_dropped() -> None:
     assert indices(call) == [0, 2, 3]
 
 
+def test_tokens_of_another_request_are_never_joined_to_those_that_came() -> None:
+    """Sent again when even its key is forgotten, a request may be answered otherwise."""
+    call = a_call(accepted(), chunk(0))
+    call.unaccept()
+    call.receive({**accepted(), "request_id": "another"}, 100)
+    assert isinstance(call.outcome, LogLost)
+
+
+def test_a_request_that_was_sent_again_and_is_the_same_goes_on() -> None:
+    """Its key was known."""
+    call = a_call(accepted(), chunk(0))
+    call.unaccept()
+    call.receive(accepted(), 100)
+    call.receive(chunk(1), 100)
+    assert indices(call) == [0, 1]
+
+
 def test_a_gap_is_an_error_and_never_passed_on() -> None:
     """What came before it can still be read."""
     call = a_call(accepted(), chunk(0), chunk(2), chunk(3))

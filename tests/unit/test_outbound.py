@@ -1,11 +1,14 @@
 """Frames for one socket: in order, bounded by bytes, written by one task."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
 from gateway import outbound
-from gateway.outbound import Frame, Outbound
+from gateway.outbound import OVERHEAD_BYTES, Frame, Outbound
+from gateway.schemas.reading import Encoding
+from gateway.socket import ENCODE
 from tests.eventually import eventually
 
 
@@ -69,3 +72,16 @@ async def test_one_frame_may_be_larger_than_the_limit(monkeypatch: pytest.Monkey
     await waiting.run(client.write)
     assert client.got == [b"x" * 1000]
     assert drained == [True]
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_a_frame_that_waits_takes_no_more_memory_than_is_counted(encoding: Encoding) -> None:
+    """An encoder's spare room would be many times what a token needs."""
+    frame = {"type": "chunk", "id": "1", "index": 0, "count": 1, "text": "mill"}
+    tracemalloc.start()
+    try:
+        waiting = [ENCODE[encoding](frame) for _ in range(1000)]
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 1.5 * sum(len(each) + OVERHEAD_BYTES for each in waiting)
