@@ -49,7 +49,7 @@ class Findings:
         kind, id = frame["type"], frame.get("id")
         if kind == "accepted":
             self.accepted += 1
-            self.open.add(id)
+            self.open.add(frame["id"])
         elif kind in ("done", "result", "error") and id in self.open:
             self.open.remove(id)
             self.failed.update([frame["code"]] if kind == "error" else [])
