@@ -5,12 +5,16 @@ What it kept is seconds old; the ledger tells what has ended since, and `WORK` w
 
 import time
 
+import structlog
+
 from dispatcher import checkpoint
 from dispatcher.books import Books
 from dispatcher.checkpoint import Checkpoint
 from streams import messages, subjects, topology
 from streams.connection import Broker
 from streams.messages import LedgerRecord
+
+log = structlog.get_logger()
 
 KEEP_SECONDS = 5.0
 
@@ -35,8 +39,12 @@ class Succession:
         """Begin where the predecessor was, if it left anything; before anything else is known."""
         query: dict[str, int | str] = {"last_by_subj": self._subject}
         for message in await self._broker.read(topology.CHECKPOINTS, query):
-            self._kept = Checkpoint.unpack(message.data)
-            checkpoint.restore(self._books, self._kept)
+            try:
+                self._kept = Checkpoint.unpack(message.data)
+            except (TypeError, ValueError) as error:  # of another release: everybody begins alike
+                log.warning("checkpoint_unreadable", model=self._books.model, error=repr(error))
+            else:
+                checkpoint.restore(self._books, self._kept)
 
     async def replay(self) -> None:
         """Take in what has ended since; call it once it is known what is in flight."""

@@ -209,7 +209,7 @@ class Client:
                 self._fail(stream, frame, now)
 
     def _lost(self, stream: Stream, now: float) -> None:
-        """Nobody knows it. While nobody leads that is so of what is queued: its key finds it then.
+        """Nobody knows it: its log went with the brokers' memory, and its key stands for it then.
 
         Of what is open here a cancel has crossed with the end.
         """

@@ -13,7 +13,7 @@ import gpu_worker.service
 from dispatcher.assignment import assign
 from dispatcher.checkpoint import Checkpoint
 from registry.models import mock_model
-from streams import subjects, topology
+from streams import messages, subjects, topology
 from streams.bucket import STREAM, subject
 from streams.headers import MESSAGE_ID
 from streams.subjects import Pool, Priority
@@ -137,6 +137,18 @@ async def test_a_new_leader_has_the_counters_of_the_one_that_died(
             await eventually(c.report)
             after = [await counter(c, tenant) for tenant in ("much", "little")]
     assert after == pytest.approx(before, rel=0.1)
+
+
+async def test_a_checkpoint_of_another_release_keeps_nobody_from_leading(nats_url: str) -> None:
+    """Then the tenants begin alike, which is what they did before there were any."""
+    async with client(nats_url, **QUICK) as c:
+        await c.broker.store(subjects.checkpoint("mock"), messages.pack((1.0, 0, {"a": (1.0,)})))
+        request = await c.send()
+        async with (
+            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(gpu_worker.service, a_worker(nats_url)),
+        ):
+            await eventually(lambda: ended_once(c, [request]))
 
 
 async def served(c: Client, numbers: dict[str, int]) -> None:
