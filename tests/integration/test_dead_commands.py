@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import dispatcher.service
 import gpu_worker.service
@@ -31,6 +33,13 @@ TRIED = History(
         Try(3, "w3", Fault.OWN, "the [last] error", at=2),
     )
 )
+
+
+@pytest.fixture(autouse=True)
+def only_the_commands_print() -> Iterator[None]:
+    """The services of a test are in its process, and would log to the same output."""
+    with capture_logs():
+        yield
 
 
 async def a_letter(c: Client, *, tenant: str = "acme", model: str = "mock") -> DeadLetter:
