@@ -5,6 +5,7 @@ import itertools
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from tests.broker import NatsServer
@@ -40,14 +41,17 @@ class Brokers:
         for number in range(self.count):
             await self.ready(number)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for node in self.nodes:
             node.kill()
         for link in [*self._routes.values(), *itertools.chain(*self._links.values())]:
-            link.close()
+            await link.close()
         if self._small:
-            for number in range(self.count):
-                subprocess.run(["umount", self.disk(number)], check=True)
+            self._unmount()
+
+    def _unmount(self) -> None:
+        for number in range(self.count):
+            subprocess.run(["umount", self.disk(number)], check=True)
 
     def disk(self, number: int) -> Path:
         """Where a node keeps its streams."""
@@ -97,9 +101,9 @@ class Brokers:
             async with asyncio.timeout(2):
                 port = self._monitors[number]
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-                body = (await reader.read()).partition(b"\r\n\r\n")[2]
-                writer.close()
+                with closing(writer):
+                    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                    body = (await reader.read()).partition(b"\r\n\r\n")[2]
             return dict(json.loads(body))
         except (OSError, ValueError):
             return {}

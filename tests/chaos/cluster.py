@@ -75,10 +75,10 @@ class Cluster:
         ready = [name for name in self.services if not name.startswith("dispatcher")]
         await eventually(lambda: all(self.is_ready(name) for name in ready), READY_SECONDS)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for service in self.services.values():
             service.kill()
-        self.brokers.close()
+        await self.brokers.close()
 
     async def start_service(self, name: str) -> None:
         """Start a service under its name; for the first time or again."""

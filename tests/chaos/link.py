@@ -1,7 +1,7 @@
 """A wire between two ends of TCP that can be parted: its bytes stop, and nobody is told."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import closing, suppress
 
 
 class Link:
@@ -27,11 +27,13 @@ class Link:
         """What was on its way arrives, where both ends still wait for it."""
         self._whole.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Both ends of every connection are closed when this returns."""
         if self._server:
             self._server.close()
         for serving in self._serving:
             serving.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving = asyncio.create_task(self._serve(reader, writer), name="link")
@@ -39,15 +41,16 @@ class Link:
         serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with closing(writer):
             await self._whole.wait()
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._far)
-        except OSError:
-            writer.close()
-            return
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._copy(reader, far_writer))
-            tasks.create_task(self._copy(far_reader, writer))
+            try:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._far)
+            except OSError:
+                return
+            with closing(far_writer):
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._copy(reader, far_writer))
+                    tasks.create_task(self._copy(far_reader, writer))
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):  # one end is gone; the other one hears of it

@@ -53,7 +53,7 @@ async def run(fault: Fault, seed: int, home: Path) -> list[Event]:
         await cluster.start()
         return await _recorded(cluster, fault, seed)
     finally:
-        cluster.close()
+        await cluster.close()
 
 
 async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
