@@ -13,7 +13,7 @@ from bench.results import Figure, Run
 from gateway.checks import Amounts
 from gateway.quotas import Quotas
 from registry.tenants import KeyHolder, Tenant
-from streams import topology
+from streams import declaration
 from streams.connection import Broker, connect
 from streams.topology import Scale
 from streams.usage import Price
@@ -50,7 +50,7 @@ async def _run() -> Run:
         server = NatsServer(Path(store))
         try:
             async with connect(server.url, "bench") as broker:
-                await topology.declare(broker.js, Scale(), 1000)
+                await declaration.declare(broker.js, Scale(), 1000)
                 return await _measured(broker)
         finally:
             server.kill()

@@ -25,7 +25,7 @@ from dispatcher.sending import Sending
 from dispatcher.succession import KEEP_SECONDS, Succession
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import messages, subjects, topology
+from streams import declaration, messages, subjects, topology
 from streams.connection import Broker, Handler, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
@@ -66,7 +66,7 @@ class Leader:
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._heard())
             consumer = topology.index_consumer(self.model, secrets.token_hex(4))
-            await topology.take_over_index(self._broker.js, consumer)
+            await declaration.take_over_index(self._broker.js, consumer)
             await self._resume()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())

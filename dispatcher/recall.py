@@ -13,7 +13,7 @@ from nats.js.errors import NotFoundError
 from dispatcher.books import Books
 from dispatcher.metrics import observe_taken_back
 from dispatcher.placements import Stray
-from streams import subjects, topology
+from streams import declaration, subjects, topology
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
 from streams.headers import MESSAGE_ID, Envelope
@@ -62,7 +62,7 @@ class Recall:
             try:
                 await self._broker.js.consumer_info(topology.WORK, consumer.durable_name)
             except NotFoundError:  # the broker removes it when nobody has pulled for long
-                await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
+                await declaration.declare_consumer(self._broker.js, topology.WORK, consumer)
             raise
 
     async def _move(self, delivery: Delivery, stray: Stray) -> None:

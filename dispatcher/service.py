@@ -17,7 +17,7 @@ from dispatcher.leader import Leader
 from dispatcher.settings import DispatcherSettings
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import lanes, topology
+from streams import declaration, lanes, topology
 from streams.connection import Broker, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from streams.lease import Lease
@@ -38,7 +38,7 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
-        await topology.wait_for(broker.js, topology.REQUESTS)
+        await declaration.wait_for(broker.js, topology.REQUESTS)
         candidacy = Candidacy(broker, registry, tenants, settings)
         async with asyncio.TaskGroup() as tasks:
             standing = tasks.create_task(candidacy.run(), name="candidacy")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from streams import topology
+from streams import declaration, topology
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, IdempotencyConflict
 from streams.headers import EXPECTED_LAST
@@ -38,8 +38,8 @@ class Idempotency:
         self._broker = broker
 
     async def open(self, replicas: int) -> None:
-        """Create the bucket if it is missing. Raises what `topology.declare_stream` raises."""
-        await topology.declare_stream(self._broker.js, _bucket(), Scale(replicas))
+        """Create the bucket if it is missing. Raises what `declaration.declare_stream` raises."""
+        await declaration.declare_stream(self._broker.js, _bucket(), Scale(replicas))
 
     async def find(self, tenant: str, key: str) -> str | None:
         """The request that a key stands for, if any. Raises `BrokerUnavailable`."""

@@ -14,7 +14,7 @@ from gateway.door import Door
 from gateway.schemas.frames import Submitted
 from gateway.schemas.reading import Encoding, decode, parse_submission
 from gateway.submission import Submission
-from streams import messages, subjects, topology
+from streams import declaration, messages, subjects, topology
 from streams.errors import (
     BadRequest,
     BrokerUnavailable,
@@ -65,8 +65,8 @@ class Ingress:
 
     async def _declare(self) -> None:
         js, stream = self._door.broker.js, topology.ingress_stream(self._tenant)
-        await topology.declare_stream(js, stream, self._scale)
-        await topology.declare_consumer(
+        await declaration.declare_stream(js, stream, self._scale)
+        await declaration.declare_consumer(
             js, topology.ingress(self._tenant), topology.ingress_consumer()
         )
 

@@ -19,7 +19,7 @@ from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizers
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import topology
+from streams import declaration
 from streams.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.patience import persistently
@@ -81,7 +81,7 @@ async def _reconcile(door: Door, scale: Scale) -> None:
     """Declare the streams, every lane bounded by the highest limit of any tenant."""
     limits = [tenant.max_queued for tenant in door.tenants.by_name.values()]
     most = max(limits, default=TenantSettings().max_queued)
-    door.intake.max_queued = await topology.declare(door.broker.js, scale, most)
+    door.intake.max_queued = await declaration.declare(door.broker.js, scale, most)
 
 
 async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asyncio.Event) -> None:

@@ -21,7 +21,7 @@ from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
 from gpu_worker.starts import Starts
-from streams import dead_letters, subjects, topology
+from streams import dead_letters, declaration, subjects, topology
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import Envelope
@@ -163,7 +163,7 @@ class Pool:
         self, consumer: ConsumerConfig, priority: Priority, take: Callable[[Delivery], None]
     ) -> Pull:
         async def declare() -> None:
-            await topology.declare_consumer(self._broker.js, topology.WORK, consumer)
+            await declaration.declare_consumer(self._broker.js, topology.WORK, consumer)
 
         await declare()
         assert consumer.durable_name

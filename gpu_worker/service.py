@@ -21,7 +21,7 @@ from gpu_worker.residency import Residency
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
 from registry.store import Registry
-from streams import subjects, topology
+from streams import declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
 
@@ -125,7 +125,7 @@ async def _serve(
         for pool in pools:
             pool.cancel(tenant, request_id)
 
-    await topology.wait_for(broker.js, topology.WORK)
+    await declaration.wait_for(broker.js, topology.WORK)
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
     async with asyncio.TaskGroup() as tasks:
         running = [

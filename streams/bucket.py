@@ -2,7 +2,7 @@
 
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
-from streams import topology
+from streams import declaration
 from streams.connection import Broker
 from streams.topology import Scale
 
@@ -20,9 +20,9 @@ class Bucket:
         self._declared = False
 
     async def declare(self) -> None:
-        """Idempotent. Raises what `topology.declare_stream` raises."""
+        """Idempotent. Raises what `declaration.declare_stream` raises."""
         if not self._declared:
-            await topology.declare_stream(self._broker.js, _stream(self._seconds), self._scale)
+            await declaration.declare_stream(self._broker.js, _stream(self._seconds), self._scale)
             self._declared = True
 
     def doubt(self) -> None:

@@ -1,50 +1,33 @@
-"""Streams and consumers as data, declared once; any service may `declare` them at start-up."""
+"""Streams and consumers as data; any service may declare them at start-up. Pure."""
 
-import asyncio
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from nats.errors import Error as NatsError
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
-    ConsumerInfo,
     DiscardPolicy,
     RePublish,
     RetentionPolicy,
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import subjects
-from streams.errors import BrokerUnavailable
-from streams.patience import answered_within, persistently
 from streams.subjects import Pool
-
-if TYPE_CHECKING:
-    from nats.js import JetStreamContext
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS = "CHECKPOINTS"
 USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
-DECLARE_SECONDS = 20.0
 # A log outlives its request: the longest deadline and the time to resume behind it.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
 # A net: workers give up sooner (streams/history.py), and no drain or hand-over counts there.
 MAX_DELIVERIES = 20
 RATE_SECONDS = 300  # counters of a minute, and of a lease, are read for two of them
 IDLE_CONSUMER_SECONDS = 3600.0
+MONTH_SECONDS = 30 * 86400
 MIB = 2**20
-_NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
-_BAD_REQUEST = 400
-
-
-class TopologyMismatch(Exception):
-    """A stream of our name exists that cannot be made ours: an operator must look."""
 
 
 @dataclass(frozen=True)
@@ -71,74 +54,68 @@ def ingress(tenant: str) -> str:
 def streams(scale: Scale, max_queued: int) -> list[StreamConfig]:
     """Every stream but the ingresses (one per tenant). `max_queued` bounds the longest lane."""
     return [
-        StreamConfig(
-            name=REQUESTS,
-            subjects=["infer.request.*.*.*"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            discard=DiscardPolicy.NEW,
-            discard_new_per_subject=True,
-            max_msgs_per_subject=max_queued,
-            max_bytes=1024 * MIB,
-            duplicate_window=LOG_SECONDS,
-            storage=StorageType.FILE,
-            allow_direct=True,
-        ),
-        StreamConfig(
-            name=WORK,
-            subjects=["infer.work.*.*.*.*"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            discard=DiscardPolicy.NEW,
-            max_bytes=256 * MIB,
-            duplicate_window=LOG_SECONDS,
-            storage=StorageType.FILE,
-            allow_direct=True,
-        ),
+        _requests(max_queued),
+        _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
         *(_token_log(scale, shard) for shard in range(scale.shards)),
-        StreamConfig(
-            name=LEDGER,
-            subjects=["infer.ledger.*.*"],
-            max_bytes=256 * MIB,
-            max_age=30 * 86400,
-            duplicate_window=LOG_SECONDS,
-            storage=StorageType.FILE,
-            allow_direct=True,
-        ),
-        StreamConfig(
-            name=ATTEMPTS,
-            subjects=["infer.attempt.*.*"],
-            max_age=LOG_SECONDS,
-            max_bytes=64 * MIB,
-            storage=StorageType.MEMORY,
-            allow_direct=True,
-        ),
-        StreamConfig(
-            name=DEAD,
-            subjects=["infer.dead.*.*"],
-            max_bytes=64 * MIB,
-            max_age=30 * 86400,
-            storage=StorageType.FILE,
-            allow_direct=True,
-        ),
-        StreamConfig(
-            name=REPLAYS,
-            subjects=[subjects.ALL_REPLAYS],
-            max_bytes=16 * MIB,
-            max_age=30 * 86400,
-            storage=StorageType.FILE,
-            allow_direct=True,
-        ),
-        StreamConfig(
-            name=CHECKPOINTS,
-            subjects=["infer.checkpoint.*"],
-            max_msgs_per_subject=1,
-            max_age=LOG_SECONDS,
-            max_bytes=64 * MIB,
-            storage=StorageType.FILE,
-            allow_direct=True,
-        ),
-        _counters(USAGE, "infer.usage.*.*.*.*", 30 * 86400, StorageType.FILE),
+        _ledger(),
+        _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
+        _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
+        _attempts(),
+        _checkpoints(),
+        _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
     ]
+
+
+def _queue(name: str, subject: str, max_bytes: int) -> StreamConfig:
+    """What is taken out once; a full one refuses."""
+    return StreamConfig(
+        name=name,
+        subjects=[subject],
+        retention=RetentionPolicy.WORK_QUEUE,
+        discard=DiscardPolicy.NEW,
+        max_bytes=max_bytes,
+        duplicate_window=LOG_SECONDS,
+        storage=StorageType.FILE,
+        allow_direct=True,
+    )
+
+
+def _records(name: str, subject: str, max_bytes: int, max_age: float) -> StreamConfig:
+    """What is kept for so long; of too many the oldest go."""
+    return StreamConfig(
+        name=name,
+        subjects=[subject],
+        max_bytes=max_bytes,
+        max_age=max_age,
+        storage=StorageType.FILE,
+        allow_direct=True,
+    )
+
+
+def _requests(max_queued: int) -> StreamConfig:
+    config = _queue(REQUESTS, "infer.request.*.*.*", 1024 * MIB)
+    config.discard_new_per_subject, config.max_msgs_per_subject = True, max_queued
+    return config
+
+
+def _ledger() -> StreamConfig:
+    config = _records(LEDGER, "infer.ledger.*.*", 256 * MIB, MONTH_SECONDS)
+    config.duplicate_window = LOG_SECONDS
+    return config
+
+
+def _attempts() -> StreamConfig:
+    config = _records(ATTEMPTS, "infer.attempt.*.*", 64 * MIB, LOG_SECONDS)
+    config.storage = StorageType.MEMORY
+    return config
+
+
+def _checkpoints() -> StreamConfig:
+    """The last of each model."""
+    config = _records(CHECKPOINTS, "infer.checkpoint.*", 64 * MIB, LOG_SECONDS)
+    config.max_msgs_per_subject = 1
+    return config
 
 
 def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> StreamConfig:
@@ -173,16 +150,7 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
 
 def ingress_stream(tenant: str) -> StreamConfig:
     """Where one tenant's producers publish; their `Nats-Msg-Id` deduplicates among themselves."""
-    return StreamConfig(
-        name=ingress(tenant),
-        subjects=[subjects.submissions(tenant)],
-        retention=RetentionPolicy.WORK_QUEUE,
-        discard=DiscardPolicy.NEW,
-        max_bytes=64 * MIB,
-        duplicate_window=LOG_SECONDS,
-        storage=StorageType.FILE,
-        allow_direct=True,
-    )
+    return _queue(ingress(tenant), subjects.submissions(tenant), 64 * MIB)
 
 
 def ingress_consumer() -> ConsumerConfig:
@@ -240,121 +208,3 @@ def consumer_of(subject: str) -> str:
     if placement == subjects.ANY:
         return work_consumer(pool, ack_wait_seconds=1).durable_name or ""
     return own_consumer(pool.model, pool.version, placement, 1).durable_name or ""
-
-
-async def declare(js: "JetStreamContext", scale: Scale, max_queued: int) -> int:
-    """Create what is missing and reconcile what changed. Idempotent; safe from several services.
-
-    Returns the bound of a lane, which may be higher than `max_queued`: it never falls, since the
-    broker would delete what waits above it.
-    """
-    declared = streams(scale, max_queued)
-    for config in declared:
-        await declare_stream(js, config, scale)
-    return next(config.max_msgs_per_subject for config in declared if config.name == REQUESTS) or 0
-
-
-async def wait_for(js: "JetStreamContext", stream: str, seconds: float = 30.0) -> None:
-    """Wait until another service has declared a stream; raises `TopologyMismatch` if none does."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            await js.stream_info(stream)
-        except (NatsError, TimeoutError) as error:
-            if time.monotonic() > deadline:
-                raise TopologyMismatch(f"no stream {stream} after {seconds:g} s") from error
-            await asyncio.sleep(0.1)
-        else:
-            return
-
-
-async def declare_stream(js: "JetStreamContext", config: StreamConfig, scale: Scale) -> None:
-    """Create or update one stream.
-
-    Raises `TopologyMismatch` where the broker refuses, with its reason, or `BrokerUnavailable`. A
-    cluster may leave one of two services that declare at once without an answer: it asks again.
-    """
-    config.num_replicas = scale.replicas
-    async with answered_within(DECLARE_SECONDS):
-        await persistently(lambda: _declare_stream(js, config))
-
-
-async def _declare_stream(js: "JetStreamContext", config: StreamConfig) -> None:
-    try:
-        await _create_or_update(js, config)
-    except APIError as error:
-        if error.code == _BAD_REQUEST or error.err_code == _INVALID_CONFIG:
-            raise TopologyMismatch(f"stream {config.name}: {error.description}") from error
-        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
-    except (NatsError, TimeoutError, OSError) as error:
-        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
-
-
-async def declare_consumer(js: "JetStreamContext", stream: str, config: ConsumerConfig) -> None:
-    """Create or update one consumer. Raises `TopologyMismatch` or `BrokerUnavailable`."""
-    try:
-        await js.add_consumer(stream, config)
-    except BadRequestError as error:
-        name = f"{stream}/{config.durable_name}"
-        raise TopologyMismatch(f"consumer {name}: {error.description}") from error
-    except (NatsError, TimeoutError, OSError) as error:
-        raise BrokerUnavailable(f"no consumer declared on {stream}: {error!r}") from error
-
-
-async def _create_or_update(js: "JetStreamContext", config: StreamConfig) -> None:
-    assert config.name
-    try:
-        known = (await js.stream_info(config.name)).config
-    except NotFoundError:
-        if await _created(js, config):
-            return
-        known = (await js.stream_info(config.name)).config
-    if config.discard_new_per_subject:
-        bounds = (config.max_msgs_per_subject or 0, known.max_msgs_per_subject or 0)
-        config.max_msgs_per_subject = max(bounds)
-    if _differs(config, known):
-        await js.update_stream(config)
-
-
-def _differs(config: StreamConfig, known: StreamConfig) -> bool:
-    """True when something that we set is set otherwise; 0 and None leave it to the broker."""
-    return any(value and getattr(known, name) != value for name, value in vars(config).items())
-
-
-async def _created(js: "JetStreamContext", config: StreamConfig) -> bool:
-    """False when another service was faster, with other limits."""
-    try:
-        await js.add_stream(config)
-    except BadRequestError as error:
-        if error.err_code != _NAME_IN_USE:
-            raise
-        return False
-    return True
-
-
-async def take_over_index(js: "JetStreamContext", config: ConsumerConfig) -> None:
-    """Create a leader's index consumer in place of its predecessors', which end with their pulls.
-
-    Everything queued is delivered to it from the beginning. Raises `BrokerUnavailable`.
-    """
-    for info in await _consumers(js, REQUESTS):
-        if info.config.filter_subject == config.filter_subject:
-            await _delete(js, REQUESTS, info.name)
-    try:
-        await declare_consumer(js, REQUESTS, config)
-    except TopologyMismatch as error:  # somebody else was faster
-        raise BrokerUnavailable(str(error)) from error
-
-
-async def _consumers(js: "JetStreamContext", stream: str) -> list[ConsumerInfo]:
-    found: list[ConsumerInfo] = []
-    while page := await js.consumers_info(stream, offset=len(found)):
-        found += page
-    return found
-
-
-async def _delete(js: "JetStreamContext", stream: str, consumer: str) -> None:
-    try:
-        await js.delete_consumer(stream, consumer)
-    except NotFoundError:
-        return

@@ -10,7 +10,7 @@ from typing import Any
 
 from registry.models import mock_model
 from registry.store import Registry
-from streams import bucket, subjects, topology
+from streams import bucket, declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable
 from tests.chaos.brokers import Brokers
@@ -69,7 +69,7 @@ class Cluster:
         for name in self._names():
             await self.start_service(name)
         async with connect(self.brokers.direct, "chaos") as broker:
-            await topology.wait_for(broker.js, topology.WORK, READY_SECONDS)
+            await declaration.wait_for(broker.js, topology.WORK, READY_SECONDS)
             await self._register(broker)
             await eventually(lambda: self.leader(broker), READY_SECONDS)
         ready = [name for name in self.services if not name.startswith("dispatcher")]

@@ -17,7 +17,7 @@ from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version, mock_model
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import lanes, marks, messages, subjects, token_log, topology
+from streams import declaration, lanes, marks, messages, subjects, token_log, topology
 from streams.connection import Broker, connect
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import LedgerRecord, Request, Sampling
@@ -65,7 +65,7 @@ class Client:
         """A broker that restarts has lost its streams in memory."""
 
         async def declare() -> None:
-            await topology.declare(self.broker.js, Scale(), MAX_QUEUED)
+            await declaration.declare(self.broker.js, Scale(), MAX_QUEUED)
 
         self._redeclaring.add(asyncio.create_task(persistently(declare)))
 
@@ -200,7 +200,7 @@ def client(nats_url: str, **mock: Any) -> AbstractAsyncContextManager[Client]:
 async def client_of(nats_url: str, model: Model) -> AsyncIterator[Client]:
     """A declared topology with one model, and a client of it."""
     async with connect(nats_url, "test") as broker:
-        await topology.declare(broker.js, Scale(), MAX_QUEUED)
+        await declaration.declare(broker.js, Scale(), MAX_QUEUED)
         registry, tenants = await Registry.open(broker), await Tenants.open(broker)
         await registry.put(model)
         client = Client(broker, registry)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from streams import connection, topology
+from streams import connection, declaration, topology
 from streams.connection import STORE_SECONDS, Broker, connect
 from streams.errors import BrokerUnavailable
 from tests.broker import NatsServer
@@ -20,7 +20,7 @@ SOON = STORE_SECONDS + 0.5
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:
     async with connect(nats_url, "test") as broker:
-        await topology.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
         yield broker
 
 
@@ -74,7 +74,7 @@ async def test_a_frozen_server_is_left_for_another_one(
             with pytest.raises(BrokerUnavailable):
                 await asyncio.gather(*(broker.store(DEAD, bytes(100_000)) for _ in range(500)))
             await eventually(lambda: broker.connected)
-            await topology.declare(broker.js, topology.Scale(), max_queued=10)
+            await declaration.declare(broker.js, topology.Scale(), max_queued=10)
     finally:
         other.kill()
 

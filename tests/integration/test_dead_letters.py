@@ -10,7 +10,7 @@ import dispatcher.service
 import gpu_worker.service
 from dispatcher import leader
 from dispatcher.leader import Leader
-from streams import messages, subjects, topology
+from streams import declaration, messages, subjects, topology
 from streams.messages import Beat, Request
 from streams.pull import Delivery, Pull
 from streams.subjects import Pool, Priority
@@ -31,7 +31,7 @@ async def a_bad_worker(c: Client) -> AsyncIterator[list[int]]:
     """It announces room, and gives back everything that it gets; yields which deliveries."""
     pool = Pool("mock", "1", Priority.STANDARD)
     consumer = topology.work_consumer(pool, 5)
-    await topology.declare_consumer(c.broker.js, topology.WORK, consumer)
+    await declaration.declare_consumer(c.broker.js, topology.WORK, consumer)
     assert consumer.durable_name
     seen: list[int] = []
 

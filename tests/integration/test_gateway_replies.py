@@ -15,7 +15,7 @@ from gateway.call import Call
 from gateway.following import Following, Record
 from gateway.relay import Relay
 from gateway.settings import GatewaySettings
-from streams import messages, subjects, topology
+from streams import declaration, messages, subjects, topology
 from streams.connection import Broker
 from streams.connection import connect as connect_nats
 from streams.subjects import Log
@@ -199,7 +199,7 @@ class Reader:
 
 
 async def followed(broker: Broker, relayed: Relay, reader: Reader) -> tuple[Following, TokenLog]:
-    await topology.declare(broker.js, topology.Scale(), max_queued=10)
+    await declaration.declare(broker.js, topology.Scale(), max_queued=10)
     following = relayed.expect("acme", "0a", reader)
     following.known = True
     log = TokenLog(broker, Log("acme", relayed.route, "0a"), shards=1)
@@ -228,7 +228,7 @@ async def test_a_log_that_nobody_puts_back_ends_in_an_error(
         await eventually(lambda: not broker.connected)
         nats_server.restart()
         await eventually(lambda: broker.connected)
-        await topology.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
         relayed.go_on(following)
         await eventually(lambda: reader.records[-1]["type"] == "error")
         assert reader.records[-1]["code"] == "log_lost"
@@ -241,7 +241,7 @@ async def test_a_request_without_a_sign_ends_at_its_deadline(
 ) -> None:
     """Whatever was lost on the way, nobody waits for ever."""
     async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
-        await topology.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
         relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
         await relayed.open()
         housekeeping = tasks.create_task(relayed.run())

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streams import lanes, topology
+from streams import declaration, lanes, topology
 from streams.connection import Broker, connect
 from streams.errors import LaneFull
 from streams.headers import MESSAGE_ID
@@ -18,7 +18,7 @@ OTHER = Lane("other", "m.1", Priority.BATCH)
 @pytest.fixture
 async def brokers(nats_url: str) -> AsyncIterator[list[Broker]]:
     async with connect(nats_url, "a") as a, connect(nats_url, "b") as b:
-        await topology.declare(a.js, topology.Scale(), max_queued=5)
+        await declaration.declare(a.js, topology.Scale(), max_queued=5)
         yield [a, b]
 
 

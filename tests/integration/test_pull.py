@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from nats.js.errors import NotFoundError
 
-from streams import pull, subjects, topology
+from streams import declaration, pull, subjects, topology
 from streams.connection import Broker, connect
 from streams.pull import Delivery, Pull
 from streams.subjects import Pool, Priority
@@ -22,8 +22,8 @@ NAME = str(CONSUMER.durable_name)
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:
     async with connect(nats_url, "test") as broker:
-        await topology.declare(broker.js, topology.Scale(), max_queued=10)
-        await topology.declare_consumer(broker.js, topology.WORK, CONSUMER)
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare_consumer(broker.js, topology.WORK, CONSUMER)
         yield broker
 
 
@@ -149,5 +149,5 @@ async def test_it_survives_that_its_consumer_is_deleted_and_made_again(broker: B
         with pytest.raises(NotFoundError):
             await waiting(broker)
         await put(broker, b"x")
-        await topology.declare_consumer(broker.js, topology.WORK, CONSUMER)
+        await declaration.declare_consumer(broker.js, topology.WORK, CONSUMER)
         await eventually(lambda: taker.taken == [b"x"])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streams import messages, topology
+from streams import declaration, messages, topology
 from streams.connection import Broker, Stored, StoreRefused, connect
 from streams.subjects import Log
 from streams.token_log import Fenced, TokenLog, write_ledger
@@ -19,7 +19,7 @@ DONE = messages.done("stop", messages.usage(1, 1), {})
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:
     async with connect(nats_url, "test") as broker:
-        await topology.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
         yield broker
 
 

@@ -7,9 +7,10 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js.api import RetentionPolicy
 
-from streams import topology
+from streams import declaration, topology
 from streams.connection import Broker, StoreRefused, connect
-from streams.topology import Scale, TopologyMismatch
+from streams.declaration import TopologyMismatch
+from streams.topology import Scale
 from tests.eventually import eventually
 
 REQUEST = "infer.request.acme.m.standard"
@@ -22,7 +23,7 @@ async def broker(nats_url: str) -> AsyncIterator[Broker]:
 
 
 async def declare(broker: Broker, max_queued: int) -> int:
-    return await topology.declare(broker.js, Scale(), max_queued)
+    return await declaration.declare(broker.js, Scale(), max_queued)
 
 
 async def lane_limit(broker: Broker) -> int:
@@ -68,7 +69,7 @@ async def test_a_stream_that_cannot_become_ours_is_told_of(broker: Broker) -> No
 async def test_a_stream_that_nobody_declares_is_told_of(broker: Broker) -> None:
     """A dispatcher that waits for ever says nothing of what is missing."""
     with pytest.raises(TopologyMismatch, match="REQUESTS"):
-        await topology.wait_for(broker.js, topology.REQUESTS, seconds=0.2)
+        await declaration.wait_for(broker.js, topology.REQUESTS, seconds=0.2)
 
 
 async def test_a_new_leader_gets_everything_and_its_predecessor_nothing(broker: Broker) -> None:
@@ -88,11 +89,11 @@ async def test_a_new_leader_gets_everything_and_its_predecessor_nothing(broker: 
             subject, b'{"batch": 100, "expires": 20000000000}', reply=f"inbox.{leader}"
         )
 
-    await topology.take_over_index(broker.js, old)
+    await declaration.take_over_index(broker.js, old)
     await pull("old", str(old.durable_name))
     await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "1"})
     await eventually(lambda: heard["old"])
-    await topology.take_over_index(broker.js, new)
+    await declaration.take_over_index(broker.js, new)
     await pull("new", str(new.durable_name))
     await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "2"})
     await eventually(lambda: len(heard["new"]) == 2)

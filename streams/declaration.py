@@ -1,0 +1,144 @@
+"""Declaring streams and consumers: whatever the broker has is brought to what `topology` says."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from nats.errors import Error as NatsError
+from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig
+from nats.js.errors import APIError, BadRequestError, NotFoundError
+
+from streams import topology
+from streams.errors import BrokerUnavailable
+from streams.patience import answered_within, persistently
+from streams.topology import Scale
+
+if TYPE_CHECKING:
+    from nats.js import JetStreamContext
+
+DECLARE_SECONDS = 20.0
+_NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
+_BAD_REQUEST = 400
+
+
+class TopologyMismatch(Exception):
+    """A stream of our name exists that cannot be made ours: an operator must look."""
+
+
+async def declare(js: "JetStreamContext", scale: Scale, max_queued: int) -> int:
+    """Create what is missing and reconcile what changed. Idempotent; safe from several services.
+
+    Returns the bound of a lane, which may be higher than `max_queued`: it never falls, since the
+    broker would delete what waits above it.
+    """
+    declared = topology.streams(scale, max_queued)
+    for config in declared:
+        await declare_stream(js, config, scale)
+    lanes = next(config for config in declared if config.name == topology.REQUESTS)
+    return lanes.max_msgs_per_subject or 0
+
+
+async def wait_for(js: "JetStreamContext", stream: str, seconds: float = 30.0) -> None:
+    """Wait until another service has declared a stream; raises `TopologyMismatch` if none does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            await js.stream_info(stream)
+        except (NatsError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise TopologyMismatch(f"no stream {stream} after {seconds:g} s") from error
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+async def declare_stream(js: "JetStreamContext", config: StreamConfig, scale: Scale) -> None:
+    """Create or update one stream.
+
+    Raises `TopologyMismatch` where the broker refuses, with its reason, or `BrokerUnavailable`. A
+    cluster may leave one of two services that declare at once without an answer: it asks again.
+    """
+    config.num_replicas = scale.replicas
+    async with answered_within(DECLARE_SECONDS):
+        await persistently(lambda: _declare_stream(js, config))
+
+
+async def _declare_stream(js: "JetStreamContext", config: StreamConfig) -> None:
+    try:
+        await _create_or_update(js, config)
+    except APIError as error:
+        if error.code == _BAD_REQUEST or error.err_code == _INVALID_CONFIG:
+            raise TopologyMismatch(f"stream {config.name}: {error.description}") from error
+        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
+    except (NatsError, TimeoutError, OSError) as error:
+        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
+
+
+async def declare_consumer(js: "JetStreamContext", stream: str, config: ConsumerConfig) -> None:
+    """Create or update one consumer. Raises `TopologyMismatch` or `BrokerUnavailable`."""
+    try:
+        await js.add_consumer(stream, config)
+    except BadRequestError as error:
+        name = f"{stream}/{config.durable_name}"
+        raise TopologyMismatch(f"consumer {name}: {error.description}") from error
+    except (NatsError, TimeoutError, OSError) as error:
+        raise BrokerUnavailable(f"no consumer declared on {stream}: {error!r}") from error
+
+
+async def _create_or_update(js: "JetStreamContext", config: StreamConfig) -> None:
+    assert config.name
+    try:
+        known = (await js.stream_info(config.name)).config
+    except NotFoundError:
+        if await _created(js, config):
+            return
+        known = (await js.stream_info(config.name)).config
+    if config.discard_new_per_subject:
+        bounds = (config.max_msgs_per_subject or 0, known.max_msgs_per_subject or 0)
+        config.max_msgs_per_subject = max(bounds)
+    if _differs(config, known):
+        await js.update_stream(config)
+
+
+def _differs(config: StreamConfig, known: StreamConfig) -> bool:
+    """True when something that we set is set otherwise; 0 and None leave it to the broker."""
+    return any(value and getattr(known, name) != value for name, value in vars(config).items())
+
+
+async def _created(js: "JetStreamContext", config: StreamConfig) -> bool:
+    """False when another service was faster, with other limits."""
+    try:
+        await js.add_stream(config)
+    except BadRequestError as error:
+        if error.err_code != _NAME_IN_USE:
+            raise
+        return False
+    return True
+
+
+async def take_over_index(js: "JetStreamContext", config: ConsumerConfig) -> None:
+    """Create a leader's index consumer in place of its predecessors', which end with their pulls.
+
+    Everything queued is delivered to it from the beginning. Raises `BrokerUnavailable`.
+    """
+    for info in await _consumers(js, topology.REQUESTS):
+        if info.config.filter_subject == config.filter_subject:
+            await _delete(js, topology.REQUESTS, info.name)
+    try:
+        await declare_consumer(js, topology.REQUESTS, config)
+    except TopologyMismatch as error:  # somebody else was faster
+        raise BrokerUnavailable(str(error)) from error
+
+
+async def _consumers(js: "JetStreamContext", stream: str) -> list[ConsumerInfo]:
+    found: list[ConsumerInfo] = []
+    while page := await js.consumers_info(stream, offset=len(found)):
+        found += page
+    return found
+
+
+async def _delete(js: "JetStreamContext", stream: str, consumer: str) -> None:
+    try:
+        await js.delete_consumer(stream, consumer)
+    except NotFoundError:
+        return
