@@ -14,8 +14,9 @@ import structlog
 
 from gpu_worker.driver import EngineCrashed
 from gpu_worker.loading import Loader
-from gpu_worker.pool import EngineHung, Pool
+from gpu_worker.pool import Pool
 from gpu_worker.residency import Residency
+from gpu_worker.watch import EngineHung
 from registry.models import Model, Version
 
 log = structlog.get_logger()

@@ -3,48 +3,37 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
 from functools import partial
 
 import structlog
-from nats.aio.msg import Msg
-from nats.js.api import ConsumerConfig
 
 from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
-from gpu_worker.holdings import Holdings
+from gpu_worker.heart import Heart
 from gpu_worker.isolation import cut_off
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
+from gpu_worker.pulls import Pulls
 from gpu_worker.starts import Starts
-from streams import dead_letters, declaration, subjects, topology
+from gpu_worker.watch import EngineHung, failure_of
+from streams import dead_letters
 from streams.connection import Broker, StoreRefused
-from streams.errors import BrokerUnavailable, MillstreamError
+from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.history import History
 from streams.messages import Beat
-from streams.pull import Delivery, Pull
-from streams.subjects import Pool as Address
+from streams.pull import Delivery
 from streams.subjects import Priority
 
 log = structlog.get_logger()
 
-_BEAT_GAP_SECONDS = 0.01  # beats on change are at least this far apart
 _LOOK_SECONDS = 0.1  # between two looks at who could take over what
 _CLOSING_SECONDS = 2.0  # for what was stopped at the end of draining to be given back
 Observer = Callable[[Finished], None]
-
-
-class EngineHung(MillstreamError):
-    """A step does not end. Its thread cannot be ended either, so the process has to."""
-
-    def __init__(self, model: str, seconds: float) -> None:
-        super().__init__(f"the engine of {model} has been in one step for {seconds:.0f} s")
-        self.model, self.seconds = model, seconds
 
 
 class Pool:
@@ -68,19 +57,14 @@ class Pool:
         self.credit = Credit(self._absent)
         self._broker, self._observe = broker, observe
         self._throttled: Throttled | None = None
-        self._caching: Caching | None = None
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
         self._starts = Starts()
         self._attempts: dict[str, Attempt] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._pulls: list[Pull] = []
-        self._pulling: list[asyncio.Task[None]] = []
-        self._pulled: dict[str, int] = {}
-        self._pulled_own = 0
-        self._holdings = Holdings()
-        self._changed = asyncio.Event()
+        self._pulls = Pulls(broker, who, self._room, self._take)
+        self._heart = Heart(broker, who, self.beat)
         self._rate = Rate(time.monotonic())
         self._progress = Progress()
         self._is_open = True
@@ -100,8 +84,8 @@ class Pool:
         """Whether to take new work. Idempotent."""
         if is_open != self._is_open:
             self._is_open = is_open
-            for pull in () if is_open else self._pulls:
-                pull.withdraw()
+            if not is_open:
+                self._pulls.withdraw()
             self._wake()
 
     def put(self, engine: Engine) -> None:
@@ -110,7 +94,7 @@ class Pool:
         preempts = isinstance(engine, Preemptive) and engine.preempts
         self.credit.resize(engine.room(), preempts)
         self._throttled = engine if isinstance(engine, Throttled) else None
-        self._caching = engine if isinstance(engine, Caching) else None
+        self._heart.cache = engine if isinstance(engine, Caching) else None
         driver = self._mount.put(engine)
         if self._tasks:
             self._tasks.create_task(self._watch(driver), name="engine")
@@ -122,9 +106,9 @@ class Pool:
         await self._mount.take()
 
     def _lose_room(self) -> None:
-        self._throttled = self._caching = None
+        self._throttled = self._heart.cache = None
         self.credit.resize(self._absent)
-        self._changed.set()
+        self._heart.changed()
 
     async def release(self) -> None:
         """Give back everything that is held, so that another worker need not wait."""
@@ -134,41 +118,15 @@ class Pool:
 
     async def run(self, beat_seconds: float, ack_wait_seconds: float) -> None:
         """Pull, run and beat until cancelled."""
-        await self._broker.subscribe(subjects.muster(self.who.model), self._on_muster)
+        await self._heart.listen()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._pulls = [
-                await self._pull_own(ack_wait_seconds),
-                *[await self._pull(priority, ack_wait_seconds) for priority in Priority],
-            ]
-            self._pulling += [tasks.create_task(pull.run(), name="pull") for pull in self._pulls]
-            tasks.create_task(self._beat(beat_seconds), name="beat")
+            await self._pulls.begin(tasks, ack_wait_seconds)
+            tasks.create_task(self._heart.run(partial(self._rest, beat_seconds)), name="beat")
             tasks.create_task(self._hold(beat_seconds, ack_wait_seconds), name="hold")
             tasks.create_task(self._let_go(ack_wait_seconds), name="let-go")
             if driver := self._mount.driver:
                 tasks.create_task(self._watch(driver), name="engine")
-
-    async def _pull(self, priority: Priority, ack_wait_seconds: float) -> Pull:
-        address = Address(self.who.model, self.who.version, priority)
-        consumer = topology.work_consumer(address, ack_wait_seconds)
-        return await self._pull_from(consumer, priority, self._taking(priority))
-
-    async def _pull_own(self, ack_wait_seconds: float) -> Pull:
-        """What was placed here is taken as soon as there is room for anything."""
-        who = self.who
-        consumer = topology.own_consumer(who.model, who.version, who.worker, ack_wait_seconds)
-        return await self._pull_from(consumer, Priority.INTERACTIVE, self._take_own)
-
-    async def _pull_from(
-        self, consumer: ConsumerConfig, priority: Priority, take: Callable[[Delivery], None]
-    ) -> Pull:
-        async def declare() -> None:
-            await declaration.declare_consumer(self._broker.js, topology.WORK, consumer)
-
-        await declare()
-        assert consumer.durable_name
-        room = partial(self._room, priority)
-        return Pull(self._broker, topology.WORK, consumer.durable_name, room, take, declare)
 
     def cancel(self, tenant: str, request_id: str) -> None:
         """The client wants no more of it. Idempotent; unknown requests are somebody else's."""
@@ -183,10 +141,8 @@ class Pool:
         workers of the pool as soon as they have room, and at the end in any case.
         """
         self.draining = True
-        self._changed.set()
-        for pulling in self._pulling:
-            pulling.cancel()
-        await _ended(self._pulling, _CLOSING_SECONDS)
+        self._heart.changed()
+        await self._pulls.end()
         handed_over = 0
         async with HandOver(self._broker, self.who) as others:
             while self._attempts and (left := seconds_left()):
@@ -204,9 +160,8 @@ class Pool:
 
     def _wake(self) -> None:
         """Credit has grown, or may have."""
-        self._changed.set()
-        for pull in self._pulls:
-            pull.wake()
+        self._heart.changed()
+        self._pulls.wake()
 
     def _follow_capacity(self) -> None:
         """Credit is what a throttled engine has of the moment; asked at each pull and beat."""
@@ -220,17 +175,6 @@ class Pool:
         for request_id, attempt in self._attempts.items():
             envelope = attempt.envelope
             self.credit.grown(request_id, envelope.prompt_tokens, envelope.cost, attempt.tokens)
-
-    def _taking(self, priority: Priority) -> Callable[[Delivery], None]:
-        def take(delivery: Delivery) -> None:
-            self._pulled[priority] = max(self._pulled.get(priority, 0), delivery.seq)
-            self._take(delivery)
-
-        return take
-
-    def _take_own(self, delivery: Delivery) -> None:
-        self._pulled_own = max(self._pulled_own, delivery.seq)
-        self._take(delivery)
 
     def _take(self, delivery: Delivery) -> None:
         if self.draining:
@@ -255,7 +199,7 @@ class Pool:
         self._attempts[request_id] = attempt
         envelope = attempt.envelope
         self.credit.take(request_id, envelope.prompt_tokens, envelope.cost, attempt.priority)
-        self._changed.set()
+        self._heart.changed()
         self.stirred()
         serving = self._tasks.create_task(self._serve(attempt), name=f"attempt-{request_id}")
         self._serving.add(serving)
@@ -280,26 +224,6 @@ class Pool:
             if attempt := self._attempts.get(output.request_id):
                 attempt.accept(output)
 
-    async def _on_muster(self, msg: Msg) -> None:
-        self._holdings.tell_all()
-        self._changed.set()
-
-    async def _beat(self, seconds: float) -> None:
-        subject = subjects.fleet(self.who.model, self.who.worker)
-        while True:
-            try:
-                await self._broker.publish(subject, self._telling(self.beat()).pack())
-            except BrokerUnavailable as error:
-                log.warning("beat_not_sent", reason=str(error))
-            await asyncio.sleep(_BEAT_GAP_SECONDS)
-            rest = min(seconds, PROGRESS_SECONDS) if self._attempts else seconds
-            try:
-                async with asyncio.timeout(rest):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
-            self._changed.clear()
-
     def beat(self) -> Beat:
         """This worker's credit of the moment."""
         self._follow_capacity()
@@ -317,21 +241,17 @@ class Pool:
             kv_tokens=credit.kv_tokens,
             generated_tokens=self._rate.total,
             tokens_per_second=round(self._rate.sample(time.monotonic()), 3),
-            pulled=dict(self._pulled),
-            pulled_own=self._pulled_own,
+            pulled=dict(self._pulls.pulled),
+            pulled_own=self._pulls.pulled_own,
             draining=self.draining,
             resident=self._mount.driver is not None,
             room=self._room_by_priority() if credit.preempts else {},
             progress=self._progress.some(self._counts, time.monotonic()),
         )
 
-    def _telling(self, beat: Beat) -> Beat:
-        """With what has changed of what the engine holds."""
-        now = time.monotonic()
-        if not self._holdings.is_due(now):
-            return beat
-        held = self._caching.holds() if self._caching else ()
-        return replace(beat, **asdict(self._holdings.tell(held, now)))
+    def _rest(self, seconds: float) -> float:
+        """Until the next beat: less while there is progress to tell of."""
+        return min(seconds, PROGRESS_SECONDS) if self._attempts else seconds
 
     def _room_by_priority(self) -> dict[str, tuple[int, int]]:
         return {str(p): self.credit.room(p) if self.taking else (0, 0) for p in Priority}
@@ -367,18 +287,8 @@ class Pool:
 
     async def _watch(self, driver: Driver) -> None:
         """Until the engine goes; when it has failed, its work is given back at once."""
-        ends = {driver.crashed, driver.ended}
-        while True:
-            pause = self._engine_timeout / 4
-            done, _ = await asyncio.wait(ends, timeout=pause, return_when="FIRST_COMPLETED")
-            if driver.crashed in done:
-                error = driver.crashed.exception()
-                assert isinstance(error, EngineCrashed)
-                return await self._fail(driver, error)
-            if done:
-                return None
-            if (seconds := driver.turn_seconds()) > self._engine_timeout:
-                return await self._fail(driver, EngineHung(self.who.model, seconds))
+        if failure := await failure_of(driver, self.who.model, self._engine_timeout):
+            await self._fail(driver, failure)
 
     async def _fail(self, driver: Driver, failure: EngineCrashed | EngineHung) -> None:
         self._mount.lose()

@@ -15,7 +15,7 @@ import gpu_worker.service
 from gpu_worker import keeper
 from gpu_worker.engine import DoesNotFit, Output
 from gpu_worker.engines.mock import MockEngine
-from gpu_worker.pool import EngineHung
+from gpu_worker.watch import EngineHung
 from registry.description import model_from
 from registry.models import mock_model
 from streams import topology
