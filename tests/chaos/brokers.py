@@ -45,7 +45,7 @@ class Brokers:
         for node in self.nodes:
             node.kill()
         for link in [*self._routes.values(), *itertools.chain(*self._links.values())]:
-            await link.close()
+            await link.aclose()
         if self._small:
             self._unmount()
 

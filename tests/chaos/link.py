@@ -27,7 +27,7 @@ class Link:
         """What was on its way arrives, where both ends still wait for it."""
         self._whole.set()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Both ends of every connection are closed when this returns."""
         if self._server:
             self._server.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 import pytest
@@ -184,7 +184,7 @@ async def test_a_worker_that_is_cut_off_stops_computing_and_comes_back(
         return engines[-1]
 
     monkeypatch.setattr(MockEngine, "load", load)
-    with closing(Link(int(nats_url.rsplit(":", 1)[1]))) as link:
+    async with aclosing(Link(int(nats_url.rsplit(":", 1)[1]))) as link:
         await link.open()
         lonely = a_worker(f"nats://127.0.0.1:{link.near}", id="w1", **HASTY)
         async with (
