@@ -62,7 +62,6 @@ class Prepared:
     seconds: float
     began: float  # when it came, by the monotonic clock
     adapter: str = ""
-    goal_seconds: float | None = None  # of the model, to the first token
     wait: float | None = None  # as estimated
 
     @property
@@ -80,7 +79,7 @@ class Prepared:
             self.admitted.prompt_tokens,
             self.admitted.cost,
             self.seconds,
-            self.goal_seconds,
+            goal_seconds(self.model.goals, self.submission.priority),
         )
 
     def envelope(self, request_id: str, route: str, account: str) -> Envelope:
@@ -202,12 +201,11 @@ class Intake:
         reference = adapter.reference if adapter else None
         admitted = [admit(each, model, tenant, encoded, splits, reference) for each in choices]
         _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
-        goal = goal_seconds(model.goals, submission.priority)
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
         name = adapter.name if adapter else ""
         return [
-            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name, goal)
+            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name)
             for choice, each in zip(choices, admitted, strict=True)
         ]
 
