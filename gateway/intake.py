@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 from nats.aio.msg import Msg
@@ -61,8 +61,7 @@ class Prepared:
     admitted: Admitted
     seconds: float
     began: float  # when it came, by the monotonic clock
-    adapter: str = ""
-    wait: float | None = None  # as estimated
+    adapter: str  # empty without one
 
     @property
     def amounts(self) -> Amounts:
@@ -82,7 +81,8 @@ class Prepared:
             goal_seconds(self.model.goals, self.submission.priority),
         )
 
-    def envelope(self, request_id: str, route: str, account: str) -> Envelope:
+    def envelope(self, request_id: str, route: str, account: str, wait: float | None) -> Envelope:
+        """Its headers; `wait` is in seconds, as estimated, None where nothing is known of it."""
         now = int(time.time() * 1000)
         return Envelope(
             request_id=request_id,
@@ -95,7 +95,7 @@ class Prepared:
             version=self.pin,
             adapter=self.adapter,
             account=account,
-            told_wait=None if self.wait is None else round(self.wait * 1000),
+            told_wait=None if wait is None else round(wait * 1000),
             marks=self.admitted.marks,
         )
 
@@ -291,11 +291,10 @@ class Intake:
         duplicate is of that try, which these quotas are for.
         """
         wait = self._waits[prepared.model.name].admit(prepared.wish, time.monotonic())
-        prepared = replace(prepared, wait=wait)
         expires = prepared.seconds + _EXPIRY_SECONDS
         hold = await self.quotas.reserve(prepared.tenant, request_id, prepared.amounts, expires)
         try:
-            stored = await self._enter(prepared, request_id, route)
+            stored = await self._enter(prepared, request_id, route, wait)
         except BaseException as error:
             if hold:
                 known = isinstance(error, MillstreamError) and not error.unsure
@@ -305,9 +304,12 @@ class Intake:
             self.quotas.give_back(hold)
         return stored
 
-    async def _enter(self, prepared: Prepared, request_id: str, route: str) -> Stored:
+    async def _enter(
+        self, prepared: Prepared, request_id: str, route: str, wait: float | None
+    ) -> Stored:
         """Enter the lane; the broker recognises a request id that it has already."""
-        envelope = prepared.envelope(request_id, route, self.quotas.account(request_id))
+        account = self.quotas.account(request_id)
+        envelope = prepared.envelope(request_id, route, account, wait)
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = prepared.admitted.payload, prepared.lane, prepared.tenant.max_queued
         if limit >= self.max_queued:
