@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 from nats.aio.msg import Msg
@@ -61,9 +61,7 @@ class Prepared:
     admitted: Admitted
     seconds: float
     began: float  # when it came, by the monotonic clock
-    adapter: str = ""
-    goal_seconds: float | None = None  # of the model, to the first token
-    wait: float | None = None  # as estimated
+    adapter: str  # empty without one
 
     @property
     def amounts(self) -> Amounts:
@@ -80,10 +78,11 @@ class Prepared:
             self.admitted.prompt_tokens,
             self.admitted.cost,
             self.seconds,
-            self.goal_seconds,
+            goal_seconds(self.model.goals, self.submission.priority),
         )
 
-    def envelope(self, request_id: str, route: str, account: str) -> Envelope:
+    def envelope(self, request_id: str, route: str, account: str, wait: float | None) -> Envelope:
+        """Its headers; `wait` is in seconds, as estimated, None where nothing is known of it."""
         now = int(time.time() * 1000)
         return Envelope(
             request_id=request_id,
@@ -96,7 +95,7 @@ class Prepared:
             version=self.pin,
             adapter=self.adapter,
             account=account,
-            told_wait=None if self.wait is None else round(self.wait * 1000),
+            told_wait=None if wait is None else round(wait * 1000),
             marks=self.admitted.marks,
         )
 
@@ -202,12 +201,11 @@ class Intake:
         reference = adapter.reference if adapter else None
         admitted = [admit(each, model, tenant, encoded, splits, reference) for each in choices]
         _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
-        goal = goal_seconds(model.goals, submission.priority)
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
         name = adapter.name if adapter else ""
         return [
-            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name, goal)
+            Prepared(tenant, choice, model, lane, pin, each, seconds, began, name)
             for choice, each in zip(choices, admitted, strict=True)
         ]
 
@@ -293,11 +291,10 @@ class Intake:
         duplicate is of that try, which these quotas are for.
         """
         wait = self._waits[prepared.model.name].admit(prepared.wish, time.monotonic())
-        prepared = replace(prepared, wait=wait)
         expires = prepared.seconds + _EXPIRY_SECONDS
         hold = await self.quotas.reserve(prepared.tenant, request_id, prepared.amounts, expires)
         try:
-            stored = await self._enter(prepared, request_id, route)
+            stored = await self._enter(prepared, request_id, route, wait)
         except BaseException as error:
             if hold:
                 known = isinstance(error, MillstreamError) and not error.unsure
@@ -307,9 +304,12 @@ class Intake:
             self.quotas.give_back(hold)
         return stored
 
-    async def _enter(self, prepared: Prepared, request_id: str, route: str) -> Stored:
+    async def _enter(
+        self, prepared: Prepared, request_id: str, route: str, wait: float | None
+    ) -> Stored:
         """Enter the lane; the broker recognises a request id that it has already."""
-        envelope = prepared.envelope(request_id, route, self.quotas.account(request_id))
+        account = self.quotas.account(request_id)
+        envelope = prepared.envelope(request_id, route, account, wait)
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = prepared.admitted.payload, prepared.lane, prepared.tenant.max_queued
         if limit >= self.max_queued:

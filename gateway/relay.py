@@ -11,7 +11,6 @@ period, and cancels the request after it unless somebody else is reading.
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import structlog
 from nats.aio.msg import Msg
@@ -264,13 +263,14 @@ class Relay:
 
     async def _seek(self, following: Following) -> None:
         """Its log was lost and not put back: that is the end, unless a dispatcher still has it."""
-        if not await self._asked(subjects.find, following, FIND_SECONDS):
+        if not await self.is_known(following.tenant, following.request_id):
             following.fail("log_lost", "the broker has lost this request's output")
             self._leave(following)
 
     async def _abandon(self, following: Following) -> None:
         """The grace period is over: cancel the request, unless somebody else reads it."""
-        if await self._asked(subjects.reader, following, READER_SECONDS):
+        reader = subjects.reader(following.tenant, following.request_id)
+        if await self._asked(reader, READER_SECONDS):
             self._leave(following)
         elif self._broker.connected:
             self.cancel(following)
@@ -321,18 +321,14 @@ class Relay:
     async def _is_known(self, following: Following) -> bool:
         """True if the request has a log, or somebody knows that it waits for one."""
         page = await self._page(following, 1, 1)
-        return bool(page) or await self._asked(subjects.find, following, FIND_SECONDS)
+        return bool(page) or await self.is_known(following.tenant, following.request_id)
 
     async def is_known(self, tenant: str, request_id: str) -> bool:
         """True if a dispatcher or gateway says in time that a request waits or runs."""
-        subject = subjects.find(tenant, request_id)
-        return await self._broker.request(subject, b"", FIND_SECONDS) is not None
+        return await self._asked(subjects.find(tenant, request_id), FIND_SECONDS)
 
-    async def _asked(
-        self, about: Callable[[str, str], str], following: Following, seconds: float
-    ) -> bool:
+    async def _asked(self, subject: str, seconds: float) -> bool:
         """True if anybody says yes in time."""
-        subject = about(following.tenant, following.request_id)
         return await self._broker.request(subject, b"", seconds) is not None
 
     async def _on_find(self, msg: Msg) -> None:
