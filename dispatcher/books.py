@@ -252,14 +252,22 @@ class Books:
         lane, deadline = pool.priority, envelope.deadline
         own = Priority(envelope.priority or lane)
         charged = self.queue.begin(tenant, own, prompt, cost)
-        flight = InFlight(tenant, own, lane, pool.version, prompt, cost, charged, deadline, seq)
-        flight.dispatched, flight.worker = envelope.dispatched / 1000, placement
+        flight = InFlight(
+            tenant,
+            own,
+            lane,
+            pool.version,
+            prompt,
+            cost,
+            charged,
+            deadline,
+            dispatched=envelope.dispatched / 1000,
+            worker=placement,
+        )
         self.in_flight[envelope.request_id] = flight
         self._lies_at(flight, seq)
-        self.fleet.sending(pool.version, pool.priority, cost)
-        if placement != ANY:
-            self.fleet.place(pool.version, pool.priority, cost, placement)
-        self.fleet.sent(pool.version, pool.priority, seq, cost, placement)
+        self.fleet.sending(pool.version, lane, cost, placement)
+        self.fleet.sent(pool.version, lane, seq, cost, placement)
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; names the workers that have fallen silent."""

@@ -44,14 +44,14 @@ class Checkpoint:
 
 def take(books: Books, ledger: int, now: float) -> Checkpoint:
     """How tenants stand that differ from newcomers; of too many, those that wait or had most."""
-    accounts, lowest = books.queue.division.accounts, books.queue.lowest_counter()
-    charged = _in_flight(books)
-    standings = {t: _standing(account, charged.get(t, 0), now) for t, account in accounts.items()}
-    ranks = {
-        tenant: (accounts[tenant].waiting > 0, standing.counter)
-        for tenant, standing in standings.items()
-        if accounts[tenant].waiting or standing.asked or accounts[tenant].counter > lowest
+    charged, lowest = _in_flight(books), books.queue.lowest_counter()
+    accounts = {
+        tenant: account
+        for tenant, account in books.queue.division.accounts.items()
+        if account.waiting or account.counter > lowest or _asked(account, now)
     }
+    standings = {t: _standing(account, charged.get(t, 0), now) for t, account in accounts.items()}
+    ranks = {t: (accounts[t].waiting > 0, standing.counter) for t, standing in standings.items()}
     kept = heapq.nlargest(MOST, ranks, key=ranks.__getitem__)
     return Checkpoint(now, ledger, {tenant: standings[tenant] for tenant in kept})
 
@@ -64,15 +64,20 @@ def _in_flight(books: Books) -> dict[str, int]:
     return charged
 
 
+def _asked(account: Account, now: float) -> int:
+    """What is left of its demand by now."""
+    account.demand.fade(now)
+    return round(account.demand.sizes)
+
+
 def _standing(account: Account, charged: int, now: float) -> Standing:
-    counter, learned, demand = account.counter, account.generated, account.demand
-    demand.fade(now)
+    counter, learned = account.counter, account.generated
     return Standing(
         round(counter - charged / account.weight, 1),
         round(learned.value, 1),
         learned.count,
-        round(demand.sizes),
-        round(demand.squares),
+        _asked(account, now),
+        round(account.demand.squares),
     )
 
 

@@ -118,9 +118,9 @@ class Fleet:
             pool.unpulled.pulled(Priority(priority), pulled)
         pool.unpulled.pulled_own(beat.worker, beat.pulled_own)
 
-    def sending(self, version: str, priority: Priority, cost: int) -> None:
+    def sending(self, version: str, priority: Priority, cost: int, placement: str = ANY) -> None:
         """Something is about to be put into WORK: its room is taken."""
-        self._pool(version).unpulled.sending(priority, cost)
+        self._pool(version).unpulled.sending(priority, cost, placement)
 
     def place(self, version: str, priority: Priority, cost: int, worker: str) -> None:
         """What is about to be put there is for this worker alone."""

@@ -28,25 +28,12 @@ WAIT = Gauge(
     "Estimated wait of a new request.",
     ["model", "priority"],
 )
-
-
 WAIT_ERROR = Histogram(
     "millstream_dispatcher_wait_error_seconds",
     "Time from acceptance to dispatch less what was estimated at acceptance.",
     ["model", "priority"],
     buckets=(-100, -30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
-
-
-def observe_dispatch(
-    model: str, priority: str, queue_seconds: float, told_seconds: float | None
-) -> None:
-    """One request was sent on; `told_seconds` is the wait that was estimated for it."""
-    QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
-    if told_seconds is not None:
-        WAIT_ERROR.labels(model, priority).observe(queue_seconds - told_seconds)
-
-
 STALLS = Counter(
     "millstream_dispatcher_stalls_total",
     "Times that a consumer of `REQUESTS` or `WORK` delivered nothing though it should have.",
@@ -62,8 +49,6 @@ ENDED = Counter(
     "Requests that ended without being sent to a worker, by outcome.",
     ["model", "outcome"],
 )
-
-
 PLACED = Counter(
     "millstream_dispatcher_placed_total",
     "Requests sent to the worker that holds their prefix or adapter, or to any: why.",
@@ -74,6 +59,15 @@ TAKEN_BACK = Counter(
     "Requests that their worker has not served, sent to any: why.",
     ["model", "why"],
 )
+
+
+def observe_dispatch(
+    model: str, priority: str, queue_seconds: float, told_seconds: float | None
+) -> None:
+    """One request was sent on; `told_seconds` is the wait that was estimated for it."""
+    QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
+    if told_seconds is not None:
+        WAIT_ERROR.labels(model, priority).observe(queue_seconds - told_seconds)
 
 
 def observe_placed(model: str, why: str) -> None:

@@ -9,9 +9,11 @@ from tests.chaos.plan import Fault, Load, Shape, Strike
 Strikes = Callable[[Random], Iterable[Strike]]
 
 PAIRS = Shape(gateways=2, dispatchers=2)
+LINKED = replace(PAIRS, linked=True)
 CLUSTER = replace(PAIRS, nodes=3)
 # Requests come before, during and after what is done to a part that others wait for.
 ALL_ALONG = Load(streams=60, seconds=25, tokens=(40, 300))
+FOR_LONGER = replace(ALL_ALONG, streams=100, seconds=50)
 AT_ONCE = Load()
 
 
@@ -35,6 +37,7 @@ def each(deed: str, whoms: Iterable[str], first: float, pause: float, seconds: f
 
 
 def a_fault_a_minute(minutes: int) -> Strikes:
+    """One strike at a random time of each."""
     choices = [("kill", "worker"), ("freeze", "worker"), ("kill", "gateway")]
     choices += [("kill", "dispatcher"), ("freeze", "dispatcher"), ("freeze", "nats")]
 
@@ -91,7 +94,7 @@ FAULTS = {
         Fault(
             "worker-kill-queue",
             Shape(sequences=4),
-            replace(AT_ONCE, tokens=(60, 100)),
+            Load(tokens=(60, 100)),
             once("kill", "worker", (0.5, 2.5), 10),
         ),
         Fault(
@@ -103,12 +106,7 @@ FAULTS = {
         Fault("worker-kill", Shape(), AT_ONCE, once("kill", "worker", (2, 4), 10)),
         Fault("worker-freeze", Shape(), AT_ONCE, once("freeze", "worker", (2, 4), 30)),
         Fault("gateway-kill", PAIRS, AT_ONCE, once("kill", "gateway", (2, 4), 5)),
-        Fault(
-            "gateway-kill-sdk",
-            PAIRS,
-            replace(AT_ONCE, sdk=True),
-            once("kill", "gateway", (2, 4), 5),
-        ),
+        Fault("gateway-kill-sdk", PAIRS, Load(sdk=True), once("kill", "gateway", (2, 4), 5)),
         Fault("gateway-freeze", PAIRS, AT_ONCE, once("freeze", "gateway", (2, 4), 15)),
         Fault("dispatcher-kill", PAIRS, ALL_ALONG, once("kill", "dispatcher", (5, 8), 10)),
         Fault("dispatcher-freeze", PAIRS, ALL_ALONG, once("freeze", "dispatcher", (5, 8), 12)),
@@ -122,26 +120,10 @@ FAULTS = {
             once("kill", "nats-0 nats-1 nats-2", (5, 8), 5),
             forgets=True,
         ),
-        Fault(
-            "nats-alone-kill",
-            PAIRS,
-            ALL_ALONG,
-            once("kill", "nats-0", (5, 8), 3),
-            forgets=True,
-        ),
+        Fault("nats-alone-kill", PAIRS, ALL_ALONG, once("kill", "nats-0", (5, 8), 3), forgets=True),
         Fault("nats-alone-freeze", PAIRS, ALL_ALONG, once("freeze", "nats-0", (5, 8), 8)),
-        Fault(
-            "part-gateway",
-            replace(PAIRS, linked=True),
-            ALL_ALONG,
-            once("part", "gateway", (5, 8), 12),
-        ),
-        Fault(
-            "part-worker",
-            replace(PAIRS, linked=True),
-            ALL_ALONG,
-            once("part", "worker", (5, 8), 12),
-        ),
+        Fault("part-gateway", LINKED, ALL_ALONG, once("part", "gateway", (5, 8), 12)),
+        Fault("part-worker", LINKED, ALL_ALONG, once("part", "worker", (5, 8), 12)),
         Fault(
             "part-node", replace(CLUSTER, linked=True), ALL_ALONG, once("part", "nats", (5, 8), 12)
         ),
@@ -153,21 +135,11 @@ FAULTS = {
             forgets=True,
         ),
         Fault("stream-full", PAIRS, ALL_ALONG, once("bound", "REQUESTS", (5, 8), 8)),
-        Fault(
-            "rolling-services",
-            PAIRS,
-            replace(ALL_ALONG, seconds=50, streams=100),
-            each("restart", SERVICES, 4, 8, 0),
-        ),
-        Fault(
-            "rolling-nats",
-            CLUSTER,
-            replace(ALL_ALONG, seconds=50, streams=100),
-            each("restart", NODES, 5, 15, 0),
-        ),
+        Fault("rolling-services", PAIRS, FOR_LONGER, each("restart", SERVICES, 4, 8, 0)),
+        Fault("rolling-nats", CLUSTER, FOR_LONGER, each("restart", NODES, 5, 15, 0)),
         Fault("one-of-each", FOUR, EIGHT_TIMES_A_HUNDRED, one_of_each),
         Fault("cancel-storm", Shape(), storm(4000, 20), lambda _: ()),
-        Fault("short-alone", replace(PAIRS, linked=True), SHORT, short_alone),
+        Fault("short-alone", LINKED, SHORT, short_alone),
         Fault("short-cluster", CLUSTER, SHORT, short_cluster),
         Fault("nothing", PAIRS, AT_ONCE, lambda _: ()),
         Fault("soak", replace(CLUSTER, workers=3), soak(30), a_fault_a_minute(30)),

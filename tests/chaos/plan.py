@@ -87,11 +87,6 @@ class Plan:
     asks: list[Ask]
     strikes: list[Strike]
 
-    @property
-    def ends(self) -> float:
-        """When everything has been asked, done and undone."""
-        return max([0.0, *(a.at for a in self.asks), *(s.at + s.seconds for s in self.strikes)])
-
 
 def plan(fault: Fault, seed: int) -> Plan:
     """The same for the same fault and seed, whatever happens."""

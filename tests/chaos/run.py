@@ -170,7 +170,7 @@ async def _footprints(
     while True:
         await asyncio.sleep(0.5)
         now = cluster.footprints()
-        known = before or cluster.footprints()
+        known = before or now
         grown = any(f.descriptors > known.get(name, f).descriptors for name, f in now.items())
         if not grown or time.monotonic() > deadline:
             return now
