@@ -15,6 +15,7 @@ from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable
 from tests.chaos.brokers import Brokers
 from tests.chaos.plan import TENANTS, Shape
+from tests.chaos.slow import SlowClient
 from tests.eventually import eventually
 from tests.integration.gateways import free_port
 from tests.integration.processes import Service
@@ -55,6 +56,7 @@ class Cluster:
         self.shards = SHARDS[shape.nodes]
         self.brokers = Brokers(shape.nodes, home, shape.linked, shape.small_disk)
         self.services: dict[str, Service] = {}
+        self.readers: dict[str, SlowClient] = {}
         self._starts = Counter[str]()
         self._ports = [free_port() for _ in range(shape.gateways)]
 
@@ -93,6 +95,10 @@ class Cluster:
         service = self.services[name]
         service.terminate()
         await eventually(lambda: service.process.poll() is not None, STOP_SECONDS)
+
+    def journal(self, worker: str) -> Path:
+        """Where a worker notes what it holds."""
+        return self._home / f"{worker}.journal"
 
     def is_ready(self, name: str) -> bool:
         return self.services[name].said(READY[name.partition("-")[0]])
@@ -153,7 +159,7 @@ class Cluster:
         kind, _, number = name.partition("-")
         own: dict[str, dict[str, Any]] = {
             "gateway": {"port": self._ports[int(number)]} if kind == "gateway" else {},
-            "worker": {"model": '["mock"]'},
+            "worker": {"model": '["mock"]', "journal": self.journal(name)},
         }
         return {
             "id": name,

@@ -1,9 +1,10 @@
-"""What can be done to a process, and undone."""
+"""What can be done to a process, or to a client that reads, and undone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from streams import journal
 from streams.connection import connect
 from tests.broker import NatsServer
 from tests.chaos.brokers import DISK_MIB
@@ -23,6 +24,13 @@ def _process(cluster: Cluster, name: str) -> NatsServer | Service:
 
 async def kill(cluster: Cluster, name: str) -> None:
     _process(cluster, name).kill()
+
+
+async def reap(cluster: Cluster, name: str) -> None:
+    """A worker is killed, and its supervisor sees it (`millstream/up/supervisor.py`)."""
+    await kill(cluster, name)
+    async with connect(cluster.brokers.direct, "supervisor") as broker:
+        await journal.release(broker, cluster.journal(name))
 
 
 async def start(cluster: Cluster, name: str) -> None:
@@ -99,6 +107,18 @@ async def _bound(cluster: Cluster, stream: str, size: int) -> None:
         await broker.js.update_stream(config, max_bytes=size)
 
 
+async def deafen(cluster: Cluster, name: str) -> None:
+    cluster.readers[name].deafen()
+
+
+async def dawdle(cluster: Cluster, name: str) -> None:
+    cluster.readers[name].dawdle()
+
+
+async def read(cluster: Cluster, name: str) -> None:
+    cluster.readers[name].read()
+
+
 async def leave(cluster: Cluster, name: str) -> None:
     """There is nothing to undo."""
 
@@ -109,9 +129,12 @@ def _ballast(cluster: Cluster) -> Path:
 
 DEEDS: dict[str, tuple[Deed, Deed]] = {
     "kill": (kill, start),
+    "reap": (reap, start),
     "freeze": (freeze, thaw),
     "part": (part, join),
     "restart": (restart, leave),
     "fill": (fill, empty),
     "bound": (bound, unbound),
+    "deafen": (deafen, read),
+    "dawdle": (dawdle, read),
 }
