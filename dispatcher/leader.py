@@ -66,7 +66,7 @@ class Leader:
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._heard())
             consumer = topology.index_consumer(self.model, secrets.token_hex(4))
-            await declaration.take_over_index(self._broker.js, consumer)
+            await declaration.take_over_index(self._broker, consumer)
             await self._resume()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())

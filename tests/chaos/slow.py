@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from tests.chaos.client import Client
 
-RECEIVES_BYTES = 4096  # what its kernel takes for it
+RECEIVES_BYTES = 32 * 1024  # what its kernel takes for it
 DAWDLE_SECONDS = 0.02  # between two frames
 
 
@@ -39,9 +39,9 @@ class SlowClient(Client):
             await asyncio.sleep(self._pause)
 
     def _manners(self, url: str) -> dict[str, Any]:
-        """No pings, whose answers it might not read, and hardly a buffer."""
+        """No pings, whose answers it might not read, and a small buffer."""
         tcp = socket.socket()
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVES_BYTES)
         gateway = urlsplit(url)
         tcp.connect((gateway.hostname, gateway.port))
-        return {"sock": tcp, "ping_interval": None, "max_queue": 1}
+        return {"sock": tcp, "ping_interval": None}

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,26 @@ def worker(nats_url: str, home: Path, name: str) -> AbstractContextManager[Servi
     return a_worker_process(nats_url, home / f"{name}.log", **told)
 
 
-async def begun(c: Client, max_tokens: int, prompt: str = "a prompt") -> tuple[str, str]:
-    """A request with its first tokens, and which worker made them."""
-    request = await c.send(prompt, max_tokens=max_tokens)
+async def begun(c: Client, prompt: str = "a prompt") -> tuple[str, str]:
+    """A long request with its first tokens, and which worker made them."""
+    request = await c.send(prompt, max_tokens=4000)
     await eventually(lambda: c.kinds(request)["chunk"] > 3)
     return request, str(c.records[request][0]["worker"])
+
+
+async def goes_on(c: Client, request: str) -> None:
+    """Wait until another attempt has added tokens, behind those that there were; then end it."""
+    index = len(c.tokens(request))
+    await eventually(lambda: c.attempts(request) == [1, 2] and len(c.tokens(request)) > index + 3)
+    await ended(c, request)
+    chunks = [record for record in c.records[request] if record["type"] == "chunk"]
+    assert all(a["index"] + a["count"] == b["index"] for a, b in pairwise(chunks))
+
+
+async def ended(c: Client, request: str) -> None:
+    await c.cancel(request)
+    await eventually(lambda: c.terminal(request))
+    await eventually(c.at_rest)
 
 
 def delivery(broker: Broker, number: int) -> Delivery:
@@ -53,14 +69,11 @@ async def test_what_a_dead_worker_held_goes_on_at_another_at_once(
     async with cell(nats_url) as c:
         with worker(nats_url, tmp_path, "w1") as w1, worker(nats_url, tmp_path, "w2") as w2:
             await eventually(lambda: w1.said("model_ready") and w2.said("model_ready"))
-            request, holder = await begun(c, max_tokens=120)
+            request, holder = await begun(c)
             {"w1": w1, "w2": w2}[holder].kill()
             assert await release(c.broker, tmp_path / f"{holder}.journal") == 1
-            await eventually(lambda: c.terminal(request))
-            assert c.attempts(request) == [1, 2]
-            assert len(c.tokens(request)) == 120
             assert await release(c.broker, tmp_path / f"{holder}.journal") == 0
-            await eventually(c.at_rest)
+            await goes_on(c, request)
         assert set((await c.ledger()).values()) == {1}
 
 
@@ -70,24 +83,20 @@ async def test_a_worker_that_is_started_in_its_place_gives_it_back_first(
     """A container that is restarted has no other supervisor."""
     async with cell(nats_url) as c:
         with worker(nats_url, tmp_path, "w1") as w1:
-            request, _ = await begun(c, max_tokens=120)
+            request, _ = await begun(c)
             w1.kill()
         with worker(nats_url, tmp_path, "w1"):
-            await eventually(lambda: c.terminal(request))
-            assert c.attempts(request) == [1, 2]
-            assert len(c.tokens(request)) == 120
-            await eventually(c.at_rest)
+            await goes_on(c, request)
 
 
 async def test_a_living_worker_keeps_what_it_holds(nats_url: str, tmp_path: Path) -> None:
     """The kernel knows whether it lives; whoever asks need not."""
     async with cell(nats_url) as c:
         with worker(nats_url, tmp_path, "w1"):
-            request, _ = await begun(c, max_tokens=60)
+            request, _ = await begun(c)
             assert await release(c.broker, tmp_path / "w1.journal") == 0
-            await eventually(lambda: c.terminal(request))
+            await ended(c, request)
             assert c.attempts(request) == [1]
-            await eventually(c.at_rest)
 
 
 async def test_what_was_placed_on_a_dead_worker_alone_goes_on_at_another(
@@ -102,11 +111,11 @@ async def test_what_was_placed_on_a_dead_worker_alone_goes_on_at_another(
             await eventually(lambda: c.terminal(first))
             holder = str(c.records[first][0]["worker"])
             await eventually(lambda: knows(c, holder))
-            assert (await begun(c, 120, START))[1] == holder
+            request, again = await begun(c, START)
+            assert again == holder
             {"w1": w1, "w2": w2}[holder].kill()
             assert await release(c.broker, tmp_path / f"{holder}.journal") == 1
-            await eventually(c.at_rest)
-        assert set((await c.ledger()).values()) == {1}
+            await goes_on(c, request)
 
 
 async def knows(c: Client, worker: str) -> bool:
