@@ -214,30 +214,37 @@ class Broker:
         return reply.data
 
     async def store(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        repeats: bool = False,
     ) -> Stored:
         """Publish and wait until the broker has stored it.
 
         Raises `StoreRefused` with the broker's reason, or `BrokerUnavailable` when it did not
         answer within `STORE_SECONDS`: then the message may or may not have been stored. Cancelling
-        it leaves that open too.
+        it leaves that open too. With `repeats`, where that is harmless, it is sent again meanwhile:
+        a leader that dies takes along what was on its way.
         """
-        return await self._ask(Confirmation(), subject, payload, headers)
+        answer = Confirmation()
+        stored = await self._ask(answer, subject, payload, headers, repeats=repeats)
+        return replace(stored, repeated=True) if answer.repeated else stored
 
     async def store_retrying(
         self, subject: str, payload: bytes, headers: dict[str, str], seconds: float
     ) -> Stored:
         """`store` again and again while the broker does not answer.
 
-        For messages with a `Nats-Msg-Id`, or an expected sequence: a repetition is then harmless.
+        For messages whose repetition is harmless, as with a `Nats-Msg-Id` or an expected sequence.
         """
         deadline = time.monotonic() + seconds
         unsure: BrokerUnavailable | None = None  # the message of that try may have been stored
         while True:
             try:
-                answer = Confirmation()
-                stored = await self._ask(answer, subject, payload, headers, repeats=True)
-                return replace(stored, repeated=True) if unsure or answer.repeated else stored
+                stored = await self.store(subject, payload, headers, repeats=True)
+                return replace(stored, repeated=True) if unsure else stored
             except BrokerUnavailable as error:
                 unsure = unsure if isinstance(error, NotConnected) else error
                 if time.monotonic() + _RETRY_SECONDS > deadline:

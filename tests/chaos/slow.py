@@ -5,7 +5,7 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.chaos.client import Client
+from tests.chaos.client import PING_SECONDS, Client
 
 RECEIVES_BYTES = 32 * 1024  # what its kernel takes for it
 DAWDLE_SECONDS = 0.02  # between two frames
@@ -39,9 +39,9 @@ class SlowClient(Client):
             await asyncio.sleep(self._pause)
 
     def _manners(self, url: str) -> dict[str, Any]:
-        """No pings, whose answers it might not read, and a small buffer."""
+        """A small buffer, and pings whose answers it need not read: they find out who is gone."""
         tcp = socket.socket()
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVES_BYTES)
         gateway = urlsplit(url)
         tcp.connect((gateway.hostname, gateway.port))
-        return {"sock": tcp, "ping_interval": None}
+        return {"sock": tcp, "ping_interval": PING_SECONDS, "ping_timeout": None}
