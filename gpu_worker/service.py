@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -24,6 +25,8 @@ from registry.store import Registry
 from streams import declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.patience import persistently
+from streams.timekeeping import set_clock
 
 log = structlog.get_logger()
 
@@ -126,6 +129,7 @@ async def _serve(
             pool.cancel(tenant, request_id)
 
     await declaration.wait_for(broker.js, topology.WORK)
+    await persistently(partial(set_clock, broker))
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
     async with asyncio.TaskGroup() as tasks:
         running = [
