@@ -46,7 +46,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         await tenants.declare(_configured(settings))
         door = await _open(stack, settings, broker, registry, tenants)
         await _reconcile(door, scale)
-        await persistently(partial(set_clock, broker))
+        await set_clock(broker)
         await _serve(door, scale, listener, stop)
 
 

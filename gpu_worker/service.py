@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -25,7 +24,6 @@ from registry.store import Registry
 from streams import declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
-from streams.patience import persistently
 from streams.timekeeping import set_clock
 
 log = structlog.get_logger()
@@ -129,7 +127,7 @@ async def _serve(
             pool.cancel(tenant, request_id)
 
     await declaration.wait_for(broker.js, topology.WORK)
-    await persistently(partial(set_clock, broker))
+    await set_clock(broker)
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
     async with asyncio.TaskGroup() as tasks:
         running = [

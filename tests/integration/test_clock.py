@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from streams import declaration, topology
+from streams import declaration, timekeeping, topology
 from streams.connection import connect
 from streams.errors import BrokerUnavailable
-from streams.timekeeping import set_clock
+from streams.timekeeping import look
 from tests.eventually import eventually
 from tests.integration.gateways import KEY, Gateway, free_port, register
 from tests.integration.processes import Service
@@ -32,22 +32,34 @@ async def test_the_shared_clock_is_the_brokers(
     monkeypatch.setattr(time, "time", lambda: 0.0)
     async with connect(nats_url, "test") as broker:
         await declaration.declare(broker.js, topology.Scale(), MAX_QUEUED)
-        look = await broker.look_at_clock()
-        broker.clock.hear(look)
+        seen = await broker.look_at_clock()
+        broker.clock.hear(seen)
         before = broker.clock.now()
         stored = await broker.store(DEAD, b"x")
         after = broker.clock.now()
         (message,) = await broker.read(topology.DEAD, {"seq": stored.seq})
         at = datetime.fromisoformat(message.headers["Nats-Time-Stamp"]).timestamp()
-        error = look.error(broker.clock.ticks())
+        error = seen.error(broker.clock.ticks())
         assert before - error <= at <= after + error
+
+
+async def test_the_clock_is_looked_at_now_and_then(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, and in spite of brokers that could not tell the time at first."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(timekeeping, "LOOK_SECONDS", 0.01)
+    async with connect(nats_url, "test") as broker:
+        assert broker.clock.now() < HOUR
+        await declaration.declare(broker.js, topology.Scale(), MAX_QUEUED)
+        await eventually(lambda: broker.clock.now() > HOUR)
 
 
 async def test_nobody_tells_the_time_before_there_are_streams(nats_url: str) -> None:
     """Services ask again; a command for people says why it cannot do its work."""
     async with connect(nats_url, "test") as broker:
         with pytest.raises(BrokerUnavailable, match="the time is not told"):
-            await set_clock(broker)
+            await look(broker)
 
 
 @asynccontextmanager
