@@ -7,13 +7,13 @@ ack wait, and what is given back in error is tried twice, which the claim on the
 
 The first line says whose it is; behind it a delivery's reply subject is noted with `+` as it is
 taken and with `-` as it is settled. The kernel keeps the file locked for as long as the process
-lives, and its time is that of the last beat: after an ack wait others have the work.
+lives. Its modification time is that of the last beat, by a clock that nobody can set: after an ack
+wait others have the work.
 """
 
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -23,6 +23,7 @@ from typing import Self
 import structlog
 
 from streams import subjects
+from streams.clock import ticks
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.pull import Delivery
@@ -31,6 +32,7 @@ log = structlog.get_logger()
 
 _MOST_LINES = 10_000  # then it is written anew
 _ANSWER_SECONDS = 1.0
+_NANOSECONDS = 10**9
 
 
 class JournalTaken(MillstreamError):
@@ -63,6 +65,7 @@ class Journal:
                 self._file.close()
                 raise JournalTaken(path)
             self._rewrite()
+            self.beat()
 
     def close(self) -> None:
         """Nothing is held any more, or whoever reads it gives it back."""
@@ -83,7 +86,8 @@ class Journal:
     def beat(self) -> None:
         """What is held is still held."""
         if self._file:
-            os.utime(self._file.fileno())
+            now = int(ticks() * _NANOSECONDS)
+            os.utime(self._file.fileno(), ns=(now, now))
 
     def _write(self, line: str) -> None:
         if self._file is None:
@@ -94,6 +98,7 @@ class Journal:
                 self._rewrite()
             else:
                 self._file.write(line.encode())
+            self.beat()
         except OSError as error:  # a full disk is no reason not to serve
             log.warning("journal_ended", reason=str(error))
             self.close()
@@ -140,8 +145,8 @@ class _Left:
         owner, held = Owner(**json.loads(first)), set[str]()
         for line in lines:
             (held.add if line[:1] == "+" else held.discard)(line[1:])
-        age = time.time() - os.fstat(file.fileno()).st_mtime
-        return cls(owner, frozenset(held)) if age <= owner.ack_wait_seconds else None
+        age = ticks() - os.fstat(file.fileno()).st_mtime_ns / _NANOSECONDS  # negative after a boot
+        return cls(owner, frozenset(held)) if 0 <= age <= owner.ack_wait_seconds else None
 
 
 async def _give_back(broker: Broker, left: _Left) -> None:

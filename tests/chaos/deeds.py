@@ -15,6 +15,7 @@ Deed = Callable[[Cluster, str], Awaitable[None]]
 MIB = 2**20
 BOUND_BYTES = 64  # not even one request
 BALLAST = "ballast"
+HOUR = 3600
 
 
 def _process(cluster: Cluster, name: str) -> NatsServer | Service:
@@ -119,6 +120,21 @@ async def read(cluster: Cluster, name: str) -> None:
     cluster.readers[name].read()
 
 
+async def ahead(cluster: Cluster, name: str) -> None:
+    """A service's wall clock is set an hour forward."""
+    cluster.clocks[name].set(HOUR)
+
+
+async def behind(cluster: Cluster, name: str) -> None:
+    """A service's wall clock is set an hour back."""
+    cluster.clocks[name].set(-HOUR)
+
+
+async def right(cluster: Cluster, name: str) -> None:
+    """Its wall clock is set right."""
+    cluster.clocks[name].set(0)
+
+
 async def leave(cluster: Cluster, name: str) -> None:
     """There is nothing to undo."""
 
@@ -137,4 +153,6 @@ DEEDS: dict[str, tuple[Deed, Deed]] = {
     "bound": (bound, unbound),
     "deafen": (deafen, read),
     "dawdle": (dawdle, read),
+    "ahead": (ahead, right),
+    "behind": (behind, right),
 }
