@@ -156,18 +156,18 @@ async def _weights(seed: int, seconds: float) -> Run:
             outcome = await Traffic(plant, dict.fromkeys(WEIGHTS, LOUD_SOCKETS)).run(load, 0.0)
         modelled = Plant((WORKER,) * WORKERS, count, WEIGHTS)
         expected = runs.Run(Millstream, modelled, load).run(0.0)
-        got = _shares(outcome, seconds)
+        got = shares(outcome, seconds)
         found |= {
             f"ratio_{count}": got["four"] / got["one"],
             f"error_{count}": measures.worst_share_error(got, WEIGHTS),
             f"simulated_error_{count}": measures.worst_share_error(
-                _shares(expected, seconds), WEIGHTS
+                shares(expected, seconds), WEIGHTS
             ),
         }
     return found
 
 
-def _shares(outcome: Outcome, seconds: float) -> dict[str, float]:
+def shares(outcome: Outcome, seconds: float) -> dict[str, float]:
     """The service that each tenant saw once things were level.
 
     What has not ended counts, too: more of the tenant that gets less is under way.
