@@ -53,7 +53,7 @@ OPEN_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 _RETRY_SECONDS = 0.25
 _READ_SECONDS = (0.4, 0.8, 1.3)  # for the tries of a read: STORE_SECONDS together
-_PAGE = 1000
+_PAGE: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}  # whole in such a try
 _NOT_DELETED = 10057
 
 
@@ -276,7 +276,7 @@ class Broker:
         found: list[StoredMessage] = []
         while True:
             page = await self._read_page(
-                stream, {"next_by_subj": subject, "seq": after + 1, "batch": _PAGE}
+                stream, {**_PAGE, "next_by_subj": subject, "seq": after + 1}
             )
             found += page.messages
             if not page.left or not page.messages:
