@@ -3,8 +3,8 @@
 (a) 500 requests/s over two gateways: from a gateway's acceptance to a worker's pull, by the clock
 of the machine; acceptance is told in whole milliseconds, so that it seems half a one longer. One
 worker, whose engine answers at once: what it takes of the two cores is no part of the figure.
-(b) Requests already queued, as fast as the workers take them: CPU time of the
-dispatcher for each, from its index to its settling.
+(b) Requests already queued, as fast as two workers take them: CPU time of the dispatcher for each,
+from its index to its settling.
 """
 
 import asyncio
