@@ -63,6 +63,8 @@ def measure(factor: float, seeds: int, seconds: float) -> None:
 
 def measure_weights(seeds: int, seconds: float) -> None:
     """Two tenants of weights 4 and 1, both backlogged, one of them at a gateway of its own."""
+    if seconds <= LEVEL_SECONDS:
+        raise SystemExit(f"shares are looked at after {LEVEL_SECONDS:g} s: give more --seconds")
     found = [asyncio.run(_weights(seed, seconds)) for seed in range(seeds)]
     results.publish("live-b2-weights", described(seconds), SHARES, found)
 
