@@ -35,6 +35,7 @@ READER_SECONDS = 1.0  # nobody waits for this one
 LOST_SECONDS = 15.0  # a writer that lives puts a lost log back within its ack wait
 UNSURE_SECONDS = 60.0  # so long a request is cancelled that may have been stored
 PAGE = 200
+READS_AT_ONCE = 16
 _YES = b"yes"
 _OUR_FAULT = "the gateway failed; its log says why"
 
@@ -236,13 +237,24 @@ class Relay:
             self._round_at = now + LOOK_SECONDS
             self._look_round(now, tasks)
         await self._cancel_due(now)
+        await self._catch_up_all()
+
+    async def _catch_up_all(self) -> None:
+        """Several at once: what many clients resume after a gateway's death comes together."""
         unreadable: dict[str, str] = {}
-        for following in list(self._stale):
-            try:
-                if following.stream not in unreadable:
-                    await self._catch_up(following)
-            except BrokerUnavailable as error:
-                unreadable[following.stream] = str(error)
+        stale = iter(list(self._stale))
+
+        async def catch_up() -> None:
+            for following in stale:
+                try:
+                    if following.stream not in unreadable:
+                        await self._catch_up(following)
+                except BrokerUnavailable as error:
+                    unreadable[following.stream] = str(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(len(self._stale), READS_AT_ONCE)):
+                tasks.create_task(catch_up(), name="catch-up")
         if unreadable:
             raise BrokerUnavailable(f"logs cannot be read: {unreadable}")
 

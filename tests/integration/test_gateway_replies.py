@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 
 from gateway import protocols, relay, server, service
 from gateway.call import Call
-from gateway.following import Following, Record
+from gateway.following import Following, Record, Stored
 from gateway.relay import Relay
 from gateway.settings import GatewaySettings
 from streams import declaration, messages, subjects, topology
@@ -184,6 +184,30 @@ async def test_a_slow_reader_gets_everything_once(
         for i in range(3):
             mine = [frame for frame in frames if frame["id"] == str(i)]
             assert indices(mine) == list(range(3000))
+
+
+async def test_a_log_that_is_slow_to_read_holds_nobody_up(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a gateway's death all its clients come at once, and each log is read anew."""
+    slow, read = asyncio.Event(), Relay._page
+
+    async def page(self: Relay, following: Following, seq: int, size: int) -> list[Stored]:
+        if following.request_id == ids[0] and size == relay.PAGE:
+            await slow.wait()
+        return await read(self, following, seq, size)
+
+    async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
+        ids: list[str] = []
+        for name in ("a", "b"):
+            await socket.generate(name, max_tokens=20)
+            ids.append((await socket.until(name, "done"))[0]["request_id"])
+        monkeypatch.setattr(Relay, "_page", page)
+        for name, request_id in zip(("a", "b"), ids, strict=True):
+            await socket.send(type="resume", id=name, request_id=request_id, after=-1)
+        assert indices(await socket.until("b", "done")) == list(range(20))
+        slow.set()
+        assert indices(await socket.until("a", "done")) == list(range(20))
 
 
 class Reader:
