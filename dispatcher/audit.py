@@ -146,7 +146,7 @@ class Audit:
 
     async def _bury(self, held: dict[int, StoredMessage], infos: Infos) -> None:
         stuck = _stuck(held, infos)
-        now = time.time()
+        now = self._broker.clock.now()
         flights = self._books.in_flight.values()
         late = {flight.seq for flight in flights if dead_letters.overdue(flight.deadline, now)}
         for seq in (late | (stuck & self._suspects)) & held.keys():

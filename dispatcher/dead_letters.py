@@ -4,8 +4,6 @@ The broker tells of a message that has used up its deliveries, once and without 
 finds what that missed, and what has outlived its deadline.
 """
 
-import time
-
 import structlog
 
 from dispatcher.ending import end
@@ -40,7 +38,7 @@ async def bury(broker: Broker, message: StoredMessage, shards: int) -> None:
     """
     envelope = envelope_of(message.headers)
     model = subjects.parse_work(message.subject).model
-    reason = _reason(envelope)
+    reason = _reason(envelope, broker.clock.now())
     if reason != LATE:
         tried = await _tried(broker, envelope, shards) if envelope else History()
         await keep(broker, message, envelope, reason, tried)
@@ -56,7 +54,7 @@ async def _tried(broker: Broker, envelope: Envelope, shards: int) -> History:
     return await history.read(broker, address, await TokenLog(broker, address, shards).read())
 
 
-def _reason(envelope: Envelope | None) -> str:
+def _reason(envelope: Envelope | None, now: float) -> str:
     if envelope is None:
         return MALFORMED
-    return LATE if envelope.deadline / 1000 < time.time() else EXHAUSTED
+    return LATE if envelope.deadline / 1000 < now else EXHAUSTED

@@ -1,7 +1,6 @@
 """Ending requests that no worker will end: a terminal in the token log, a ledger record."""
 
 import asyncio
-import time
 from typing import Any
 
 import structlog
@@ -110,14 +109,15 @@ async def end(
         if terminal is not None:
             break
         try:
-            await log.append(_terminal(envelope, outcome, message, len(before.tokens)))
+            now_ms, generated = broker.clock.now_ms(), len(before.tokens)
+            await log.append(_terminal(envelope, outcome, message, generated, now_ms))
         except Fenced:
             continue
-    await write_ledger(broker, _record(envelope, model, before, terminal))
+    await write_ledger(broker, _record(envelope, model, before, terminal, broker.clock.now_ms()))
 
 
 def _record(
-    envelope: Envelope, model: str, log: Contents, terminal: dict[str, Any]
+    envelope: Envelope, model: str, log: Contents, terminal: dict[str, Any], now_ms: int
 ) -> LedgerRecord:
     return LedgerRecord(
         request_id=envelope.request_id,
@@ -130,16 +130,18 @@ def _record(
         attempts=log.attempts,
         worker=NOBODY,
         accepted=envelope.accepted,
-        finished=int(time.time() * 1000),
+        finished=now_ms,
         adapter=envelope.adapter,
         account=envelope.account,
     )
 
 
-def _terminal(envelope: Envelope, outcome: str, message: str, generated: int) -> dict[str, Any]:
+def _terminal(
+    envelope: Envelope, outcome: str, message: str, generated: int, now_ms: int
+) -> dict[str, Any]:
     used = messages.usage(envelope.prompt_tokens, generated)
     if outcome == "cancelled":
-        waited = max(0.0, time.time() * 1000 - envelope.accepted)
+        waited = max(0, now_ms - envelope.accepted)
         return messages.done("cancelled", used, {"queue": waited, "total": waited})
     return messages.failed(outcome, message, used)
 

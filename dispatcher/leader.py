@@ -52,6 +52,7 @@ class Leader:
         self.model = model
         self.books = Books(model)
         self._broker, self._tenants, self._shards = broker, tenants, shards
+        self._clock = broker.clock
         self._cancelled = Recent(CANCEL_MEMORY_SECONDS)
         self._unreadable: list[Delivery] = []
         self._tells_at = 0.0
@@ -132,7 +133,7 @@ class Leader:
     def _queue(self, item: Queued) -> None:
         if tenant := self._tenants.get(item.tenant):
             self.books.queue.set_weight(item.tenant, tenant.weight)
-        self.books.queue.push(item, time.time())
+        self.books.queue.push(item, self._clock.now())
         if _name(item.tenant, item.request_id) in self._cancelled:
             self._cancel(item.tenant, item.request_id)
         self._sending.wake()
@@ -171,22 +172,24 @@ class Leader:
             await self._broker.publish(msg.reply, b"known")
 
     async def _on_report(self, msg: Msg) -> None:
-        answer = self._explained(json.loads(msg.data)) if msg.data else report.report(self.books)
+        now = self._clock.now()
+        asked = json.loads(msg.data) if msg.data else None
+        answer = self._explained(asked, now) if asked else report.report(self.books, now)
         await self._broker.publish(msg.reply, json.dumps(answer).encode())
 
-    def _explained(self, asked: dict[str, str]) -> explain.Facts | None:
+    def _explained(self, asked: dict[str, str], now: float) -> explain.Facts | None:
         """What `millstream why` asks: how a request or a tenant stands."""
         if tenant := asked.get("tenant"):
             return explain.of_tenant(self.books, tenant)
         item = self.books.queue.get(asked["request_id"])
         version = self._sending.version_for(item) if item else None
-        return explain.of_request(self.books, asked["request_id"], version, time.time())
+        return explain.of_request(self.books, asked["request_id"], version, now)
 
     # What happens by time
 
     async def _tell(self) -> None:
         """Expire what is late, notice silent workers, and tell the gateways how things stand."""
-        for item in self.books.queue.expired(time.time()):
+        for item in self.books.queue.expired(self._clock.now()):
             self._endings.put(item, "deadline_exceeded", "the deadline passed in the queue")
         while self._unreadable:
             await self._unreadable.pop().terminate()
@@ -201,7 +204,7 @@ class Leader:
             await self._broker.publish(subjects.pressure(self.model), pressure.pack())
 
     async def _take_back(self) -> None:
-        for stray in self.books.strays(time.time()):
+        for stray in self.books.strays(self._clock.now()):
             await self._recall.take_back(stray)
 
     def _pressure(self) -> Pressure:
@@ -214,7 +217,7 @@ class Leader:
 
     def _observe_blocked(self) -> None:
         """What the next in line has waited for since the last time."""
-        if head := self.books.queue.peek(time.time()):
+        if head := self.books.queue.peek(self._clock.now()):
             why = explain.reason(self.books, self._sending.version_for(head), head.cost)
             observe_blocked(self.model, why, TELL_SECONDS)
 
@@ -222,7 +225,7 @@ class Leader:
         await self._audit.work()
         await self._audit.requests(consumer)
         self._set_terms()
-        observe_oldest(self.books)
+        observe_oldest(self.books, self._clock.now())
         self._sending.wake()
 
     def _set_terms(self) -> None:

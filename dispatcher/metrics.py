@@ -1,7 +1,5 @@
 """The queue and its decisions as Prometheus metrics."""
 
-import time
-
 from prometheus_client import Counter, Gauge, Histogram
 
 from dispatcher.books import Books
@@ -106,8 +104,8 @@ def observe_queue(books: Books, pressure: Pressure) -> None:
     WORKERS.labels(model).set(pressure.workers)
 
 
-def observe_oldest(books: Books) -> None:
+def observe_oldest(books: Books, now: float) -> None:
     """How long the oldest queued request has waited; it looks at every lane, so not too often."""
     oldest = books.queue.oldest
-    age = time.time() - oldest.accepted / 1000 if oldest else 0.0
+    age = now - oldest.accepted / 1000 if oldest else 0.0
     OLDEST.labels(books.model).set(max(0.0, age))

@@ -1,6 +1,5 @@
 """What `millstream lag` asks a leader for: every lane and every worker, as plain data."""
 
-import time
 from collections import Counter
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,9 +12,9 @@ _Key = tuple[str, Priority]
 MOST_LANES = 2000  # the deepest; a report must fit one message
 
 
-def report(books: Books) -> dict[str, Any]:
-    """Lanes (deepest first) and workers of one model; ages and waits in seconds."""
-    lanes = sorted(_lanes(books), key=lambda lane: -lane["tokens"])
+def report(books: Books, now: float) -> dict[str, Any]:
+    """Lanes (deepest first) and workers of one model; times in seconds, `now` since the epoch."""
+    lanes = sorted(_lanes(books, now), key=lambda lane: -lane["tokens"])
     return {
         "model": books.model,
         "lanes": lanes[:MOST_LANES],
@@ -31,11 +30,10 @@ def _worker(books: Books, beat: Beat) -> dict[str, Any]:
     return told | {"marks": books.affinity.holders.count(beat.worker)}
 
 
-def _lanes(books: Books) -> list[dict[str, Any]]:
+def _lanes(books: Books, now: float) -> list[dict[str, Any]]:
     flying = Counter((f.tenant, f.priority) for f in books.in_flight.values())
     pressure = books.pressure()
     queued, tokens, accepted = _waiting(books)
-    now = time.time()
     return [
         {
             "tenant": tenant,

@@ -1,7 +1,6 @@
 """The loop that decides who is next and sends it to the workers, several at a time."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 import structlog
@@ -27,7 +26,7 @@ class Sending:
     """Sends requests on for as long as `run` runs; `wake()` it when something has changed."""
 
     def __init__(self, broker: Broker, registry: Registry, books: Books, endings: Endings) -> None:
-        self._broker, self._registry = broker, registry
+        self._broker, self._clock, self._registry = broker, broker.clock, registry
         self._books, self._endings = books, endings
         self._under_way: dict[str, Queued] = {}
         self._changed = asyncio.Event()
@@ -51,18 +50,18 @@ class Sending:
                 self._changed.clear()
                 while len(self._under_way) < AT_ONCE and (found := self._next()):
                     item, version = found
-                    lane = self._books.take(item, version, time.time())
+                    lane = self._books.take(item, version, self._clock.now())
                     self._under_way[item.request_id] = item
                     pool = Pool(self._books.model, version, lane)
                     tasks.create_task(self._send(item, pool), name=f"send-{item.request_id}")
 
     def _next(self) -> tuple[Queued, str] | None:
         """The next request and the version that serves it, if there is one with room."""
-        while found := self._books.next(self.version_for, time.time()):
+        while found := self._books.next(self.version_for, self._clock.now()):
             item, version = found
             if version is None:
                 self._refuse(item)
-            elif self._books.outlook.too_late(item, time.time()):
+            elif self._books.outlook.too_late(item, self._clock.now()):
                 self._expire(item)
             else:
                 return item, version
@@ -99,7 +98,7 @@ class Sending:
 
     async def _has_sent(self, item: Queued, pool: Pool) -> bool:
         """True when there is nothing left to do: it was sent, or was not to be."""
-        if item.deadline / 1000 < time.time():
+        if self._clock.until(item.deadline) < 0:
             self._books.not_sent(item.request_id)
             self._endings.put(item, "deadline_exceeded", "the deadline passed in the queue")
             return True
@@ -119,7 +118,7 @@ class Sending:
         if message is None:  # an earlier leader has sent it on
             self._books.not_sent(item.request_id)
             return
-        now_ms = int(time.time() * 1000)
+        now_ms = self._clock.now_ms()
         envelope = Envelope.from_headers(message.headers)
         placed = self._books.place(item.request_id, _marks(envelope), envelope.adapter)
         subject = subjects.work(pool, placed.worker)

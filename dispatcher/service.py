@@ -22,6 +22,7 @@ from streams.connection import Broker, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from streams.lease import Lease
 from streams.membership import Membership
+from streams.timekeeping import set_clock
 
 log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
@@ -39,6 +40,7 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
         await declaration.wait_for(broker.js, topology.REQUESTS)
+        await set_clock(broker)
         candidacy = Candidacy(broker, registry, tenants, settings)
         async with asyncio.TaskGroup() as tasks:
             standing = tasks.create_task(candidacy.run(), name="candidacy")

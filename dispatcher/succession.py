@@ -30,7 +30,8 @@ class Succession:
     async def keep(self) -> None:
         """Keep how things stand, if they have changed. Raises as `Broker.store` does."""
         stream = await self._broker.js.stream_info(topology.LEDGER)
-        taken = checkpoint.take(self._books, stream.state.last_seq, time.time())
+        now = self._broker.clock.now()
+        taken = checkpoint.take(self._books, stream.state.last_seq, now)
         if (taken.ledger, taken.tenants) != (self._kept.ledger, self._kept.tenants):
             await self._broker.store(self._subject, taken.pack())
             self._kept = taken

@@ -81,9 +81,13 @@ class Prepared:
             goal_seconds(self.model.goals, self.submission.priority),
         )
 
-    def envelope(self, request_id: str, route: str, account: str, wait: float | None) -> Envelope:
-        """Its headers; `wait` is in seconds, as estimated, None where nothing is known of it."""
-        now = int(time.time() * 1000)
+    def envelope(
+        self, request_id: str, route: str, account: str, wait: float | None, now: int
+    ) -> Envelope:
+        """Its headers, at `now` (epoch ms).
+
+        `wait` is in seconds, as estimated, None where nothing is known of it.
+        """
         return Envelope(
             request_id=request_id,
             tenant=self.tenant.name,
@@ -309,7 +313,8 @@ class Intake:
     ) -> Stored:
         """Enter the lane; the broker recognises a request id that it has already."""
         account = self.quotas.account(request_id)
-        envelope = prepared.envelope(request_id, route, account, wait)
+        now = self._broker.clock.now_ms()
+        envelope = prepared.envelope(request_id, route, account, wait, now)
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = prepared.admitted.payload, prepared.lane, prepared.tenant.max_queued
         if limit >= self.max_queued:

@@ -9,7 +9,6 @@ the ledger.
 
 import asyncio
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
@@ -36,7 +35,7 @@ class Quotas:
     """The reservations of this gateway. `open` it, then `run` it."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        self._broker, self._clock = broker, broker.clock
         self._holds = Holds()
         self._seen = RateLimits()
         self._owed: asyncio.Queue[Job] = asyncio.Queue()
@@ -63,7 +62,7 @@ class Quotas:
         whose = scopes(tenant)
         if not whose or self._holds.get(request_id):
             return None
-        now = time.time()
+        now = self._clock.now()
         wanted = [check for scope in whose for check in checks(scope, amounts)]
         hold = _hold(request_id, wanted, account(whose, amounts, now), now, seconds)
         carried = self._holds.roll(now)
@@ -113,7 +112,7 @@ class Quotas:
 
         async def put(message: Message) -> None:
             if message["type"] == "http.response.start":
-                more = self._seen.headers(whose, time.time())
+                more = self._seen.headers(whose, self._clock.now())
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
@@ -166,10 +165,10 @@ class Quotas:
 
     async def _renew(self) -> None:
         while True:
-            now = time.time()
+            now = self._clock.now()
             await asyncio.sleep(min(EXPIRE_SECONDS, windows.until_next_half(now)))
-            await self._carry(self._holds.roll(time.time()))
-            for hold in self._holds.expired(time.time()):
+            await self._carry(self._holds.roll(self._clock.now()))
+            for hold in self._holds.expired(self._clock.now()):
                 self._expire(hold)
 
     async def _carry(self, amounts: Mapping[str, int]) -> None:

@@ -24,6 +24,7 @@ from streams.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.patience import persistently
 from streams.settings import KeySettings, TenantSettings
+from streams.timekeeping import set_clock
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         await tenants.declare(_configured(settings))
         door = await _open(stack, settings, broker, registry, tenants)
         await _reconcile(door, scale)
+        await set_clock(broker)
         await _serve(door, scale, listener, stop)
 
 

@@ -2,6 +2,8 @@
 
 import time
 from asyncio import Event
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
@@ -17,7 +19,7 @@ from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.history import History, Kind
-from streams.messages import Request, Usage
+from streams.messages import LedgerRecord, Request, Usage
 from streams.pull import Delivery
 from streams.subjects import Log, Priority
 from streams.token_log import Contents, Fenced, TokenLog, write_ledger
@@ -53,7 +55,7 @@ class Attempt:
         self._pending = Pending()
         self._ready = Event()
         self._stopped: Stopped | None = None
-        self._clock = Clock()
+        self._clock = Clock(broker.clock.now)
         self._tokens = self._rows = 0  # stored, by all attempts
         self._made = 0  # tokens, by this one
         self._attempt = 1
@@ -169,7 +171,7 @@ class Attempt:
             return await self._relay()
 
     def _expiry(self) -> Timer:
-        seconds = self.envelope.deadline / 1000 - time.time()
+        seconds = self._broker.clock.until(self.envelope.deadline)
         return Timer(seconds, lambda: self.stop(Stopped.EXPIRED))
 
     async def _begin_in_turn(self, before: Contents) -> None:
@@ -214,13 +216,17 @@ class Attempt:
                 inputs=[messages.unpack_tokens(tokens) for tokens in inputs],
                 splits=request.splits[before.rows :],
                 dimensions=request.dimensions,
-                deadline=self.envelope.deadline / 1000,
-                goal=self.goal,
+                deadline=self._timely(self.envelope.deadline),
+                goal=None if self.goal is None else self._timely(self.goal),
                 adapter=request.adapter,
                 priority=self.priority,
                 tenant=self.envelope.tenant,
             )
         )
+
+    def _timely(self, at_ms: float) -> float:
+        """A time by the monotonic clock, which is all that an engine knows."""
+        return time.monotonic() + self._broker.clock.until(at_ms)
 
     @property
     def tokens(self) -> int:
@@ -240,10 +246,10 @@ class Attempt:
 
     @property
     def goal(self) -> float | None:
-        """When the model's goal for its client's priority wants its first output: epoch seconds."""
+        """When the model's goal for its client's priority wants its first output: epoch ms."""
         goals = self._who.goals.get(Priority(self.envelope.priority or self.priority))
         ms = goals.time_to_first_token_ms if goals else None
-        return None if ms is None else (self.envelope.accepted + ms) / 1000
+        return None if ms is None else self.envelope.accepted + ms
 
     async def _relay(self) -> Finished | None:
         """Append what the engine makes, one append in flight, until it is done or stopped."""
@@ -275,7 +281,7 @@ class Attempt:
             await dead_letters.keep(
                 self._broker, self.delivery, self.envelope, last["code"], self._tried
             )
-        record = ledger_record(self._who, self.envelope, last, self._attempt, self._clock.first)
+        record = self._record(last, self._attempt, self._clock.first)
         await self._log.end(last, record)
         self._observed.info(
             "request_finished",
@@ -297,5 +303,8 @@ class Attempt:
         """The log has its terminal; the attempt that wrote it may have died before the ledger."""
         assert before.terminal is not None
         attempts = max(1, before.attempts)
-        record = ledger_record(self._who, self.envelope, before.terminal, attempts, first=0.0)
-        await write_ledger(self._broker, record)
+        await write_ledger(self._broker, self._record(before.terminal, attempts, first=0.0))
+
+    def _record(self, last: Mapping[str, Any], attempts: int, first: float) -> LedgerRecord:
+        now_ms = self._broker.clock.now_ms()
+        return ledger_record(self._who, self.envelope, last, attempts, first, now_ms)

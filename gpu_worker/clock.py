@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from streams.headers import Envelope
 
@@ -14,13 +14,17 @@ _MEASURED_TOKENS = 2
 class Clock:
     """When an attempt reached its stages, in epoch milliseconds."""
 
-    pulled: float = field(default_factory=lambda: time.time() * 1000)
+    now: Callable[[], float]  # epoch seconds
+    pulled: float = 0.0
     first: float = 0.0
     _began: float = 0.0  # the first output, by the monotonic clock
 
+    def __post_init__(self) -> None:
+        self.pulled = self.now() * 1000
+
     def begin(self) -> None:
         """Its first output was made."""
-        self.first, self._began = time.time() * 1000, time.monotonic()
+        self.first, self._began = self.now() * 1000, time.monotonic()
 
     def seconds_for(self, tokens: int, made: int) -> float | None:
         """For so many more tokens at its pace so far; None while that cannot be told."""
@@ -29,8 +33,8 @@ class Clock:
         return max(0, tokens) * (time.monotonic() - self._began) / max(1, made - 1)
 
     def stages(self, envelope: Envelope) -> dict[str, float]:
-        """Milliseconds per stage; clocks of two machines may disagree, so never below zero."""
-        now = time.time() * 1000
+        """Milliseconds per stage; machines agree but for a little, so never below zero."""
+        now = self.now() * 1000
         first = self.first or now
         spans = {
             "queue": envelope.dispatched - envelope.accepted,

@@ -52,8 +52,8 @@ class Sequence:
     inputs: list[list[int]] = field(default_factory=list)
     splits: list[int] = field(default_factory=list)
     dimensions: int | None = None
-    deadline: float | None = None  # epoch seconds
-    goal: float | None = None  # epoch seconds
+    deadline: float | None = None  # by the monotonic clock of its machine
+    goal: float | None = None  # so is this
     adapter: Adapter | None = None
     priority: Priority = Priority.STANDARD
     tenant: str = ""

@@ -1,6 +1,5 @@
 """How an attempt ends its request: what the client, the ledger and the observers are told."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -67,8 +66,9 @@ def ledger_record(
     terminal: Mapping[str, Any],
     attempts: int,
     first: float,
+    finished: int,
 ) -> LedgerRecord:
-    """What the request has used; `first` is when its first output was made, epoch ms."""
+    """What the request has used; when its first output was made and when it ended are epoch ms."""
     used = terminal["usage"]
     return LedgerRecord(
         request_id=envelope.request_id,
@@ -81,7 +81,7 @@ def ledger_record(
         attempts=attempts,
         worker=who.worker,
         accepted=envelope.accepted,
-        finished=int(time.time() * 1000),
+        finished=finished,
         adapter=envelope.adapter,
         account=envelope.account,
         first=round(first),

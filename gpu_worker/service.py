@@ -24,6 +24,7 @@ from registry.store import Registry
 from streams import declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.timekeeping import set_clock
 
 log = structlog.get_logger()
 
@@ -126,6 +127,7 @@ async def _serve(
             pool.cancel(tenant, request_id)
 
     await declaration.wait_for(broker.js, topology.WORK)
+    await set_clock(broker)
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
     async with asyncio.TaskGroup() as tasks:
         running = [

@@ -8,7 +8,7 @@ from gpu_worker.starts import Start, Starts
 from streams import history
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
-from streams.history import Fault, History, Kind, Try
+from streams.history import Fault, History, Kind, Note, Try
 from streams.subjects import Log
 from streams.token_log import Contents
 
@@ -72,7 +72,7 @@ class Standing:
 
     def convicted(self, error: str) -> History:
         """The history with this attempt, which has failed on trial."""
-        said = history.noted(self._attempt, self._worker, "broke", error)
+        said = self._noted("broke", error)
         return self.history.and_then(Try(said.attempt, said.worker, Fault.OWN, said.error, said.at))
 
     async def _try_to_note(self, kind: Kind, error: str = "") -> None:
@@ -82,5 +82,7 @@ class Standing:
             log.warning("attempt_not_noted", kind=kind, reason=str(refusal))
 
     async def _note(self, kind: Kind, error: str = "") -> None:
-        said = history.noted(self._attempt, self._worker, kind, error)
-        await history.note(self._broker, self._address, said)
+        await history.note(self._broker, self._address, self._noted(kind, error))
+
+    def _noted(self, kind: Kind, error: str) -> Note:
+        return history.noted(self._attempt, self._worker, kind, self._broker.clock.now_ms(), error)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from registry.tenants import Limits, Tenants
 from streams import subjects, topology, windows
 from streams.connection import Broker, connect
 from streams.errors import MillstreamError
+from streams.timekeeping import look
 from streams.usage import PICO, TENANT, Meter, key_scope
 from streams.windows import Window
 
@@ -34,7 +34,8 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
         try:
             if settings.tenant and tenants.get(settings.tenant) is None:
                 raise TenantNotFound(f"there is no tenant {settings.tenant!r}")
-            rows = await collect(broker, tenants, time.time())
+            await look(broker)
+            rows = await collect(broker, tenants, broker.clock.now())
         finally:
             await tenants.close()
     _print([r for r in rows if settings.tenant in (None, r["tenant"])], settings.as_json)

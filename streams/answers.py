@@ -4,10 +4,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, TypeVar
 
 import orjson
 
+from streams.clock import Look, ticks
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.protocol import parse_headers
 
@@ -108,6 +110,20 @@ class Confirmation(Answer[Stored]):
         total = answer.get("val")
         duplicate = answer.get("duplicate", False)
         return Stored(answer["seq"], duplicate, None if total is None else int(total))
+
+
+class Telling(Answer[Look]):
+    """The answer to a question about a stream, to which the broker adds what time it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = ticks()
+
+    def _read(self, data: bytes, headers: Mapping[str, str]) -> Look:
+        answered, answer = ticks(), orjson.loads(data or b"{}")
+        if "ts" not in answer:  # there is no such stream yet, or no leader of it
+            raise BrokerUnavailable(f"the time is not told: {answer or dict(headers)}")
+        return Look(self._asked, answered, datetime.fromisoformat(answer["ts"]).timestamp())
 
 
 class Reading(Answer[Page]):

@@ -20,6 +20,7 @@ import structlog
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
+from streams import timekeeping, topology
 from streams.answers import (
     Answer,
     Confirmation,
@@ -28,8 +29,10 @@ from streams.answers import (
     Stored,
     StoredMessage,
     StoreRefused,
+    Telling,
 )
 from streams.client import Client, DirectHandler
+from streams.clock import Look, SharedClock
 from streams.errors import BrokerUnavailable, NotConnected
 from streams.inbox import Inbox
 from streams.subscribed import Handler, Subscribed
@@ -53,15 +56,17 @@ OPEN_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 _RETRY_SECONDS = 0.25
 _READ_SECONDS = (0.4, 0.8, 1.3)  # for the tries of a read: STORE_SECONDS together
-_PAGE = 1000
+_PAGE: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}  # whole in such a try
 _NOT_DELETED = 10057
+_TIME = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
 class Broker:
-    """The connection of one process. Use `async with connect(...)`."""
+    """The connection of one process, and its time. Use `async with connect(...)`."""
 
     def __init__(self, url: str, name: str) -> None:
         self.url, self.name = url, name
+        self.clock = SharedClock()
         self.on_reconnect: list[Callable[[], None]] = []
         self._client = Client()
         self._inbox = Inbox(STORE_SECONDS)
@@ -276,7 +281,7 @@ class Broker:
         found: list[StoredMessage] = []
         while True:
             page = await self._read_page(
-                stream, {"next_by_subj": subject, "seq": after + 1, "batch": _PAGE}
+                stream, {**_PAGE, "next_by_subj": subject, "seq": after + 1}
             )
             found += page.messages
             if not page.left or not page.messages:
@@ -289,6 +294,10 @@ class Broker:
         What is not there is not found: the list is empty.
         """
         return (await self._read_page(stream, query)).messages
+
+    async def look_at_clock(self) -> Look:
+        """What time it is for the leader of the requests; raises `BrokerUnavailable`."""
+        return await self._ask(Telling(), _TIME, b"")
 
     async def _read_page(self, stream: str, query: Mapping[str, int | str]) -> Page:
         """Any replica answers, the broker chooses which: one that is frozen is not waited for."""
@@ -356,9 +365,11 @@ async def connect(url: str, name: str) -> AsyncIterator[Broker]:
     """A connected `Broker` with its housekeeping running; closed at the end."""
     broker = Broker(url, name)
     await broker.open()
-    housekeeping = asyncio.create_task(broker.run(), name="broker")
+    works = (broker.run(), timekeeping.keep(broker))
+    housekeeping = [asyncio.create_task(work, name="broker") for work in works]
     try:
         yield broker
     finally:
-        housekeeping.cancel()
+        for task in housekeeping:
+            task.cancel()
         await broker.close()

@@ -4,7 +4,6 @@ A letter is the work as it was, under `infer.dead.<tenant>.<model>`, with header
 """
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -45,7 +44,7 @@ async def keep(
     headers |= {
         MESSAGE_ID: envelope.request_id if envelope else f"{UNKNOWN}-{work.seq}",
         _REASON: reason,
-        _ENDED: str(int(time.time() * 1000)),
+        _ENDED: str(broker.clock.now_ms()),
         _TRIES: json.dumps(tried.pack()),
     }
     subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, pool.model)

@@ -1,7 +1,7 @@
 """The headers of a request and of its work: all that is needed to queue and route it.
 
 They stay the same over both hops; the dispatcher adds `Dispatched`, and the model's version is in
-the subject of the work. Times are epoch milliseconds.
+the subject of the work. Times are epoch milliseconds by the shared clock.
 """
 
 from collections.abc import Mapping

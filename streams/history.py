@@ -5,7 +5,6 @@ went if that did not end the request; no client reads it. Who has claimed and no
 with its process, or was cut off.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -124,6 +123,6 @@ async def note(broker: Broker, address: Log, said: Note) -> None:
     await broker.store_retrying(subject, messages.pack(asdict(said)), {}, _NOTE_SECONDS)
 
 
-def noted(attempt: int, worker: str, kind: Kind, error: str = "") -> Note:
-    """A note of this moment."""
-    return Note(attempt, worker, kind, int(time.time() * 1000), error[:_MOST_CHARACTERS])
+def noted(attempt: int, worker: str, kind: Kind, at: int, error: str = "") -> Note:
+    """A note of what was at `at`, in epoch ms."""
+    return Note(attempt, worker, kind, at, error[:_MOST_CHARACTERS])

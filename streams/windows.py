@@ -1,6 +1,6 @@
 """The arithmetic of quotas: minutes that slide, leases that overlap, days of UTC. Pure.
 
-Times are epoch seconds. Gateways whose clocks differ by less than half a lease agree.
+Times are epoch seconds by the shared clock: gateways that differ by less than half a lease agree.
 """
 
 import math

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import time
 
 from rich.console import Console
 
@@ -15,6 +14,7 @@ from streams import dead_letters, topology
 from streams.connection import Broker, connect
 from streams.dead_letters import DeadLetter
 from streams.errors import MillstreamError
+from streams.timekeeping import look
 
 FAILED = 1
 WIDE_COLUMNS = 240  # a file or a pipe has no width of its own; ids and errors are long
@@ -63,6 +63,7 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
 async def replay(settings: ChangeSettings, stop: asyncio.Event) -> int:
     """Queue each once more as a new request, unless it was; 1 if one could not be."""
     async with connect(settings.nats, "dead") as broker:
+        await look(broker)
         return max([await _replay(broker, each) for each in await _chosen(broker, settings)])
 
 
@@ -105,5 +106,7 @@ async def _named(broker: Broker, name: str) -> DeadLetter:
 
 async def _of(broker: Broker, settings: ChoiceSettings) -> list[DeadLetter]:
     letters = await dead_letters.read(broker, settings.tenant, settings.model)
-    since = 0.0 if settings.since is None else time.time() - settings.since
-    return [letter for letter in letters if letter.ended >= since * 1000]
+    if settings.since is None:
+        return letters
+    await look(broker)
+    return [each for each in letters if -broker.clock.until(each.ended) <= settings.since]

@@ -7,7 +7,6 @@ recognises. Later than that is certain, the letter counts as replayed.
 """
 
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -51,7 +50,7 @@ async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
     """
     if letter.envelope is None:
         raise NotReplayable(letter.name)
-    now = int(time.time() * 1000)
+    now = broker.clock.now_ms()
     wanted = Replay(secrets.token_hex(16), now)
     subject = subjects.replay(letter.name)
     seq = await _claim(broker, subject, wanted)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos import history, report
+from tests.chaos import history, report, wall_clock
 from tests.chaos.checker import check
 from tests.chaos.faults import FAULTS, ON_DEMAND
 from tests.chaos.figures import figures
@@ -32,6 +32,9 @@ def main() -> int:
     seeds = words.seed or list(range(1, words.seeds + 1))
     outcomes = []
     for name in names:
+        if FAULTS[name].shape.own_clocks and (reason := wall_clock.missing()):
+            print(f"{name}: skipped, {reason}")
+            continue
         for seed in seeds:
             kept = words.histories / f"{name}-{seed}"
             if not words.check:

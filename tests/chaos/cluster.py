@@ -13,8 +13,10 @@ from registry.store import Registry
 from streams import bucket, declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable
+from tests.chaos import wall_clock
 from tests.chaos.brokers import Brokers
 from tests.chaos.plan import TENANTS, Shape
+from tests.chaos.wall_clock import WallClock
 from tests.eventually import eventually
 from tests.integration.gateways import free_port
 from tests.integration.processes import Service
@@ -55,6 +57,7 @@ class Cluster:
         self.shards = SHARDS[shape.nodes]
         self.brokers = Brokers(shape.nodes, home, shape.linked, shape.small_disk)
         self.services: dict[str, Service] = {}
+        self.clocks: dict[str, WallClock] = {}
         self._starts = Counter[str]()
         self._ports = [free_port() for _ in range(shape.gateways)]
 
@@ -66,6 +69,8 @@ class Cluster:
         """Returns when every service is ready."""
         await self.brokers.start()
         self._write_configuration()
+        if self.shape.own_clocks:
+            self._give_clocks(wall_clock.build(self._home))
         for name in self._names():
             await self.start_service(name)
         async with connect(self.brokers.direct, "chaos") as broker:
@@ -74,6 +79,10 @@ class Cluster:
             await eventually(lambda: self.leader(broker), READY_SECONDS)
         ready = [name for name in self.services if not name.startswith("dispatcher")]
         await eventually(lambda: all(self.is_ready(name) for name in ready), READY_SECONDS)
+
+    def _give_clocks(self, library: Path) -> None:
+        for name in self._names():
+            self.clocks[name] = WallClock(library, self._home / f"{name}.clock")
 
     async def close(self) -> None:
         for service in self.services.values():
@@ -86,7 +95,8 @@ class Cluster:
         settings = self._settings(name) | {"nats": await self.brokers.urls(name)}
         self._starts[name] += 1  # a log for each: `said` is of this process
         log = self._home / f"{name}-{self._starts[name]}.log"
-        self.services[name] = Service(kind, log, settings)
+        clock = self.clocks.get(name)
+        self.services[name] = Service(kind, log, settings, clock.environment if clock else {})
 
     async def stop_service(self, name: str) -> None:
         """SIGTERM, and wait until it has drained."""

@@ -14,6 +14,7 @@ Deed = Callable[[Cluster, str], Awaitable[None]]
 MIB = 2**20
 BOUND_BYTES = 64  # not even one request
 BALLAST = "ballast"
+HOUR = 3600
 
 
 def _process(cluster: Cluster, name: str) -> NatsServer | Service:
@@ -99,6 +100,21 @@ async def _bound(cluster: Cluster, stream: str, size: int) -> None:
         await broker.js.update_stream(config, max_bytes=size)
 
 
+async def ahead(cluster: Cluster, name: str) -> None:
+    """A service's wall clock is set an hour forward."""
+    cluster.clocks[name].set(HOUR)
+
+
+async def behind(cluster: Cluster, name: str) -> None:
+    """A service's wall clock is set an hour back."""
+    cluster.clocks[name].set(-HOUR)
+
+
+async def right(cluster: Cluster, name: str) -> None:
+    """Its wall clock is set right."""
+    cluster.clocks[name].set(0)
+
+
 async def leave(cluster: Cluster, name: str) -> None:
     """There is nothing to undo."""
 
@@ -114,4 +130,6 @@ DEEDS: dict[str, tuple[Deed, Deed]] = {
     "restart": (restart, leave),
     "fill": (fill, empty),
     "bound": (bound, unbound),
+    "ahead": (ahead, right),
+    "behind": (behind, right),
 }

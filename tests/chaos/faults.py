@@ -11,6 +11,7 @@ Strikes = Callable[[Random], Iterable[Strike]]
 PAIRS = Shape(gateways=2, dispatchers=2)
 LINKED = replace(PAIRS, linked=True)
 CLUSTER = replace(PAIRS, nodes=3)
+CLOCKED = replace(PAIRS, own_clocks=True)
 # Requests come before, during and after what is done to a part that others wait for.
 ALL_ALONG = Load(streams=60, seconds=25, tokens=(40, 300))
 FOR_LONGER = replace(ALL_ALONG, streams=100, seconds=50)
@@ -32,6 +33,16 @@ def each(deed: str, whoms: Iterable[str], first: float, pause: float, seconds: f
     def strikes(random: Random) -> Iterator[Strike]:
         for number, whom in enumerate(whoms):
             yield Strike(first + number * pause, deed, whom, seconds)
+
+    return strikes
+
+
+def clock_steps(whom: str) -> Strikes:
+    """A wall clock is set an hour forward, right, an hour back, and right."""
+
+    def strikes(random: Random) -> Iterator[Strike]:
+        for number, deed in enumerate(("ahead", "behind")):
+            yield Strike(random.uniform(3, 6) + 10 * number, deed, whom, 6)
 
     return strikes
 
@@ -137,6 +148,9 @@ FAULTS = {
         Fault("stream-full", PAIRS, ALL_ALONG, once("bound", "REQUESTS", (5, 8), 8)),
         Fault("rolling-services", PAIRS, FOR_LONGER, each("restart", SERVICES, 4, 8, 0)),
         Fault("rolling-nats", CLUSTER, FOR_LONGER, each("restart", NODES, 5, 15, 0)),
+        Fault("clock-gateway", CLOCKED, ALL_ALONG, clock_steps("gateway")),
+        Fault("clock-dispatcher", CLOCKED, ALL_ALONG, clock_steps("dispatcher")),
+        Fault("clock-worker", CLOCKED, ALL_ALONG, clock_steps("worker")),
         Fault("one-of-each", FOUR, EIGHT_TIMES_A_HUNDRED, one_of_each),
         Fault("cancel-storm", Shape(), storm(4000, 20), lambda _: ()),
         Fault("short-alone", LINKED, SHORT, short_alone),

@@ -28,6 +28,7 @@ class Shape:
     sequences: int = 64
     linked: bool = False  # NATS is reached over wires that can be cut
     small_disk: bool = False  # the brokers' store is a file system of a few MiB
+    own_clocks: bool = False  # each service has a wall clock that can be set
 
 
 @dataclass(frozen=True)

@@ -4,25 +4,32 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from millstream.sources import PREFIX
 
 
 class Service:
-    """A running `millstream <command>`."""
+    """A running `millstream <command>`; `environment` is for the process, not for its settings."""
 
-    def __init__(self, command: str, log: Path, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        command: str,
+        log: Path,
+        settings: dict[str, Any],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         told = {PREFIX + key.upper(): str(value) for key, value in settings.items()}
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "millstream", command],
-                env={**kept, **told},
+                env={**kept, **told, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

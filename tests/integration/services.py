@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -78,7 +77,7 @@ class Client:
         version: str = "",
         deadline_seconds: float = 60,
     ) -> Envelope:
-        now = int(time.time() * 1000)
+        now = self.broker.clock.now_ms()
         return Envelope(
             request_id=secrets.token_hex(16),
             tenant=tenant,

@@ -131,8 +131,10 @@ async def test_nobody_answering_is_an_error_not_a_silence(nats_server: NatsServe
 
 
 async def test_a_subject_is_read_to_its_end(broker: Broker) -> None:
-    """A page has a thousand messages, a log may have more."""
-    await asyncio.gather(*(broker.store(DEAD, str(i).encode()) for i in range(2500)))
+    """A page has a thousand messages and a megabyte at most, a log may have more."""
+    await asyncio.gather(*(broker.store(DEAD, str(i).encode()) for i in range(2496)))
+    for _ in range(4):
+        await broker.store(DEAD, bytes(400_000))
     await broker.store("infer.dead.other.m", b"other")
     found = await broker.read_subject(topology.DEAD, DEAD)
     assert [message.seq for message in found] == list(range(1, 2501))

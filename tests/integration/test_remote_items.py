@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from streams.messages import Grammar
 from tests.integration.remotes import (
     engine_and_server,
     error,
@@ -34,6 +35,33 @@ def test_a_single_item_api_generates() -> None:
     parameters = server.calls[1].body["parameters"]
     assert (parameters["max_new_tokens"], parameters["do_sample"]) == (9, False)
     assert parameters["stop"] == ["END"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"grammar": Grammar("json_object")},
+        {"logprobs": 0},
+        {"min_p": 0.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"logit_bias": [(1, 2.0)]},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_has_no_field_in_the_api_fails_without_a_call(asked: dict[str, Any]) -> None:
+    """A wish that is left out in silence would be a wrong answer."""
+    with engine_and_server(answered(generated), api="single") as (engine, server):
+        code, message = error(run(engine, sequence(**asked))["r"])
+    assert (code, server.calls) == ("unsupported_value", [])
+    assert next(iter(asked)) in message
+
+
+def test_a_repetition_penalty_reaches_a_single_item_api() -> None:
+    """It has a field of its own there."""
+    with engine_and_server(answered(generated), api="single") as (engine, server):
+        run(engine, sequence(repetition_penalty=1.2))
+    assert server.calls[0].body["parameters"]["repetition_penalty"] == 1.2
 
 
 def row(body: Any) -> object:

@@ -8,6 +8,7 @@ from gpu_worker.attempt import Attempt
 from gpu_worker.outcome import Identity
 from registry.models import Goals
 from streams import subjects
+from streams.connection import Broker
 from streams.headers import Envelope
 from streams.pull import Delivery
 from streams.subjects import Pool, Priority
@@ -19,14 +20,14 @@ GOALS = {Priority.INTERACTIVE: Goals(time_to_first_token_ms=250), Priority.BATCH
 
 @pytest.mark.parametrize(
     ("priority", "goal"),
-    [(Priority.INTERACTIVE, 10.25), (Priority.STANDARD, None), (Priority.BATCH, None)],
+    [(Priority.INTERACTIVE, 10_250), (Priority.STANDARD, None), (Priority.BATCH, None)],
 )
-def test_a_goal_counts_from_acceptance(priority: Priority, goal: float | None) -> None:
+def test_a_goal_counts_from_acceptance(priority: Priority, goal: int | None) -> None:
     """A request that has queued for long has nothing left to wait in a batch."""
     subject = subjects.work(Pool("m", "1", priority))
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
     who = Identity("m", "1", "worker", 1, GOALS)
-    assert Attempt(NOBODY, NOBODY, NOBODY, delivery, ENVELOPE, who).goal == goal
+    assert Attempt(Broker("", ""), NOBODY, NOBODY, delivery, ENVELOPE, who).goal == goal
 
 
 @pytest.mark.parametrize("priority", Priority)
@@ -35,4 +36,4 @@ def test_the_priority_is_that_of_the_lane(priority: Priority) -> None:
     subject = subjects.work(Pool("m", "1", priority))
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
     who = Identity("m", "1", "worker", 1)
-    assert Attempt(NOBODY, NOBODY, NOBODY, delivery, ENVELOPE, who).priority is priority
+    assert Attempt(Broker("", ""), NOBODY, NOBODY, delivery, ENVELOPE, who).priority is priority

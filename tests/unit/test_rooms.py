@@ -18,6 +18,14 @@ MAY_IMPORT = {
 }
 CLIENT = ROOT / "client/millstream_client"
 HEAVY = {"torch", "transformers", "accelerate", "gguf", "safetensors", "httpx2"}
+# `created` in answers, a date in another server's answer, and what there is before the first look.
+WALL_CLOCK = {
+    "gateway/completions.py",
+    "gateway/unary.py",
+    "gpu_worker/engines/remote/upstream.py",
+    "registry/models.py",
+    "streams/clock.py",
+}
 IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}
 PURE = (
     "streams/errors.py",
@@ -127,6 +135,12 @@ def test_torch_stays_in_the_engines() -> None:
 def test_a_file_that_thinks_does_not_talk(name: str) -> None:
     """No clock, no broker, no event loop: such a file can be tested, and simulated, as it is."""
     assert imported(ROOT / name) & IMPURE == set()
+
+
+def test_only_what_people_read_is_of_the_wall_clock() -> None:
+    """What machines compare is `Broker.clock`'s: a wall clock may be hours off, or be set."""
+    found = {file for room in ROOMS for file in files(room) if "time.time()" in file.read_text()}
+    assert {str(file.relative_to(ROOT)) for file in found} == WALL_CLOCK
 
 
 @pytest.mark.parametrize("service", ["gateway", "dispatcher"])

@@ -12,6 +12,16 @@ from gpu_worker.engine import EngineError
 from gpu_worker.engines.remote.faults import Fault
 from streams.messages import Sampling
 
+_PLAIN = Sampling()
+_LACKING = (
+    "grammar",
+    "logprobs",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+
 
 class _Generated(BaseModel):
     generated_text: str
@@ -24,10 +34,10 @@ _ROWS: TypeAdapter[list[float] | list[list[float]]] = TypeAdapter(list[float] | 
 def generation(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
     """The body of a generation. Temperature 0 is `do_sample: false`: the API takes no zero.
 
-    Raises `EngineError` for a grammar, which it has no field for.
+    Raises `EngineError` for what is asked and has no field in the API.
     """
-    if sampling.grammar:
-        raise EngineError("unsupported_value", "the server cannot make its output follow a grammar")
+    if lacking := [name for name in _LACKING if getattr(sampling, name) != getattr(_PLAIN, name)]:
+        raise EngineError("unsupported_value", f"the server knows no {', '.join(lacking)}")
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "do_sample": sampling.temperature > 0,
@@ -38,6 +48,8 @@ def generation(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
         parameters |= {"temperature": sampling.temperature}
         parameters |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         parameters |= {"top_k": sampling.top_k} if sampling.top_k else {}
+    if sampling.repetition_penalty != 1:
+        parameters["repetition_penalty"] = sampling.repetition_penalty
     if sampling.stop:
         parameters["stop"] = sampling.stop
     return {"inputs": text, "parameters": parameters}

@@ -135,10 +135,9 @@ class UnaryEngine(ABC):
             return
         job = self._jobs[sequence.request_id] = _Job(sequence)
         self._reserved += reserved(sequence)
-        now = time.monotonic()
-        times = [now + at - time.time() for at in (sequence.deadline, sequence.goal) if at]
+        times = [at for at in (sequence.deadline, sequence.goal) if at is not None]
         parts = [(part, part.length()) for part in _parts(job)]
-        self.batcher.add(parts, now, min(times, default=None))
+        self.batcher.add(parts, time.monotonic(), min(times, default=None))
 
     def cancel(self, request_id: str) -> None:
         if job := self._jobs.get(request_id):
