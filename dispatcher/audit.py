@@ -51,6 +51,7 @@ class Audit:
         self._broker, self._books, self._shards = broker, books, shards
         self._endings, self._sending = endings, sending
         self._sign: tuple[int, ...] | None = None
+        self._undead = 0
         self._suspects: set[int] = set()
         self._stalls = Stalls()
 
@@ -60,6 +61,7 @@ class Audit:
         if info is None:
             raise IndexLost(f"no consumer {consumer}")
         self._look_at_index(info)
+        await self._look_for_undead(info)
         sign = await self._sign_of_loss(info)
         if sign and sign == self._sign:
             log.warning("index_repaired", model=self._books.model, un_acked=info.num_ack_pending)
@@ -71,6 +73,23 @@ class Audit:
         if self._is_stalled(info, due=bool(info.num_pending)):
             observe_stall(self._books.model, topology.REQUESTS)
             raise IndexLost(f"the consumer {info.name} delivers nothing")
+
+    async def _look_for_undead(self, info: ConsumerInfo) -> None:
+        """Raises `IndexLost` for a request that is there again, which this index never delivers.
+
+        A broker that could not write has forgotten, by its next start, that it was removed.
+        """
+        oldest = await self._oldest(1)
+        undead = oldest if info.ack_floor and oldest <= info.ack_floor.stream_seq else 0
+        if undead and undead == self._undead:
+            raise IndexLost(f"the consumer {info.name} has done with {undead}, which is there")
+        self._undead = undead
+
+    async def _oldest(self, seq: int) -> int:
+        """The oldest request of the model from a sequence on; 0 if there is none."""
+        pattern = subjects.requests_of(self._books.model)
+        found = await self._broker.read(topology.REQUESTS, {"next_by_subj": pattern, "seq": seq})
+        return found[0].seq if found else 0
 
     async def _sign_of_loss(self, info: ConsumerInfo) -> tuple[int, ...] | None:
         """What stays the same as long as a delivery or an acknowledgement is lost, or None.
@@ -84,11 +103,9 @@ class Audit:
         known: tuple[_Holder, ...] = (self._books.queue, self._endings, self._sending)
         oldest = min((held.oldest.seq for held in known if held.oldest), default=delivered + 1)
         if floor + 1 < oldest:
-            pattern = subjects.requests_of(self._books.model)
-            query: dict[str, int | str] = {"next_by_subj": pattern, "seq": floor + 1}
-            found = await self._broker.read(topology.REQUESTS, query)
-            if found and found[0].seq < oldest:
-                return (found[0].seq,)
+            found = await self._oldest(floor + 1)
+            if 0 < found < oldest:
+                return (found,)
         if info.num_ack_pending > sum(len(held) for held in known):
             return info.num_ack_pending, floor, info.delivered.consumer_seq
         return None

@@ -100,6 +100,13 @@ class Books:
             if flight := self._by_seq.get(seq):
                 self._charge(flight, max(flight.charged, service(flight.prompt_tokens, generated)))
 
+    def lose(self, worker: str) -> bool:
+        """A worker has died; False if it was not known here."""
+        known = self.fleet.lose(worker)
+        self.affinity.forget(worker)
+        self._resize()
+        return known
+
     def _resize(self) -> None:
         whole = self.fleet.whole
         self.queue.division.resize(whole.sequences, whole.tokens)

@@ -174,6 +174,10 @@ class Fleet:
         """The last beats of the workers that are there."""
         return [beat for beat, _ in self._beats.values()]
 
+    def lose(self, worker: str) -> bool:
+        """A worker has died: its credit counts no more. False if it was not there."""
+        return self._forget(worker)
+
     def forget_stale(self, now: float) -> list[str]:
         """Drop and name the workers that have fallen silent; their credit counts no more."""
         silent = [name for name, (_, at) in self._beats.items() if now - at >= STALE_SECONDS]
@@ -245,6 +249,7 @@ class Fleet:
             pool = self._pools[version] = _Pool()
         return pool
 
-    def _forget(self, worker: str) -> None:
+    def _forget(self, worker: str) -> bool:
         if known := self._beats.pop(worker, None):
             self._pools[known[0].version].count(-1, known[0])
+        return known is not None

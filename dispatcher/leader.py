@@ -67,7 +67,7 @@ class Leader:
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._heard())
             consumer = topology.index_consumer(self.model, secrets.token_hex(4))
-            await declaration.take_over_index(self._broker.js, consumer)
+            await declaration.take_over_index(self._broker, consumer)
             await self._resume()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())
@@ -101,6 +101,7 @@ class Leader:
     def _heard(self) -> dict[str, Handler]:
         return {
             subjects.fleet_of(self.model): self._on_beat,
+            subjects.GONE: self._on_gone,
             subjects.ledger_of(self.model): self._on_ledger,
             subjects.ALL_CANCELS: self._on_cancel,
             dead_letters.ADVISORIES: self._on_advisory,
@@ -141,6 +142,12 @@ class Leader:
     async def _on_beat(self, msg: Msg) -> None:
         self.books.beat(Beat.unpack(msg.data), time.monotonic())
         self._sending.wake()
+
+    async def _on_gone(self, msg: Msg) -> None:
+        worker = msg.data.decode()
+        if self.books.lose(worker):
+            log.warning("worker_gone", model=self.model, worker=worker)
+            self._sending.wake()
 
     async def _on_ledger(self, msg: Msg) -> None:
         record = messages.known(LedgerRecord, messages.unpack(msg.data))

@@ -7,12 +7,12 @@ with the token log that it leads to.
 import asyncio
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nats.js.api import DiscardPolicy, StreamConfig
 
 from streams import declaration, topology
-from streams.connection import Broker, StoreRefused
+from streams.connection import STORE_SECONDS, Broker, StoreRefused
 from streams.errors import BrokerUnavailable, IdempotencyConflict
 from streams.headers import EXPECTED_LAST
 from streams.subjects import token
@@ -55,18 +55,21 @@ class Idempotency:
         subject = _subject(tenant, key)
         mine = {"request_id": request_id, "digest": digest}
         try:
-            await self._broker.store(subject, json.dumps(mine).encode(), {EXPECTED_LAST: "0"})
+            await self._broker.store_retrying(
+                subject, json.dumps(mine).encode(), {EXPECTED_LAST: "0"}, STORE_SECONDS
+            )
         except StoreRefused as refusal:
             if not refusal.lost_race:
                 raise
-            return await self._found(subject, digest)
+            return await self._found(subject, request_id, digest)
         return Known(request_id, digest)
 
-    async def _found(self, subject: str, digest: str) -> Known:
-        known = Known(**json.loads(await self._read(subject)), first=False)
+    async def _found(self, subject: str, request_id: str, digest: str) -> Known:
+        """What the key is bound to; to `request_id` if only the confirmation of that got lost."""
+        known = Known(**json.loads(await self._read(subject)))
         if known.digest != digest:
             raise IdempotencyConflict("this idempotency key was used with a different request")
-        return known
+        return replace(known, first=known.request_id == request_id)
 
     async def _read(self, subject: str) -> bytes:
         """The record that is known to be there; a replica may learn of it a moment later."""

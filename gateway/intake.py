@@ -153,8 +153,9 @@ class Intake:
 
     async def accept(self, prepared: Prepared, sink: Sink, key: str | None = None) -> Ticket:
         """The second half of `submit`."""
-        async with answered_within(ACCEPT_SECONDS):
-            following = await self._accept(prepared, sink, key)
+        with self._relay.refusing():
+            async with answered_within(ACCEPT_SECONDS):
+                following = await self._accept(prepared, sink, key)
         spent = (time.monotonic() - prepared.began) * 1000
         return Ticket(following.request_id, prepared.model, following, spent)
 

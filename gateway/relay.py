@@ -6,11 +6,14 @@ last one by the regular look at logs that are silent. A reader that is slow is p
 from the log: what waits for it in memory is bounded.
 
 Several readers may follow one request, here and at other gateways. Each that leaves has its grace
-period, and cancels the request after it unless somebody else is reading.
+period, and cancels the request after it unless somebody else is reading. While the gateway has to
+refuse those who come back, grace periods begin anew.
 """
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 from nats.aio.msg import Msg
@@ -47,6 +50,7 @@ class Relay:
         self._stale: set[Following] = set()
         self._unwanted: set[Following] = set()  # whose cancel may be due
         self._round_at = 0.0  # when to look at all of them again
+        self._refused_at = float("-inf")
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -75,14 +79,24 @@ class Relay:
 
         Where somebody might know of it who cannot be asked it is `BrokerUnavailable`.
         """
-        async with answered_within(RESUME_SECONDS):
-            following = await self.attach(tenant, request_id, sink)
-        if following.known:
-            return following
-        await self.forget(following)
-        async with answered_within(RESUME_SECONDS):
-            await self._check_unknown(tenant, request_id)
+        with self.refusing():
+            async with answered_within(RESUME_SECONDS):
+                following = await self.attach(tenant, request_id, sink)
+            if following.known:
+                return following
+            await self.forget(following)
+            async with answered_within(RESUME_SECONDS):
+                await self._check_unknown(tenant, request_id)
         raise RequestNotFound(request_id)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Notes when what is inside is refused since the broker does not answer."""
+        try:
+            yield
+        except BrokerUnavailable:
+            self._refused_at = time.monotonic()
+            raise
 
     async def _check_unknown(self, tenant: str, request_id: str) -> None:
         """Raises `BrokerUnavailable` if a leader may know of it, or knows of it by now."""
@@ -257,6 +271,8 @@ class Relay:
         elif following.lost and not following.last and now >= following.lost + LOST_SECONDS:
             following.lost = now
             tasks.create_task(self._seek(following), name=f"seek-{following.request_id}")
+        elif following.is_abandoned(now) and now < self._refused_at + self._grace:
+            following.orphaned_until = self._refused_at + self._grace
         elif following.is_abandoned(now):
             following.orphaned_until = following.expires
             tasks.create_task(self._abandon(following), name=f"abandon-{following.request_id}")

@@ -25,6 +25,7 @@ from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.history import History
+from streams.journal import Journal
 from streams.messages import Beat
 from streams.pull import Delivery
 from streams.subjects import Priority
@@ -51,11 +52,13 @@ class Pool:
         context: int,
         observe: Observer,
         engine_timeout_seconds: float,
+        journal: Journal,
     ) -> None:
         self.who = who
         self._absent = Room(1, context)
         self.credit = Credit(self._absent)
         self._broker, self._observe = broker, observe
+        self._journal = journal
         self._throttled: Throttled | None = None
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
@@ -188,7 +191,9 @@ class Pool:
             assert self._tasks
             self._tasks.create_task(_bury(self._broker, delivery), name=f"bury-{delivery.seq}")
             return
+        self._journal.hold(delivery)
         if running := self._attempts.get(envelope.request_id):
+            self._journal.let_go(running.delivery)
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
         self._begin(Attempt(self._broker, self._mount, self._starts, delivery, envelope, self.who))
@@ -214,6 +219,7 @@ class Pool:
             log.warning("work_not_settled", request_id=request_id, reason=str(error))
         finally:
             del self._attempts[request_id]
+            self._journal.let_go(attempt.delivery)
             self.credit.free(request_id)
             self._wake()
             self.stirred()
@@ -270,6 +276,7 @@ class Pool:
         while True:
             await asyncio.sleep(seconds)
             before, held_at = held_at, time.monotonic()
+            self._journal.beat()
             try:
                 for attempt in list(self._attempts.values()):
                     attempt.lapsed |= held_at - before > ack_wait_seconds

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -24,6 +24,7 @@ from registry.store import Registry
 from streams import declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.journal import Journal, Owner, release
 from streams.timekeeping import set_clock
 
 log = structlog.get_logger()
@@ -44,8 +45,9 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
         stack.callback(following.cancel)
         registry = await Registry.open(broker, replicas=settings.replicas)
         stack.push_async_callback(registry.close)
+        journal = stack.enter_context(closing(await _journal(broker, settings)))
         drained = Drained()
-        keeper = await _unless(leaving.begun, _keeper(broker, registry, settings))
+        keeper = await _unless(leaving.begun, _keeper(broker, registry, journal, settings))
         if keeper is not None:
             stack.push_async_callback(keeper.close)
             await _unless(leaving.begun, keeper.preload())
@@ -66,7 +68,16 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
         await asyncio.wait({working, stopping})
 
 
-async def _keeper(broker: Broker, registry: Registry, settings: WorkerSettings) -> Keeper:
+async def _journal(broker: Broker, settings: WorkerSettings) -> Journal:
+    """Where the worker notes what it holds; what the one before it held is given back first."""
+    if settings.journal:
+        await release(broker, settings.journal)
+    return Journal(settings.journal, Owner(settings.id, settings.ack_wait_seconds))
+
+
+async def _keeper(
+    broker: Broker, registry: Registry, journal: Journal, settings: WorkerSettings
+) -> Keeper:
     """The models' places, none loaded yet. Raises `DoesNotFit` for one that is too large alone."""
     found = {}
     for name in settings.model:
@@ -74,7 +85,9 @@ async def _keeper(broker: Broker, registry: Registry, settings: WorkerSettings) 
         found[f"{model.name}@{version.id}"] = model, version
     budget, shares = await _memory({n: weight_bytes(v) for n, (_, v) in found.items()}, settings)
     places = {
-        name: Place(_pool(broker, model, version, settings), model, version, shares[name] or None)
+        name: Place(
+            _pool(broker, model, version, journal, settings), model, version, shares[name] or None
+        )
         for name, (model, version) in found.items()
     }
     books = Residency(budget, shares, settings.min_residency_seconds)
@@ -93,10 +106,12 @@ async def _memory(weights: dict[str, int], settings: WorkerSettings) -> tuple[in
     return budget, residency.shares(budget, least)
 
 
-def _pool(broker: Broker, model: Model, version: Version, settings: WorkerSettings) -> Pool:
+def _pool(
+    broker: Broker, model: Model, version: Version, journal: Journal, settings: WorkerSettings
+) -> Pool:
     who = Identity(model.name, version.id, settings.id, settings.shards, model.goals)
     timeout = settings.engine_timeout_seconds
-    return Pool(broker, who, model.context_length, observe_finished, timeout)
+    return Pool(broker, who, model.context_length, observe_finished, timeout, journal)
 
 
 async def _resolved(registry: Registry, name: str) -> tuple[Model, Version]:

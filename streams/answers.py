@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 # The second one in a cluster, where another message of the subject is still on its way.
 CAS_FAILED = frozenset({10071, 10164})
+_IN_PROCESS = 10158  # in a cluster, a message with this id
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
 
 
@@ -68,10 +69,21 @@ class Page:
 
 
 class Answer(ABC, Generic[T]):
-    """One awaited answer; `take` gets its messages, `future` its value or an error of ours."""
+    """One awaited answer; `take` gets its messages, `future` its value or an error of ours.
+
+    What may be asked again while it does not come is asked by `ask`.
+    """
 
     def __init__(self) -> None:
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.ask: Callable[[], object] | None = None
+        self.repeated = False
+
+    def repeat(self) -> None:
+        """Ask again, if that may be done and the answer has not come."""
+        if self.ask and not self.future.done():
+            self.repeated = True
+            self.ask()
 
     def take(self, data: bytes, headers: bytes) -> None:
         """One message: its payload and its header block."""
@@ -106,7 +118,10 @@ class Confirmation(Answer[Stored]):
             raise BrokerUnavailable(f"no stream takes this subject just now ({status})")
         answer = orjson.loads(data)
         if error := answer.get("error"):
-            raise StoreRefused(error.get("err_code", 0), error.get("description", ""))
+            code, description = error.get("err_code", 0), error.get("description", "")
+            if code == _IN_PROCESS:
+                raise BrokerUnavailable("an earlier try is still being stored")
+            raise StoreRefused(code, description)
         total = answer.get("val")
         duplicate = answer.get("duplicate", False)
         return Stored(answer["seq"], duplicate, None if total is None else int(total))

@@ -4,11 +4,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import orjson
 from nats.errors import Error as NatsError
-from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig
+from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import topology
+from streams.connection import STORE_SECONDS, Broker
 from streams.errors import BrokerUnavailable
 from streams.patience import answered_within, persistently
 from streams.topology import Scale
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
 DECLARE_SECONDS = 20.0
+_DELETED_SECONDS = 0.5  # for the word that it is; it is without
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
 _BAD_REQUEST = 400
 
@@ -116,29 +119,32 @@ async def _created(js: "JetStreamContext", config: StreamConfig) -> bool:
     return True
 
 
-async def take_over_index(js: "JetStreamContext", config: ConsumerConfig) -> None:
+async def take_over_index(broker: Broker, config: ConsumerConfig) -> None:
     """Create a leader's index consumer in place of its predecessors', which end with their pulls.
 
-    Everything queued is delivered to it from the beginning. Raises `BrokerUnavailable`.
+    Everything queued is delivered to it from the beginning. Raises `BrokerUnavailable`. Who led a
+    predecessor's consumer in a cluster may be what has died: nothing is asked that only it answers.
     """
-    for info in await _consumers(js, topology.REQUESTS):
-        if info.config.filter_subject == config.filter_subject:
-            await _delete(js, topology.REQUESTS, info.name)
+    for name in await _consumers(broker, topology.REQUESTS):
+        if topology.is_index_of(name, config.durable_name or ""):
+            subject = f"$JS.API.CONSUMER.DELETE.{topology.REQUESTS}.{name}"
+            await broker.request(subject, seconds=_DELETED_SECONDS)
     try:
-        await declare_consumer(js, topology.REQUESTS, config)
-    except TopologyMismatch as error:  # somebody else was faster
+        await declare_consumer(broker.js, topology.REQUESTS, config)
+    except TopologyMismatch as error:  # somebody else was faster, or a predecessor is still there
         raise BrokerUnavailable(str(error)) from error
 
 
-async def _consumers(js: "JetStreamContext", stream: str) -> list[ConsumerInfo]:
-    found: list[ConsumerInfo] = []
-    while page := await js.consumers_info(stream, offset=len(found)):
+async def _consumers(broker: Broker, stream: str) -> list[str]:
+    found: list[str] = []
+    while page := await _page(broker, f"$JS.API.CONSUMER.NAMES.{stream}", len(found)):
         found += page
     return found
 
 
-async def _delete(js: "JetStreamContext", stream: str, consumer: str) -> None:
-    try:
-        await js.delete_consumer(stream, consumer)
-    except NotFoundError:
-        return
+async def _page(broker: Broker, subject: str, offset: int) -> list[str]:
+    answer = await broker.request(subject, orjson.dumps({"offset": offset}), STORE_SECONDS)
+    names = orjson.loads(answer).get("consumers") if answer else None
+    if names is None:
+        raise BrokerUnavailable(f"no answer to {subject}")
+    return list(names)

@@ -3,17 +3,21 @@
 import asyncio
 import itertools
 import secrets
+from math import inf
 from typing import Any
 
 from streams.answers import Answer
 from streams.errors import BrokerUnavailable, MillstreamError
 
+REPEAT_SECONDS = 0.6  # a question that got lost, as a leader died, is asked again
+
 
 class Inbox:
     """Gives out reply subjects below one of its own, and the answers to those who wait for them.
 
-    An answer that has not come after `seconds` fails. All wait equally long, so one timer for the
-    oldest serves all: a timeout for each takes 3.4 µs, of 20 that an append does.
+    An answer that has not come after `seconds` fails; until then it is asked for again, where that
+    may be. All wait equally long, so one timer for the oldest serves all: a timeout for each takes
+    3.4 µs, of 20 that an append does.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -30,10 +34,10 @@ class Inbox:
     def expect(self, answer: Answer[Any]) -> str:
         """The subject to which the broker shall send this answer; `forget` it at the end."""
         subject = f"{self._prefix}{next(self._ids):x}"
-        due = asyncio.get_running_loop().time() + self._seconds
-        self._awaited[subject] = due, answer
+        now = asyncio.get_running_loop().time()
+        self._awaited[subject] = now + self._seconds, answer
         if not self._is_looking:
-            self._look_at(due)
+            self._look_at(now + min(self._seconds, REPEAT_SECONDS))
         return subject
 
     def forget(self, subject: str) -> None:
@@ -49,16 +53,20 @@ class Inbox:
         for _, answer in self._awaited.values():
             answer.fail(error)
 
-    def _look_at(self, due: float) -> None:
+    def _look_at(self, at: float) -> None:
         self._is_looking = True
-        asyncio.get_running_loop().call_at(due, self._look)
+        asyncio.get_running_loop().call_at(at, self._look)
 
     def _look(self) -> None:
-        """Fail what is due, and look again when the next is."""
+        """Fail what is due, repeat what waits for long, and look again while anything does."""
         self._is_looking = False
-        now = asyncio.get_running_loop().time()
-        for due, answer in self._awaited.values():
-            if due > now:
-                return self._look_at(due)
-            answer.fail(BrokerUnavailable(f"NATS did not answer in {self._seconds:g} s"))
-        return None
+        now, first = asyncio.get_running_loop().time(), inf
+        for due, answer in list(self._awaited.values()):
+            if due <= now:
+                answer.fail(BrokerUnavailable(f"NATS did not answer in {self._seconds:g} s"))
+                continue
+            first = min(first, due)
+            if due - self._seconds + REPEAT_SECONDS <= now:
+                answer.repeat()
+        if first < inf:
+            self._look_at(min(first, now + REPEAT_SECONDS))

@@ -124,7 +124,7 @@ class Lease:
 
     async def _write(self, value: bytes, revision: int, headers: Mapping[str, str]) -> int:
         expecting = {**headers, EXPECTED_LAST: str(revision)}
-        return (await self._broker.store(self._subject, value, expecting)).seq
+        return (await self._broker.store(self._subject, value, expecting, repeats=True)).seq
 
 
 async def _wait(stir: asyncio.Event, seconds: float) -> None:

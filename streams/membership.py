@@ -1,17 +1,19 @@
 """Who is there: each member of a group renews a mark in the bucket of the leases.
 
 The bucket's age limit removes the mark of a member that is silent for one lease, so the members and
-the leases of one that died go at the same time.
+the leases of one that died go at the same time. When the broker was silent for so long, no mark is
+left of anybody: then who was there has one more lease to say so.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import structlog
 
 from streams import bucket, subjects
 from streams.bucket import DELETED, RENEWALS, STREAM, Bucket
-from streams.connection import Broker, StoreRefused
+from streams.connection import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.topology import Scale
 
@@ -32,6 +34,7 @@ class Membership:
         self._bucket = Bucket(broker, seconds, scale)
         self._group = bucket.subject("members", subjects.escape(group))
         self._member = member
+        self._looked_at = self._believes_until = float("-inf")
         self.members: frozenset[str] = frozenset()
         self.on_change: Callable[[], None] = lambda: None
 
@@ -56,14 +59,26 @@ class Membership:
     async def _renew(self) -> None:
         await self._mark({})
         found = await self._broker.read_subject(STREAM, f"{self._group}.*")
-        present = (message for message in found if not DELETED.items() <= message.headers.items())
-        names = {subjects.unescape(message.subject.rpartition(".")[2]) for message in present}
-        members = frozenset(names | {self._member})
+        left = {_name(mark) for mark in found if DELETED.items() <= mark.headers.items()}
+        present = {_name(mark) for mark in found} - left
+        members = frozenset(present | {self._member} | (self._believed() - left))
         if members != self.members:
             self.members = members
             log.info("members_changed", group=self._group, members=sorted(members))
             self.on_change()
 
+    def _believed(self) -> frozenset[str]:
+        """Who was there before the broker fell silent, and has not had the time to come back."""
+        now = time.monotonic()
+        if now - self._looked_at > self._seconds:
+            self._believes_until = now + self._seconds
+        self._looked_at = now
+        return self.members if now < self._believes_until else frozenset()
+
     async def _mark(self, headers: dict[str, str]) -> None:
         subject = f"{self._group}.{subjects.escape(self._member)}"
-        await self._broker.store(subject, b"", headers)
+        await self._broker.store(subject, b"", headers, repeats=True)
+
+
+def _name(mark: StoredMessage) -> str:
+    return subjects.unescape(mark.subject.rpartition(".")[2])

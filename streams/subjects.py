@@ -300,6 +300,7 @@ ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
+GONE = f"{PREFIX}.gone"  # tells the leaders of a worker that has died; its name is the payload
 ALL_FINDS = f"{PREFIX}.find.>"
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"

@@ -175,6 +175,11 @@ def index_consumer(model: str, leader: str) -> ConsumerConfig:
     )
 
 
+def is_index_of(consumer: str, index: str) -> bool:
+    """Whether two names are of index consumers of one model, whoever leads."""
+    return consumer.rpartition("_")[0] == index.rpartition("_")[0]
+
+
 def work_consumer(pool: Pool, ack_wait_seconds: float) -> ConsumerConfig:
     """A pool's shared consumer for one priority; a dead worker goes unseen for the ack wait."""
     model, version = subjects.escape(pool.model), subjects.escape(pool.version)

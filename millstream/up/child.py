@@ -7,7 +7,7 @@ import signal
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,11 +44,16 @@ class Program:
     environment: Mapping[str, str] = field(repr=False)  # holds the API key
 
 
+Mourn = Callable[[], Awaitable[None]]
+
+
 class Child:
     """Keeps one program running from `keep` to `stop`. Dies with this process, even when killed."""
 
-    def __init__(self, program: Program, logs: Path) -> None:
+    def __init__(self, program: Program, logs: Path, mourn: Mourn | None = None) -> None:
+        """`mourn` is awaited after each death, before the program is started again."""
         self.program = program
+        self._mourn = mourn
         self.log_file = logs / f"{program.name}.log"
         self.log_file.write_bytes(b"")
         self.must_start = True  # deaths in a row are an error, not a reason to wait
@@ -108,6 +113,8 @@ class Child:
     async def _rest(self, status: int, deaths: int) -> None:
         if self._stopping.is_set():
             return
+        if self._mourn:
+            await self._mourn()
         if self.must_start and deaths >= TRIES:
             raise StartFailed(self.program.name, status, self.tail())
         pause = min(FIRST_PAUSE_SECONDS * 2 ** min(deaths - 1, 10), LONGEST_PAUSE_SECONDS)

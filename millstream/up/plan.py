@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from millstream.settings import UpSettings
 from millstream.sources import PREFIX
@@ -71,10 +72,15 @@ class Plan:
         told = {
             "model": json.dumps(self.models),
             "threads": self._threads(),
+            "journal": self.journal(f"worker-{number}"),
             "metrics_port": self._metrics_port(number),
         }
         allocator = {} if self.models == ("mock",) else ALLOCATOR
         return self._program("worker", f"worker-{number}", told, allocator)
+
+    def journal(self, worker: str) -> Path:
+        """Where a worker notes what it holds."""
+        return self.settings.data_dir.expanduser().resolve() / f"{worker}.journal"
 
     def _threads(self) -> int:
         shared = max(1, (os.cpu_count() or 1) // self.settings.workers)

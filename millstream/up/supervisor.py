@@ -2,17 +2,26 @@
 
 import asyncio
 import os
+from functools import partial
+
+import structlog
 
 from millstream import state
 from millstream.settings import UpSettings
 from millstream.up import broker, catalogue
-from millstream.up.child import Child, Program
+from millstream.up.child import Child, Mourn, Program
 from millstream.up.home import Home, opened
 from millstream.up.plan import SHARES, Plan
 from millstream.up.welcome import welcome
+from streams import journal
+from streams.connection import connect
+from streams.errors import BrokerUnavailable
+
+log = structlog.get_logger()
 
 LOOK_SECONDS = 0.05
 ASK_SECONDS = 2.0
+RELEASE_SECONDS = 2.0
 
 
 async def run(settings: UpSettings, stop: asyncio.Event) -> None:
@@ -47,8 +56,8 @@ class Crew:
         self._tasks = tasks
         self._children: dict[str, list[Child]] = {}  # by service
 
-    def add(self, service: str, program: Program) -> None:
-        child = Child(program, self.home.logs)
+    def add(self, service: str, program: Program, mourn: Mourn | None = None) -> None:
+        child = Child(program, self.home.logs, mourn)
         self._children.setdefault(service, []).append(child)
         self._tasks.create_task(child.keep(), name=program.name)
 
@@ -76,10 +85,19 @@ async def _start(crew: Crew, models: dict[str, str]) -> None:
     crew.add("gateway", plan.gateway())
     await catalogue.register(models, plan.settings, plan.nats, home.logs)
     for program in plan.workers():
-        crew.add("worker", program)
+        crew.add("worker", program, partial(_release, plan, program.name))
     await _until_ready(plan)
     crew.started()
     print(welcome(plan, home), flush=True)
+
+
+async def _release(plan: Plan, worker: str) -> None:
+    """Have others go on at once with what a worker held that has died."""
+    try:
+        async with asyncio.timeout(RELEASE_SECONDS), connect(plan.nats, "millstream-up") as broker:
+            await journal.release(broker, plan.journal(worker))
+    except (BrokerUnavailable, TimeoutError) as error:  # then the ack wait does it
+        log.warning("work_not_released", worker=worker, reason=repr(error))
 
 
 async def _until_ready(plan: Plan) -> None:

@@ -13,6 +13,8 @@ Broken = Iterator[tuple[str, str]]
 NOT_FOUND = "request_not_found"
 MIB = 2**20
 MORE_MEMORY, MORE_DESCRIPTORS = 48 * MIB, 4  # what an idle process may hold more than before
+CUT_SECONDS, CUT_CODE = 10, 1006  # who takes nothing for so long (docs/websocket.md)
+FILL_SECONDS = 5  # until all buffers on the way are full
 # Refusals that ask the client to come again (docs/websocket.md, "later").
 LATER = {"broker_unavailable", "overloaded", "queue_full", "no_workers", "tenant_backlog"}
 
@@ -160,6 +162,23 @@ def back_to_baseline(story: Story) -> Broken:
             yield held.process, f"{more} descriptors more than before"
 
 
+def only_the_deaf_are_cut(story: Story) -> Broken:
+    """Who reads nothing is cut, soon, and nobody who reads, or does again in time (7).
+
+    Where clients are told how to read nothing else happens to their sockets.
+    """
+    if not story.readers:
+        return
+    for dropped in story.dropped:
+        if story.readers.get(dropped.client, 0) < CUT_SECONDS:
+            yield dropped.client, f"cut with {dropped.code}, though it read"
+        elif dropped.code != CUT_CODE:
+            yield dropped.client, f"cut with {dropped.code}"
+    for client in story.readers.keys() - {dropped.client for dropped in story.dropped}:
+        if story.readers[client] > CUT_SECONDS + FILL_SECONDS:
+            yield client, f"reads nothing for {story.readers[client]:.1f} s and is not cut"
+
+
 RULES: tuple[Callable[[Story], Broken], ...] = (
     one_terminal,
     one_request,
@@ -175,6 +194,7 @@ RULES: tuple[Callable[[Story], Broken], ...] = (
     answered,
     nothing_left,
     back_to_baseline,
+    only_the_deaf_are_cut,
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
 from tests.chaos.history import (
@@ -31,7 +32,7 @@ from tests.chaos.plan import Ask
 PING_SECONDS = 1.0  # a frozen gateway is left after two
 PAUSE_SECONDS = 0.05  # between two gateways that do not answer
 PATIENCE_SECONDS = 60.0  # a request that is refused for so long is given up
-MOST_PAUSE_MS = 1000  # comes again sooner than told, so that the return of service is seen
+MOST_PAUSE_MS = 250  # comes again sooner than told, so that the return of service is seen
 NOT_FOUND = "request_not_found"
 PROBE = "probe-"
 Record = Callable[[Event], None]
@@ -72,7 +73,8 @@ class Stream:
                 "request_id": self.request_id,
                 "after": after,
             }
-        return {
+        large = {"logprobs": self.ask.logprobs} if self.ask.logprobs else {}
+        return large | {
             "type": "generate",
             "id": self.ask.name,
             "model": "mock",
@@ -111,8 +113,9 @@ class Client:
             for url in self._gateways:
                 try:
                     await self._speak(url)
-                except ConnectionClosed:
-                    self._record(Dropped(self._clock(), self.name))
+                except ConnectionClosed as error:
+                    code = error.rcvd.code if error.rcvd else CloseCode.ABNORMAL_CLOSURE
+                    self._record(Dropped(self._clock(), self.name, code))
                 except (OSError, WebSocketException, TimeoutError):
                     pass  # nobody there, or it drains: the next one
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -124,9 +127,8 @@ class Client:
             additional_headers={"Authorization": f"Bearer {self._key}"},
             open_timeout=2 * PING_SECONDS,
             close_timeout=PING_SECONDS,
-            ping_interval=PING_SECONDS,
-            ping_timeout=2 * PING_SECONDS,
             compression=None,
+            **self._manners(url),
         ) as socket:
             self._socket = socket
             try:
@@ -134,12 +136,20 @@ class Client:
                     await self._open(stream)
                 async for frame in socket:
                     self._take(json.loads(frame))
+                    await self._read_on()
             finally:
                 self._socket = None
 
+    def _manners(self, url: str) -> dict[str, Any]:
+        """How it connects and listens: a gateway that is silent is left."""
+        return {"ping_interval": PING_SECONDS, "ping_timeout": 2 * PING_SECONDS}
+
+    async def _read_on(self) -> None:
+        """At once."""
+
     async def submit(self, ask: Ask) -> None:
         """Ask for something; it goes on by itself, over any number of sockets."""
-        self._record(Submitted(self._clock(), ask.name, self.tenant, ask.words))
+        self._record(Submitted(self._clock(), ask.name, self.tenant, ask.words, self.name))
         stream = self._streams[ask.name] = Stream(ask, self._clock())
         await self._open(stream)
         if ask.cancel_after is not None:

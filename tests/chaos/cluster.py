@@ -16,6 +16,7 @@ from streams.errors import BrokerUnavailable
 from tests.chaos import wall_clock
 from tests.chaos.brokers import Brokers
 from tests.chaos.plan import TENANTS, Shape
+from tests.chaos.slow import SlowClient
 from tests.chaos.wall_clock import WallClock
 from tests.eventually import eventually
 from tests.integration.gateways import free_port
@@ -57,6 +58,7 @@ class Cluster:
         self.shards = SHARDS[shape.nodes]
         self.brokers = Brokers(shape.nodes, home, shape.linked, shape.small_disk)
         self.services: dict[str, Service] = {}
+        self.readers: dict[str, SlowClient] = {}
         self.clocks: dict[str, WallClock] = {}
         self._starts = Counter[str]()
         self._ports = [free_port() for _ in range(shape.gateways)]
@@ -103,6 +105,10 @@ class Cluster:
         service = self.services[name]
         service.terminate()
         await eventually(lambda: service.process.poll() is not None, STOP_SECONDS)
+
+    def journal(self, worker: str) -> Path:
+        """Where a worker notes what it holds."""
+        return self._home / f"{worker}.journal"
 
     def is_ready(self, name: str) -> bool:
         return self.services[name].said(READY[name.partition("-")[0]])
@@ -163,7 +169,7 @@ class Cluster:
         kind, _, number = name.partition("-")
         own: dict[str, dict[str, Any]] = {
             "gateway": {"port": self._ports[int(number)]} if kind == "gateway" else {},
-            "worker": {"model": '["mock"]'},
+            "worker": {"model": '["mock"]', "journal": self.journal(name)},
         }
         return {
             "id": name,

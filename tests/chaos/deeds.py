@@ -1,9 +1,10 @@
-"""What can be done to a process, and undone."""
+"""What can be done to a process, or to a client that reads, and undone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from streams import journal
 from streams.connection import connect
 from tests.broker import NatsServer
 from tests.chaos.brokers import DISK_MIB
@@ -24,6 +25,13 @@ def _process(cluster: Cluster, name: str) -> NatsServer | Service:
 
 async def kill(cluster: Cluster, name: str) -> None:
     _process(cluster, name).kill()
+
+
+async def reap(cluster: Cluster, name: str) -> None:
+    """A worker is killed, and its supervisor sees it (`millstream/up/supervisor.py`)."""
+    await kill(cluster, name)
+    async with connect(cluster.brokers.direct, "supervisor") as broker:
+        await journal.release(broker, cluster.journal(name))
 
 
 async def start(cluster: Cluster, name: str) -> None:
@@ -100,6 +108,18 @@ async def _bound(cluster: Cluster, stream: str, size: int) -> None:
         await broker.js.update_stream(config, max_bytes=size)
 
 
+async def deafen(cluster: Cluster, name: str) -> None:
+    cluster.readers[name].deafen()
+
+
+async def dawdle(cluster: Cluster, name: str) -> None:
+    cluster.readers[name].dawdle()
+
+
+async def read(cluster: Cluster, name: str) -> None:
+    cluster.readers[name].read()
+
+
 async def ahead(cluster: Cluster, name: str) -> None:
     """A service's wall clock is set an hour forward."""
     cluster.clocks[name].set(HOUR)
@@ -125,11 +145,14 @@ def _ballast(cluster: Cluster) -> Path:
 
 DEEDS: dict[str, tuple[Deed, Deed]] = {
     "kill": (kill, start),
+    "reap": (reap, start),
     "freeze": (freeze, thaw),
     "part": (part, join),
     "restart": (restart, leave),
     "fill": (fill, empty),
     "bound": (bound, unbound),
+    "deafen": (deafen, read),
+    "dawdle": (dawdle, read),
     "ahead": (ahead, right),
     "behind": (behind, right),
 }

@@ -78,6 +78,17 @@ def one_of_each(random: Random) -> Iterator[Strike]:
         yield Strike(8 + 12 * number + random.uniform(0, 4), "kill", whom, 10)
 
 
+# Each stream is about 450 KB, more than all buffers on the way hold.
+UNREAD = Load(24, 2, (800, 900), cancelled=0, clients=6, evenly=True, kind="slow", logprobs=20)
+
+
+def slow_readers(random: Random) -> Iterator[Strike]:
+    """One reads nothing for so long that it is cut, one nearly so long, one reads slowly."""
+    yield Strike(random.uniform(2, 4), "deafen", "client-0", 17)
+    yield Strike(random.uniform(2, 4), "deafen", "client-1", 8)
+    yield Strike(random.uniform(2, 4), "dawdle", "client-2", 17)
+
+
 # What `make test` has time for: several faults in one cluster, one after the other.
 SHORT = Load(streams=50, seconds=20, tokens=(40, 250))
 
@@ -115,9 +126,10 @@ FAULTS = {
             once("kill", "worker", (1.2, 2.8), 10),
         ),
         Fault("worker-kill", Shape(), AT_ONCE, once("kill", "worker", (2, 4), 10)),
+        Fault("worker-reap", Shape(), AT_ONCE, once("reap", "worker", (2, 4), 1)),
         Fault("worker-freeze", Shape(), AT_ONCE, once("freeze", "worker", (2, 4), 30)),
         Fault("gateway-kill", PAIRS, AT_ONCE, once("kill", "gateway", (2, 4), 5)),
-        Fault("gateway-kill-sdk", PAIRS, Load(sdk=True), once("kill", "gateway", (2, 4), 5)),
+        Fault("gateway-kill-sdk", PAIRS, Load(kind="sdk"), once("kill", "gateway", (2, 4), 5)),
         Fault("gateway-freeze", PAIRS, AT_ONCE, once("freeze", "gateway", (2, 4), 15)),
         Fault("dispatcher-kill", PAIRS, ALL_ALONG, once("kill", "dispatcher", (5, 8), 10)),
         Fault("dispatcher-freeze", PAIRS, ALL_ALONG, once("freeze", "dispatcher", (5, 8), 12)),
@@ -152,6 +164,7 @@ FAULTS = {
         Fault("clock-dispatcher", CLOCKED, ALL_ALONG, clock_steps("dispatcher")),
         Fault("clock-worker", CLOCKED, ALL_ALONG, clock_steps("worker")),
         Fault("one-of-each", FOUR, EIGHT_TIMES_A_HUNDRED, one_of_each),
+        Fault("slow-readers", PAIRS, UNREAD, slow_readers),
         Fault("cancel-storm", Shape(), storm(4000, 20), lambda _: ()),
         Fault("short-alone", LINKED, SHORT, short_alone),
         Fault("short-cluster", CLUSTER, SHORT, short_cluster),

@@ -11,10 +11,10 @@ from tests.chaos.story import Story, Stream
 class Figures:
     """Seconds; a stream's gap is its longest pause between two chunks.
 
-    Gaps are of the streams that ran when something struck (all, if nothing did), and `moved` those
-    that another attempt went on with. `accept` is from the first try to the promise over all
-    tries, so its most is how long new requests were kept out; `first` from the promise to the
-    first token.
+    Gaps are of the streams that ran when something struck (all, if nothing did), without those of
+    clients that were told how to read, and `moved` those that another attempt went on with.
+    `accept` is from the first try to the promise over all tries, so its most is how long new
+    requests were kept out; `first` from the promise to the first token.
     """
 
     streams: int
@@ -65,7 +65,7 @@ def _gap(stream: Stream) -> float:
 
 
 def _ran_at_a_strike(stream: Stream, story: Story) -> bool:
-    if not stream.accepted or not stream.ended:
+    if not stream.accepted or not stream.ended or stream.submitted.client in story.readers:
         return False
     begun, ended = stream.accepted[0].at, stream.ended[0].at
     return not story.strikes or any(begun <= strike.at <= ended for strike in story.strikes)

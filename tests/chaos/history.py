@@ -31,6 +31,7 @@ class Submitted:
     request: str
     tenant: str
     words: list[str]
+    client: str
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A client's socket broke."""
+    """A client's socket broke, or was closed with this code."""
 
     at: float
     client: str
+    code: int
 
 
 @dataclass(frozen=True)

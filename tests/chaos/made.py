@@ -28,11 +28,11 @@ WORDS = ["one ", "two ", "three ", "four "]
 # `a` of acme moves to another worker and is resumed; `b` of other is refused once and cancelled.
 GOOD: list[Event] = [
     Began("made", 1),
-    Submitted(0.0, "a", "acme", WORDS),
+    Submitted(0.0, "a", "acme", WORDS, "client-0"),
     Accepted(0.1, "a", "id-a"),
     Started(0.2, "a", 1),
     Chunk(0.3, "a", 0, 1, "one "),
-    Submitted(0.3, "b", "other", ["five ", "six "]),
+    Submitted(0.3, "b", "other", ["five ", "six "], "client-1"),
     Refused(0.4, "b", "broker_unavailable", 500),
     Struck(0.5, "kill", "worker-0"),
     Chunk(0.6, "a", 1, 2, "two three "),

@@ -7,6 +7,7 @@ leads) is named by its part and resolved when it is struck.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from gpu_worker.engine import Sequence
 from gpu_worker.engines.mock import MockEngine
@@ -41,7 +42,9 @@ class Load:
     cancelled: float = 0.1  # share whose client asks for the end
     cancelled_after: tuple[float, float] = (0.0, 2.0)
     clients: int = 4
-    sdk: bool = False  # through the client library
+    evenly: bool = False  # each client asks as often as the others
+    kind: Literal["plain", "sdk", "slow"] = "plain"  # through which clients
+    logprobs: int = 0  # alternatives with each token: they make frames large
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Ask:
     seed: int
     max_tokens: int
     cancel_after: float | None
+    logprobs: int = 0
 
     @property
     def words(self) -> list[str]:
@@ -102,11 +106,12 @@ def _ask(load: Load, random: Random, number: int) -> Ask:
     return Ask(
         name=f"r{number}",
         at=random.uniform(0, load.seconds),
-        client=random.randrange(load.clients),
+        client=number % load.clients if load.evenly else random.randrange(load.clients),
         prompt=f"{random.getrandbits(64):x} of {number}",
         seed=random.getrandbits(32),
         max_tokens=random.randint(*load.tokens),
         cancel_after=random.uniform(*load.cancelled_after) if cancels else None,
+        logprobs=load.logprobs,
     )
 
 

@@ -19,6 +19,7 @@ from tests.chaos.deeds import DEEDS
 from tests.chaos.history import Accepted, Began, Event, Held, Probed, Struck, Submitted
 from tests.chaos.plan import TENANTS, Ask, Fault, Plan, Strike, plan, tenant_of
 from tests.chaos.sdk import SdkClient
+from tests.chaos.slow import SlowClient
 from tests.eventually import eventually
 
 C = TypeVar("C", bound=Asker)
@@ -26,6 +27,8 @@ PATIENCE_SECONDS = 90.0  # for the ends, after everything was asked, done and un
 REST_SECONDS = 30.0  # for what is not waited for: acknowledgements, sockets that close
 PROBES = 5
 WARM = 16  # requests before the load: what is allocated once is no leak
+
+CLIENTS: dict[str, Callable[..., Asker]] = {"plain": Client, "sdk": SdkClient, "slow": SlowClient}
 
 
 class Recorder:
@@ -62,8 +65,9 @@ async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
         await _warm(clients)
     before = await _footprints(cluster)
     recorder.begin(Began(fault.name, seed, list(fault.excused), fault.forgets))
-    kind: Callable[..., Asker] = SdkClient if fault.load.sdk else Client
+    kind = CLIENTS[fault.load.kind]
     async with _clients(cluster, kind, fault.load.clients, recorder) as clients:
+        cluster.readers = {c.name: c for c in clients if isinstance(c, SlowClient)}
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_load(planned, clients, recorder))
             for strike in planned.strikes:

@@ -38,7 +38,7 @@ class SdkClient:
 
     async def submit(self, ask: Ask) -> None:
         """Ask for something; the library does the rest."""
-        self._record(Submitted(self._clock(), ask.name, self.tenant, ask.words))
+        self._record(Submitted(self._clock(), ask.name, self.tenant, ask.words, self.name))
         stream = self._client.generate(
             model="mock", prompt=ask.prompt, max_tokens=ask.max_tokens, seed=ask.seed
         )

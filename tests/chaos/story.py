@@ -11,6 +11,7 @@ from tests.chaos.history import (
     Billed,
     Cancelled,
     Chunk,
+    Dropped,
     Ended,
     Event,
     Held,
@@ -79,6 +80,7 @@ class Story:
             self.bills[bill.request_id].append(bill)
         self.probes, self.left = self.all(Probed), self.all(Left)
         self.held, self.strikes = self.all(Held), self.all(Struck)
+        self.dropped, self.readers = self.all(Dropped), _readers(self.strikes)
 
     def _tell(self) -> None:
         """Give each stream its events."""
@@ -105,3 +107,13 @@ class Story:
     def accepted(self) -> list[Stream]:
         """The requests to which something was promised."""
         return [stream for stream in self.streams.values() if stream.accepted]
+
+
+def _readers(strikes: list[Struck]) -> dict[str, float]:
+    """The clients that were told how to read; how many seconds each of them read nothing."""
+    told = [strike for strike in strikes if strike.deed in ("deafen", "dawdle")]
+    seconds = dict.fromkeys((strike.whom for strike in told), 0.0)
+    for strike in told:
+        if strike.deed == "deafen":
+            seconds[strike.whom] += strike.at if strike.undone else -strike.at
+    return seconds

@@ -1,6 +1,6 @@
 """The checker finds what is wrong: a checker that finds nothing would pass everything."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from tests.chaos.history import (
     Billed,
     Cancelled,
     Chunk,
+    Dropped,
     Ended,
     Event,
     Held,
@@ -21,6 +22,8 @@ from tests.chaos.history import (
     Logged,
     Probed,
     Refused,
+    Struck,
+    Submitted,
 )
 from tests.chaos.made import GOOD, Change, changed, one, swapped, twice, without
 from tests.chaos.story import Story
@@ -29,6 +32,10 @@ FIRST = one(Chunk, "a")
 SECOND = next(event for event in GOOD if isinstance(event, Chunk) and event.index == 1)
 LAST = next(event for event in GOOD if isinstance(event, Chunk) and event.index == 3)
 LOG = one(Logged, "id-a")
+
+DEAF = [Struck(1.0, "deafen", "client-0"), Struck(18.0, "deafen", "client-0", undone=True)]
+BRIEFLY = [DEAF[0], replace(DEAF[1], at=9.0)]
+CUT = Dropped(18.0, "client-0", 1006)
 
 BROKEN: list[tuple[str, Change]] = [
     ("one_terminal", without(one(Ended, "a"))),
@@ -60,10 +67,14 @@ BROKEN: list[tuple[str, Change]] = [
     ("tenants_apart", changed(one(Probed, "id-a"), answer="accepted")),
     ("refused_clearly", changed(one(Refused, "b"), retry_after_ms=None)),
     ("refused_clearly", changed(one(Refused, "b"), code="internal_error")),
-    ("answered", lambda events: [*events, history.Submitted(4.0, "c", "acme", ["seven "])]),
+    ("answered", lambda events: [*events, Submitted(4.0, "c", "acme", ["seven "], "client-0")]),
     ("nothing_left", changed(one(Left, "WORK"), messages=1)),
     ("back_to_baseline", changed(one(Held, "gateway-0"), rss_after=2**30)),
     ("back_to_baseline", changed(one(Held, "gateway-0"), descriptors_after=60)),
+    ("only_the_deaf_are_cut", lambda events: [*events, *DEAF]),
+    ("only_the_deaf_are_cut", lambda events: [*events, *BRIEFLY, CUT]),
+    ("only_the_deaf_are_cut", lambda events: [*events, *DEAF, CUT, replace(CUT, client="c")]),
+    ("only_the_deaf_are_cut", lambda events: [*events, *DEAF, replace(CUT, code=1011)]),
 ]
 
 
@@ -100,12 +111,18 @@ def test_brokers_that_forget_may_have_no_logs_left() -> None:
     assert check(without(one(Billed, "id-a"))(without(LOG)(forgetful))) != []
 
 
+def test_who_reads_nothing_is_cut_and_who_reads_again_in_time_is_not() -> None:
+    """Both are as promised."""
+    assert check([*GOOD, *DEAF, CUT]) == []
+    assert check([*GOOD, *BRIEFLY]) == []
+
+
 @given(st.sampled_from(GOOD[1:]), st.data())
 def test_no_change_of_what_counts_goes_unseen(event: Event, data: st.DataObject) -> None:
     """Every number and name that a client, a log or a bill has said is held against another one."""
     counting = {"index", "count", "completion_tokens", "text", "outcome", "tenant", "request_id"}
     names = sorted(counting & {field.name for field in fields(event)})
-    if not names or isinstance(event, Probed | history.Submitted):
+    if not names or isinstance(event, Probed | Submitted):
         return
     name = data.draw(st.sampled_from(names))
     value = getattr(event, name)

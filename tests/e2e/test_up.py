@@ -107,6 +107,19 @@ def test_a_killed_service_is_started_again_and_serves(up: Running, word: str) ->
     wait_until(lambda: answers(up), 30)
 
 
+def test_what_killed_workers_were_at_goes_on_at_once(tmp_path: Path) -> None:
+    """The supervisor gives it back: nobody could wait for this ack wait."""
+    file = tmp_path / "patient.toml"
+    file.write_text("ack_wait_seconds = 600")
+    with Running(tmp_path, *MOCK, "--workers", "2", "--config", str(file)) as up:
+        up.ready()
+        with ask(up, max_tokens=1000, stream=True) as stream:
+            assert stream.readline().startswith(b"data: ")
+            for worker in up.pids("worker"):
+                os.kill(worker, signal.SIGKILL)
+            assert stream.read().rstrip().endswith(b"data: [DONE]")
+
+
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
     """With the option that chooses another."""
     with socket.socket() as other:

@@ -9,7 +9,7 @@ import dispatcher.service
 import gpu_worker.service
 from gateway.idempotency import Idempotency
 from streams import connection, lanes, topology
-from streams.connection import Stored, StoreRefused, connect
+from streams.connection import Broker, Stored, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from tests.broker import NatsServer
 from tests.eventually import eventually
@@ -173,6 +173,32 @@ async def test_a_key_that_is_being_bound_elsewhere_is_found(
         async def refuse(*_: object) -> Stored:
             raise StoreRefused(10164, "wrong last sequence")
 
-        monkeypatch.setattr(broker, "store", refuse)
+        monkeypatch.setattr(broker, "store_retrying", refuse)
         known = await keys.claim("acme", "k", "0b", "digest")
         assert (known.request_id, known.first) == ("0a", False)
+
+
+async def test_who_is_refused_meanwhile_has_a_whole_grace_period_to_come_back(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request was stored though nobody said so; brokers may be away for longer than that."""
+    monkeypatch.setattr("gateway.intake.ACCEPT_SECONDS", 0.4)
+    store, unconfirmed, unheard = Broker.store, "infer.request.", "nothing"
+
+    async def losing(self: Broker, subject: str, *words: Any, **options: Any) -> Stored:
+        if subject.startswith(unheard):
+            raise BrokerUnavailable("nobody answers")
+        stored = await store(self, subject, *words, **options)
+        if subject.startswith(unconfirmed):
+            raise BrokerUnavailable("the confirmation got lost")
+        return stored
+
+    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 10}, grace_seconds=1) as (gateway,):
+        with monkeypatch.context() as broken:
+            broken.setattr(Broker, "store", losing)
+            assert (await keyed(gateway, "k", max_tokens=400)).status == 503
+            unconfirmed, unheard = "nothing", "$KV.idempotency."
+            for _ in range(4):  # longer than the grace period
+                assert (await keyed(gateway, "k", max_tokens=400)).status == 503
+        answer = await keyed(gateway, "k", max_tokens=400)
+        assert answer.json["choices"][0]["finish_reason"] == "length"

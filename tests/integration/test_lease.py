@@ -2,7 +2,8 @@
 
 import asyncio
 
-from streams.connection import connect
+from streams.bucket import STREAM
+from streams.connection import Broker, connect
 from streams.lease import Lease
 from streams.membership import Membership
 from streams.topology import Scale
@@ -74,6 +75,30 @@ async def test_members_come_and_go(nats_url: str) -> None:
         await seen["c"].leave()
         await eventually(lambda: seen["a b"].members == {"a b"})
         tasks["a b"].cancel()
+
+
+async def test_who_could_not_be_heard_has_time_to_come_back(nats_url: str) -> None:
+    """While a broker is silent all marks run out: who looks first would be alone, for a moment."""
+    async with connect(nats_url, "test") as broker:
+        first, second = (Membership(broker, "g", name, 0.5, Scale()) for name in "ab")
+        await first._bucket.declare()
+        await second._renew()
+        await first._renew()
+        assert first.members == {"a", "b"}
+        await eventually(lambda: unmarked(broker, first._group))
+        await first._renew()
+        assert first.members == {"a", "b"}
+        first._believes_until = 0
+        await eventually(lambda: alone(first))
+
+
+async def unmarked(broker: Broker, group: str) -> bool:
+    return not await broker.read_subject(STREAM, f"{group}.*")
+
+
+async def alone(member: Membership) -> bool:
+    await member._renew()
+    return len(member.members) == 1
 
 
 async def test_a_lease_whose_renewal_was_not_confirmed_is_kept(nats_url: str) -> None:

@@ -310,9 +310,14 @@ async def test_a_request_whose_confirmation_got_lost_stays_counted(
     confirmed: list[str] = []
 
     async def losing(
-        self: Broker, subject: str, payload: bytes, headers: dict[str, str] | None = None
+        self: Broker,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        repeats: bool = False,
     ) -> Stored:
-        stored = await store(self, subject, payload, headers)
+        stored = await store(self, subject, payload, headers, repeats=repeats)
         if subject.startswith("infer.request."):
             confirmed.append(subject)
             if len(confirmed) == 1:

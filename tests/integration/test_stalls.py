@@ -30,8 +30,9 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def index_consumer(c: Client) -> str:
-    (info,) = await c.broker.js.consumers_info(topology.REQUESTS)
-    return str(info.name)
+    """Its name; empty while a leader makes another."""
+    found = await c.broker.js.consumers_info(topology.REQUESTS)
+    return str(found[0].name) if found else ""
 
 
 async def pause(c: Client, stream: str, consumer: str) -> None:
@@ -120,3 +121,26 @@ async def test_a_leader_whose_index_is_gone_or_dead_makes_another(nats_url: str,
         request = await c.send()
         await eventually(lambda: c.terminal(request), seconds=20)
         assert await index_consumer(c) != index
+
+
+async def test_a_request_that_its_index_has_done_with_is_delivered_again(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose disk was full forgets, when it starts again, that it was removed."""
+    async with client(nats_url) as c, running(dispatcher.service, a_dispatcher(nats_url)):
+        await eventually(c.report)
+        request, before = await c.send(), await index_consumer(c)
+
+        async def done_with(audit: Audit, stream: str, name: str) -> ConsumerInfo | None:
+            info = await consumer(audit, stream, name)
+            return info.evolve(ack_floor=info.delivered) if info and name == before else info
+
+        monkeypatch.setattr(Audit, "_consumer", done_with)
+
+        async def begun_anew() -> bool:
+            return await index_consumer(c) not in ("", before)
+
+        await eventually(begun_anew)
+        async with running(gpu_worker.service, a_worker(nats_url)):
+            await eventually(lambda: c.terminal(request))
+            await eventually(c.at_rest)

@@ -89,11 +89,11 @@ async def test_a_new_leader_gets_everything_and_its_predecessor_nothing(broker: 
             subject, b'{"batch": 100, "expires": 20000000000}', reply=f"inbox.{leader}"
         )
 
-    await declaration.take_over_index(broker.js, old)
+    await declaration.take_over_index(broker, old)
     await pull("old", str(old.durable_name))
     await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "1"})
     await eventually(lambda: heard["old"])
-    await declaration.take_over_index(broker.js, new)
+    await declaration.take_over_index(broker, new)
     await pull("new", str(new.durable_name))
     await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "2"})
     await eventually(lambda: len(heard["new"]) == 2)

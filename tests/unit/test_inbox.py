@@ -42,6 +42,22 @@ async def test_an_answer_after_its_time_means_nothing() -> None:
     assert len(inbox) == 0
 
 
+async def test_what_may_be_asked_again_is_until_the_answer_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker's leader dies with what it was asked, and the next one knows nothing of it."""
+    monkeypatch.setattr("streams.inbox.REPEAT_SECONDS", 0.01)
+    inbox, answer, asked = Inbox(9), Confirmation(), asyncio.Queue[None]()
+    answer.ask = lambda: asked.put_nowait(None)
+    subject = inbox.expect(answer)
+    assert not answer.repeated
+    await asked.get()
+    await asked.get()
+    inbox.take(subject.encode(), STORED, b"")
+    inbox.forget(subject)
+    assert answer.repeated
+
+
 async def test_a_lost_connection_fails_all_that_is_awaited() -> None:
     inbox, answers = Inbox(9), [Confirmation() for _ in range(3)]
     for answer in answers:
