@@ -116,6 +116,7 @@ class Books:
         lane = self.lane(item, version)
         charged = self.queue.pop(item, now)
         self.fleet.sending(version, lane, item.cost)
+        self.outlook.sent(item.cost)
         self.in_flight[item.request_id] = InFlight(
             item.tenant,
             item.priority,
@@ -160,6 +161,7 @@ class Books:
             del self.in_flight[request_id]
             self._give_room_back(flight)
             self.queue.end(flight.tenant, flight.priority, flight.cost)
+            self.outlook.sent(-flight.cost)
             self._charge(flight, 0)
 
     def returned(self, request_id: str, before: int, seq: int) -> None:
@@ -218,9 +220,9 @@ class Books:
         del self.in_flight[request_id]
         self._leaves(flight)
         self._settled.add(request_id, now)
-        self.outlook.pace.release(flight.cost, spent)
         self.queue.end(flight.tenant, flight.priority, flight.cost)
         if spent is not None:
+            self.outlook.pace.spent(spent, flight.cost)
             self._usage.add(flight.tenant, spent, now)
             self._charge(flight, spent)
             generated = max(0, spent - flight.prompt_tokens) // OUTPUT_WEIGHT
@@ -284,7 +286,7 @@ class Books:
         for worker in silent:
             self.affinity.forget(worker)
         self._resize()
-        self.outlook.tick(now, len(self.queue) > 0, len(self.fleet.workers()))
+        self.outlook.tick(now, self.queue, self.fleet)
         return silent
 
     def recently_used(self) -> dict[str, float]:

@@ -228,6 +228,15 @@ class Fleet:
         return self._pools[version].spare(priority, cost)
 
     @property
+    def free_tokens(self) -> int:
+        """Tokens that nothing which was sent needs, however urgent; negative where some wait."""
+        everything = Priority.BATCH
+        return sum(
+            pool.free[everything].tokens - pool.unpulled.taken.of[everything].tokens
+            for pool in self._pools.values()
+        )
+
+    @property
     def whole(self) -> Credit:
         """The room of all workers, in use or not."""
         whole = Credit()

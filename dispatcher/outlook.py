@@ -6,6 +6,7 @@ from dispatcher.fair_queue import FairQueue
 from dispatcher.fleet import Fleet
 from dispatcher.lines import Queued
 from dispatcher.pace import Pace
+from dispatcher.unpulled import Credit
 from streams.messages import LedgerRecord, Pressure
 from streams.subjects import Priority
 
@@ -19,15 +20,34 @@ class Outlook:
     def __init__(self) -> None:
         self.pace = Pace()
         self._learned = Learned()
+        self._sent = 0  # reserved tokens, since the last tick
+        self._free, self._whole = 0, Credit()  # the fleet's room at the last tick
         self._manned_at: float | None = None  # when there was a worker, or at the first tick
         self._unmanned_seconds = 0.0
 
-    def tick(self, now: float, backlogged: bool, workers: int) -> None:
+    def sent(self, cost: int) -> None:
+        """A request of this reserved cost is sent to the fleet, or (less than 0) was not."""
+        self._sent += cost
+
+    def tick(self, now: float, queue: FairQueue, fleet: Fleet) -> None:
         """Let time pass; call it regularly."""
-        self.pace.tick(now, backlogged, workers)
+        workers = len(fleet.workers())
+        self._release(fleet)
+        room = _requests_room(fleet.whole, _mean_cost(queue))
+        self.pace.tick(now, len(queue) > 0, workers, room)
         if workers or self._manned_at is None:
             self._manned_at = now
         self._unmanned_seconds = now - self._manned_at
+
+    def _release(self, fleet: Fleet) -> None:
+        """Room came free for what was sent, less what there was before, and more of it is there.
+
+        An end alone frees nothing: the fleet may still need all its room for what goes on.
+        """
+        free, whole = fleet.free_tokens, fleet.whole
+        if whole == self._whole:
+            self.pace.release(self._sent + free - self._free)
+        self._sent, self._free, self._whole = 0, free, whole
 
     def learn(self, dispatched: float, cost: int, record: LedgerRecord) -> None:
         """A request that was dispatched then (epoch seconds) has ended."""
@@ -48,7 +68,7 @@ class Outlook:
         queued: dict[str, int] = {}
         wait: dict[str, float | None] = {}
         tenants: dict[str, dict[str, float]] = {}
-        room = {priority: _room(fleet, priority, mean) for priority in Priority}
+        room = {each: _requests_room(fleet.room(each), mean) for each in Priority}
         for priority, theirs in waiting.items():
             queued[priority], tokens = queue.queued(priority)
             turn = 0.0 if room[priority] >= mean else mean
@@ -84,9 +104,8 @@ def _mean_cost(queue: FairQueue) -> float:
     return sum(queue.queued(each)[1] for each in Priority) / max(1, len(queue))
 
 
-def _room(fleet: Fleet, priority: Priority, mean: float) -> float:
-    """The tokens of requests like those that wait which would run at once."""
-    room = fleet.room(priority)
+def _requests_room(room: Credit, mean: float) -> float:
+    """The tokens of requests like those that wait which would run in it at once."""
     return min(room.tokens, room.sequences * mean) if mean else room.tokens
 
 

@@ -5,6 +5,8 @@ import math
 from dispatcher.averages import Ratio
 
 SMOOTHING_SECONDS = 60.0
+GUESSED_SECONDS = 30.0  # in which a fleet serves what it has room for, before it is measured
+GUESS_WEIGHT = 1.0  # seconds of each worker that the guess counts for
 MEMORY = 200  # requests
 DEFAULT_CHARGE = 2.0  # virtual tokens per reserved one, were it all generated
 LEAST_TOLD_SECONDS = 0.5  # below, an estimate's error says nothing about those that matter
@@ -31,15 +33,18 @@ class Pace:
         self._at: float | None = None
         self._backlogged = False
         self._workers = 1
+        self._guess = 0.0  # tokens per second and worker; 0: none
         self._charge = Ratio(MEMORY, prior=DEFAULT_CHARGE)
         self._correction = Ratio(MEMORY, prior=1.0, weight=TRUSTED_SECONDS)
         self._squares = Ratio(MEMORY, prior=DEFAULT_UNCERTAINTY**2, weight=TRUSTED_SECONDS**2)
 
-    def release(self, cost: int, spent: int | None = None) -> None:
-        """A request of this reserved cost has left the fleet; `spent` is its service, if known."""
-        self._released += cost
-        if spent is not None:
-            self._charge.add(spent, cost)
+    def release(self, tokens: int) -> None:
+        """So many reserved tokens have come free in the fleet."""
+        self._released += tokens
+
+    def spent(self, service: int, cost: int) -> None:
+        """The service that a request of this reserved cost has taken."""
+        self._charge.add(service, cost)
 
     def waited(self, told_seconds: float, seconds: float) -> None:
         """A request was dispatched: how long it was told to wait, and how long it has."""
@@ -52,8 +57,11 @@ class Pace:
         """How far waits are from what was told, as a share of it (root of the mean square)."""
         return math.sqrt(self._squares.value)
 
-    def tick(self, now: float, backlogged: bool, workers: int = 1) -> None:
-        """Close an interval; call it regularly."""
+    def tick(self, now: float, backlogged: bool, workers: int = 1, room: float = 0.0) -> None:
+        """Close an interval; call it regularly.
+
+        `room` is for how many reserved tokens the fleet has places; without it nothing is guessed.
+        """
         elapsed = 0.0 if self._at is None else now - self._at
         if self._backlogged and backlogged and elapsed > 0 and workers:
             fading = math.exp(-elapsed / SMOOTHING_SECONDS)
@@ -61,6 +69,7 @@ class Pace:
             self._seconds = self._seconds * fading + elapsed * workers
         self._released, self._at, self._backlogged = 0, now, backlogged
         self._workers = workers or self._workers  # they may come back: until then as it was
+        self._guess = room / GUESSED_SECONDS / self._workers
 
     @property
     def charge_per_token(self) -> float:
@@ -76,9 +85,11 @@ class Pace:
     @property
     def seconds_per_token(self) -> float | None:
         """How long a reserved token ahead makes a request wait; None while nothing is known."""
-        if not self._tokens:
+        weight = GUESS_WEIGHT if self._guess else 0.0
+        tokens = self._tokens + weight * self._guess
+        if tokens <= 0:
             return None
-        return self._seconds / self._tokens / self._workers * self.correction
+        return (self._seconds + weight) / tokens / self._workers * self.correction
 
     def wait_seconds(self, tokens_ahead: float) -> float | None:
         """Estimated wait behind `tokens_ahead` reserved tokens; None while nothing is known."""

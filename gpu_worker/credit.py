@@ -7,6 +7,7 @@ from gpu_worker.engine import Room
 from streams.subjects import Priority
 
 _RATE_SECONDS = 5.0  # the tokens/s of a beat are an average over about this long
+_MEMORY = 20  # requests; what one takes as a rule is a mean over about so many
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Credit:
     def __init__(self, whole: Room, preempts: bool = False) -> None:
         self.resize(whole, preempts)
         self._requests: dict[str, _Held] = {}
+        self._taken, self._usual = 0, 0.0  # requests of late, and the tokens of each
 
     def resize(self, whole: Room, preempts: bool = False) -> None:
         """Another engine: what it has room for while it is idle."""
@@ -37,6 +39,8 @@ class Credit:
 
     def take(self, request_id: str, prompt_tokens: int, cost: int, priority: Priority) -> None:
         self._requests[request_id] = _Held(prompt_tokens, cost - prompt_tokens, priority)
+        self._taken = min(_MEMORY, self._taken + 1)
+        self._usual += (cost - self._usual) / self._taken
 
     def grown(self, request_id: str, prompt_tokens: int, cost: int, generated: int) -> None:
         """It has generated so many tokens by now."""
@@ -69,9 +73,23 @@ class Credit:
         return sequences, max(0, self.kv_tokens - _peak(held))
 
     def pull_batch(self, priority: Priority) -> int:
-        """How many messages to ask for at once: few, since another worker may be free for them."""
+        """How many messages to ask for at once: few, since another worker may be free for them.
+
+        And no more than fit if they are as usual, where nothing gives way to them: what was asked
+        for comes, even when its room has gone meanwhile, and is not given back.
+        """
         sequences, tokens = self.room(priority)
-        return max(1, sequences // 8) if sequences > 0 and tokens > 0 else 0
+        if sequences <= 0 or tokens <= 0:
+            return 0
+        few = max(1, sequences // 8)
+        if not self._usual or self._yields_to(priority):
+            return few
+        return min(few, max(1, int(tokens / self._usual)))
+
+    def _yields_to(self, priority: Priority) -> bool:
+        """Whether some of what is held would give way."""
+        held = self._requests.values()
+        return self.preempts and any(priority.is_above(each.priority) for each in held)
 
 
 def _peak(requests: Iterable[_Held]) -> int:

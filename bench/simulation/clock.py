@@ -10,8 +10,8 @@ Act = Callable[[], None]
 class Clock:
     """Runs acts at their virtual times, in seconds; acts of one time in the order they were set."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.events = 0  # that have run
         self._due: list[tuple[float, int, Act]] = []
         self._order = itertools.count()

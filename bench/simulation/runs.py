@@ -14,6 +14,7 @@ from bench.simulation.step_model import StepModel
 from bench.simulation.systems import Build, Plant, System, behind
 from dispatcher.fair_queue import service
 
+SETTLING_SECONDS = 1.0  # for which a system has been there when its load begins
 RETRY_SECONDS = 1.0  # after which a client asks again that was refused
 
 
@@ -32,7 +33,7 @@ class Run:
     """Owns the clock, the load's position, and the fates."""
 
     def __init__(self, build: Build, plant: Plant, load: Load) -> None:
-        self._clock, self._load = Clock(), load
+        self._clock, self._load = Clock(-SETTLING_SECONDS), load
         self._fates: list[Fate] = []
         self._open = 0
         self._next = 0

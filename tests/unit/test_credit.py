@@ -23,6 +23,17 @@ def test_batch_work_takes_no_room_from_what_is_more_urgent() -> None:
     assert (credit.pull_batch(BATCH), credit.pull_batch(INTERACTIVE)) == (0, 1)
 
 
+def test_no_more_is_asked_for_than_fits_as_a_rule() -> None:
+    """It comes all the same when its room has gone, and somebody is computed again for it."""
+    credit = Credit(Room(64, 1000), preempts=True)
+    assert credit.pull_batch(STANDARD) == 8
+    credit.take("a", 100, 300, STANDARD)
+    assert credit.pull_batch(STANDARD) == 2
+    credit.take("b", 100, 300, STANDARD)
+    assert credit.pull_batch(STANDARD) == 1
+    assert credit.pull_batch(INTERACTIVE) == 8  # the others would give way
+
+
 def test_an_engine_without_preemption_has_one_room_for_all() -> None:
     """What it holds stays, whatever else comes."""
     credit = Credit(Room(2, 100))

@@ -8,6 +8,7 @@ import pytest
 from dispatcher.averages import Line, Ratio
 from dispatcher.books import Books
 from dispatcher.compute import ENOUGH
+from dispatcher.pace import GUESSED_SECONDS
 from streams.messages import Beat, LedgerRecord
 from streams.subjects import Priority
 from tests.unit.waiting import COST, queued
@@ -76,8 +77,8 @@ def model() -> Model:
 def test_a_light_tenant_waits_little_behind_a_heavy_one(model: Model) -> None:
     """Ten thousand queued requests are ahead of its own next one, and of nobody else's."""
     model.ask("heavy", 10_000)
-    model.serve(50)
-    assert model.wait("heavy") == pytest.approx(9951 * STEP, rel=0.05)
+    model.serve(150)
+    assert model.wait("heavy") == pytest.approx(9851 * STEP, rel=0.05)
     assert model.wait("light") == pytest.approx(STEP, rel=0.2)
     model.ask("light", 5)
     assert model.wait("light") == pytest.approx(10 * STEP, rel=0.25)
@@ -94,6 +95,29 @@ def test_what_was_told_is_what_comes(model: Model) -> None:
     while model.books.queue.get(last):
         model.serve(1)
     assert told == pytest.approx(model.now - came, rel=0.15)
+
+
+def test_a_fleet_that_was_never_busy_is_taken_for_a_slow_one(model: Model) -> None:
+    """Else all of a first burst comes in, and is late."""
+    model.books.fleet.beat(beat(), 0.0)
+    model.ask("acme", 4)
+    model.books.tick(STEP)
+    assert model.wait("acme") == pytest.approx(5 * GUESSED_SECONDS / 4)
+
+
+def test_a_fleet_that_frees_nothing_is_slow(model: Model) -> None:
+    """Where all began together nothing comes free for long, whatever ends."""
+    model.ask("acme", 80)
+    model.serve(50)
+    before = model.wait("acme")
+    for _ in range(50):
+        model.now += STEP
+        model.books.fleet.beat(beat(), model.now)
+        model.books.tick(model.now)
+    after = model.wait("acme")
+    assert before
+    assert after
+    assert after > 1.8 * before
 
 
 def test_more_urgent_work_is_ahead(model: Model) -> None:
