@@ -102,7 +102,7 @@ class Books:
 
     def lose(self, worker: str) -> bool:
         """A worker has died; False if it was not known here."""
-        known = self.fleet.lose(worker)
+        known = self.fleet.forget(worker)
         self.affinity.forget(worker)
         self._resize()
         return known

@@ -45,12 +45,14 @@ class Checkpoint:
 def take(books: Books, ledger: int, now: float) -> Checkpoint:
     """How tenants stand that differ from newcomers; of too many, those that wait or had most."""
     charged, lowest = _in_flight(books), books.queue.lowest_counter()
+    for account in books.queue.division.accounts.values():
+        account.demand.fade(now)
     accounts = {
         tenant: account
         for tenant, account in books.queue.division.accounts.items()
-        if account.waiting or account.counter > lowest or _asked(account, now)
+        if account.waiting or account.counter > lowest or round(account.demand.sizes)
     }
-    standings = {t: _standing(account, charged.get(t, 0), now) for t, account in accounts.items()}
+    standings = {t: _standing(account, charged.get(t, 0)) for t, account in accounts.items()}
     ranks = {t: (accounts[t].waiting > 0, standing.counter) for t, standing in standings.items()}
     kept = heapq.nlargest(MOST, ranks, key=ranks.__getitem__)
     return Checkpoint(now, ledger, {tenant: standings[tenant] for tenant in kept})
@@ -64,20 +66,14 @@ def _in_flight(books: Books) -> dict[str, int]:
     return charged
 
 
-def _asked(account: Account, now: float) -> int:
-    """What is left of its demand by now."""
-    account.demand.fade(now)
-    return round(account.demand.sizes)
-
-
-def _standing(account: Account, charged: int, now: float) -> Standing:
-    counter, learned = account.counter, account.generated
+def _standing(account: Account, charged: int) -> Standing:
+    counter, learned, demand = account.counter, account.generated, account.demand
     return Standing(
         round(counter - charged / account.weight, 1),
         round(learned.value, 1),
         learned.count,
-        _asked(account, now),
-        round(account.demand.squares),
+        round(demand.sizes),
+        round(demand.squares),
     )
 
 

@@ -110,7 +110,7 @@ class Fleet:
 
     def beat(self, beat: Beat, now: float) -> None:
         """Take in a heartbeat; what it has pulled is no longer waiting."""
-        self._forget(beat.worker)
+        self.forget(beat.worker)
         self._beats[beat.worker] = beat, now
         pool = self._pool(beat.version)
         pool.count(+1, beat)
@@ -174,15 +174,17 @@ class Fleet:
         """The last beats of the workers that are there."""
         return [beat for beat, _ in self._beats.values()]
 
-    def lose(self, worker: str) -> bool:
-        """A worker has died: its credit counts no more. False if it was not there."""
-        return self._forget(worker)
+    def forget(self, worker: str) -> bool:
+        """Its credit counts no more. False if it was not there."""
+        if known := self._beats.pop(worker, None):
+            self._pools[known[0].version].count(-1, known[0])
+        return known is not None
 
     def forget_stale(self, now: float) -> list[str]:
         """Drop and name the workers that have fallen silent; their credit counts no more."""
         silent = [name for name, (_, at) in self._beats.items() if now - at >= STALE_SECONDS]
         for name in silent:
-            self._forget(name)
+            self.forget(name)
         return silent
 
     def fits(self, version: str, priority: Priority, cost: int) -> bool:
@@ -248,8 +250,3 @@ class Fleet:
         if (pool := self._pools.get(version)) is None:
             pool = self._pools[version] = _Pool()
         return pool
-
-    def _forget(self, worker: str) -> bool:
-        if known := self._beats.pop(worker, None):
-            self._pools[known[0].version].count(-1, known[0])
-        return known is not None

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -27,6 +27,7 @@ from streams.headers import Envelope
 from streams.history import History
 from streams.journal import Journal
 from streams.messages import Beat
+from streams.patience import ended
 from streams.pull import Delivery
 from streams.subjects import Priority
 
@@ -117,7 +118,7 @@ class Pool:
         """Give back everything that is held, so that another worker need not wait."""
         for attempt in list(self._attempts.values()):
             attempt.stop(Stopped.RELEASED)
-        await _ended(self._serving, _CLOSING_SECONDS)
+        await ended(self._serving, _CLOSING_SECONDS)
 
     async def run(self, beat_seconds: float, ack_wait_seconds: float) -> None:
         """Pull, run and beat until cancelled."""
@@ -152,7 +153,7 @@ class Pool:
                 for attempt in others.choose(self._attempts.values(), left):
                     attempt.stop(Stopped.RELEASED)
                     handed_over += 1
-                await _ended(self._serving, min(left, _LOOK_SECONDS))
+                await ended(self._serving, min(left, _LOOK_SECONDS))
         handed_over += sum(attempt.goes_on for attempt in self._attempts.values())
         await self.release()
         return handed_over
@@ -325,8 +326,3 @@ async def _nak(delivery: Delivery) -> None:
         await delivery.nak()
     except BrokerUnavailable as error:  # then its ack wait brings it back
         log.warning("work_not_returned", seq=delivery.seq, reason=str(error))
-
-
-async def _ended(tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
-    if waiting := set(tasks):
-        await asyncio.wait(waiting, timeout=seconds)

@@ -9,6 +9,7 @@ from nats.js.api import ConsumerConfig
 from gpu_worker.outcome import Identity
 from streams import declaration, topology
 from streams.connection import Broker
+from streams.patience import ended
 from streams.pull import Delivery, Pull
 from streams.subjects import Pool as Address
 from streams.subjects import Priority
@@ -56,8 +57,7 @@ class Pulls:
         """Pull no more."""
         for pulling in self._pulling:
             pulling.cancel()
-        if self._pulling:
-            await asyncio.wait(self._pulling, timeout=_CLOSING_SECONDS)
+        await ended(self._pulling, _CLOSING_SECONDS)
 
     async def _shared(self, priority: Priority, ack_wait_seconds: float) -> Pull:
         address = Address(self._who.model, self._who.version, priority)

@@ -11,7 +11,6 @@ lives. Its modification time is that of the last beat, by a clock that nobody ca
 wait others have the work.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -26,6 +25,7 @@ from streams import subjects
 from streams.clock import ticks
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable, MillstreamError
+from streams.locking import locked
 from streams.pull import Delivery
 
 log = structlog.get_logger()
@@ -61,7 +61,7 @@ class Journal:
         self._lines = 0
         self._file = path.open("ab", buffering=0) if path else None
         if self._file and path:
-            if not _locked(self._file):
+            if not locked(self._file):
                 self._file.close()
                 raise JournalTaken(path)
             self._rewrite()
@@ -118,7 +118,7 @@ async def release(broker: Broker, path: Path) -> int:
     """
     try:
         with path.open("r+b", buffering=0) as file:
-            if not _locked(file) or (left := _Left.read(file)) is None:
+            if not locked(file) or (left := _Left.read(file)) is None:
                 return 0
             await _give_back(broker, left)
             file.truncate(0)
@@ -156,15 +156,6 @@ async def _give_back(broker: Broker, left: _Left) -> None:
     await broker.publish(subjects.GONE, left.owner.worker.encode())
     if not await broker.answers(_ANSWER_SECONDS):
         raise BrokerUnavailable("NATS did not confirm what was given back")
-
-
-def _locked(file: FileIO) -> bool:
-    """Lock the file until it is closed; False while another process has it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _packed(owner: Owner, held: Iterable[str]) -> bytes:

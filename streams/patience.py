@@ -1,7 +1,7 @@
-"""How long to wait for a broker that does not answer."""
+"""How long to wait: for a broker that does not answer, for tasks that do not end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -32,3 +32,9 @@ async def persistently(act: Callable[[], Awaitable[T]]) -> T:
         except BrokerUnavailable as error:
             log.warning("broker_awaited", reason=str(error))
             await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def ended(tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
+    """Wait until all have ended, however that was, or so long."""
+    if waiting := set(tasks):
+        await asyncio.wait(waiting, timeout=seconds)

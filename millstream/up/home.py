@@ -1,6 +1,5 @@
 """The data directory of `millstream up`: one owner at a time; logs, streams and the API key."""
 
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.errors import MillstreamError
+from streams.locking import locked
 
 KEY_FILE = "api-key"
 
@@ -62,8 +62,6 @@ def opened(data_dir: Path) -> Iterator[Home]:
     home.logs.mkdir(parents=True, exist_ok=True)
     home.store.mkdir(exist_ok=True)
     with (home.path / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HomeTaken(home.path) from None
+        if not locked(lock):
+            raise HomeTaken(home.path)
         yield home

@@ -88,7 +88,6 @@ async def test_who_could_not_be_heard_has_time_to_come_back(nats_url: str) -> No
         await eventually(lambda: unmarked(broker, first._group))
         await first._renew()
         assert first.members == {"a", "b"}
-        first._believes_until = 0
         await eventually(lambda: alone(first))
 
 
