@@ -264,8 +264,7 @@ class Pool:
         return {str(p): self.credit.room(p) if self.taking else (0, 0) for p in Priority}
 
     def _counts(self) -> Counts:
-        attempts = self._attempts.values()
-        return [(attempt.delivery.seq, attempt.tokens) for attempt in attempts if attempt.tokens]
+        return [(attempt.delivery.seq, attempt.tokens) for attempt in self._attempts.values()]
 
     async def _hold(self, seconds: float, ack_wait_seconds: float) -> None:
         """Tell the broker that the held work is alive; a frozen process falls silent here.
