@@ -171,7 +171,9 @@ class Leader:
 
     async def _on_advisory(self, msg: Msg) -> None:
         message = await self._broker.get(topology.WORK, json.loads(msg.data)["stream_seq"])
-        if message and subjects.parse_work(message.subject).model == self.model:
+        if message is None or not subjects.is_work(message.subject):
+            return
+        if subjects.parse_work(message.subject).model == self.model:
             await dead_letters.bury(self._broker, message, self._shards)
 
     async def _on_find(self, msg: Msg) -> None:

@@ -23,8 +23,6 @@ from gpu_worker.watch import EngineHung, failure_of
 from streams import dead_letters
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
-from streams.headers import Envelope
-from streams.history import History
 from streams.journal import Journal
 from streams.messages import Beat
 from streams.patience import ended
@@ -185,12 +183,11 @@ class Pool:
             assert self._tasks
             self._tasks.create_task(_nak(delivery), name=f"return-{delivery.seq}")
             return
-        try:
-            envelope = Envelope.from_headers(delivery.headers)
-        except (KeyError, ValueError) as error:  # nobody could be told
-            log.error("work_unreadable", seq=delivery.seq, error=repr(error))
+        envelope = dead_letters.envelope_of_work(delivery)
+        if envelope is None:
             assert self._tasks
-            self._tasks.create_task(_bury(self._broker, delivery), name=f"bury-{delivery.seq}")
+            burying = _bury(self._broker, delivery)
+            self._tasks.create_task(burying, name=f"bury-{delivery.seq}")
             return
         self._journal.hold(delivery)
         if running := self._attempts.get(envelope.request_id):
@@ -312,10 +309,8 @@ class Pool:
 
 
 async def _bury(broker: Broker, delivery: Delivery) -> None:
-    """Keep what cannot be read for the operator, then remove it."""
     try:
-        await dead_letters.keep(broker, delivery, None, dead_letters.MALFORMED, History())
-        await delivery.terminate()
+        await dead_letters.lay_aside(broker, delivery)
     except (BrokerUnavailable, StoreRefused) as error:  # then its ack wait brings it back
         log.warning("work_not_buried", seq=delivery.seq, reason=str(error))
 

@@ -8,12 +8,19 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from dispatcher import inventory, leader
+from dispatcher.books import Books
 from dispatcher.inventory import Inventory
-from streams import topology
+from dispatcher.placements import Stray
+from dispatcher.recall import Recall
+from streams import declaration, messages, subjects, topology
 from streams.connection import Broker, StoredMessage
+from streams.messages import Request
+from streams.subjects import Pool, Priority
 from tests.eventually import eventually
 from tests.integration.services import Client, a_dispatcher, a_worker, client, running
 
+PAYLOAD = Request("generate", messages.pack_tokens(list(b"hello"))).pack()
+UNHEARD_OF = ["infer.work.mock.1.urgent.any", "infer.work.mock.1.standard.UPPER"]
 LONG = {"ttft_ms": 1, "itl_ms": 5, "sequences": 1}
 
 
@@ -83,3 +90,47 @@ async def test_what_runs_and_waits_in_order_is_not_read_again_and_again(
         assert counted[topology.WORK] < 5  # none, on a machine that beats in time
         await c.cancel(runs)
         await eventually(c.at_rest)
+
+
+async def test_what_others_have_put_there_is_in_nobodys_way(nats_url: str) -> None:
+    """A leader that cannot read it would fall, and so would each that comes after it."""
+    async with client(nats_url, ttft_ms=1, itl_ms=1) as c:
+        pool = Pool("mock", "1", Priority.STANDARD)
+        ours = c.envelope(5, 8).to_headers()
+        for subject in UNHEARD_OF:
+            await c.broker.store(subject, PAYLOAD, ours)
+        for wrong in ({"Cost": "much"}, {"Request": "a b"}, {"Priority": "urgent"}):
+            await c.broker.store(subjects.work(pool), PAYLOAD, ours | wrong)
+        async with (
+            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(gpu_worker.service, a_worker(nats_url)),
+        ):
+            good = await c.send()
+            await eventually(lambda: c.terminal(good))
+
+            async def laid_aside() -> bool:
+                return await c.held(topology.DEAD) == 3
+
+            await eventually(laid_aside)
+            left = await c.broker.read_subject(topology.WORK, subjects.work_of("mock"))
+            assert [message.subject for message in left] == UNHEARD_OF
+
+
+async def test_what_others_have_put_into_a_workers_lane_is_laid_aside(nats_url: str) -> None:
+    """What is ours is taken back from there all the same."""
+    async with client(nats_url) as c:
+        lane = subjects.work(Pool("mock", "1", Priority.STANDARD), "w1")
+        consumer = topology.own_consumer("mock", "1", "w1", 5)
+        await declaration.declare_consumer(c.broker.js, topology.WORK, consumer)
+        ours = c.envelope(5, 8).to_headers()
+        await c.broker.store(lane, PAYLOAD, {"Made-By": "hand"})
+        await c.broker.store("infer.work.mock.1.urgent.w1", PAYLOAD, ours)
+        await c.broker.store(lane, PAYLOAD, ours)
+        await Recall(c.broker, Books("mock")).take_back(Stray("w1", "1", 3, "silent"))
+
+        async def taken_back() -> bool:
+            left = await c.broker.read_subject(topology.WORK, subjects.work_of("mock"))
+            return [subjects.placement(message.subject) for message in left] == [subjects.ANY]
+
+        await eventually(taken_back)
+        assert await c.held(topology.DEAD) == 1
