@@ -79,7 +79,7 @@ class Outlook:
             higher += tokens
         return Pressure(
             model,
-            len(fleet.workers()),
+            len({beat.worker for beat in fleet.workers()}),
             queued,
             wait,
             tenants,

@@ -89,8 +89,8 @@ class Placements:
 
 def _absence(fleet: Fleet, worker: str, version: str) -> str:
     """Why a worker takes no work of a version; empty if it does."""
-    beat = fleet.last_beat(worker)
-    if beat is None or beat.version != version:
+    beat = fleet.last_beat(worker, version)
+    if beat is None:
         return "silent"
     if not beat.resident:
         return "unloaded"
