@@ -13,7 +13,7 @@ from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
 from gpu_worker.heart import Heart
-from gpu_worker.isolation import cut_off
+from gpu_worker.hold import Hold
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
@@ -63,6 +63,7 @@ class Pool:
         self._mount = Mount(self._deliver, who.model)
         self._starts = Starts()
         self._attempts: dict[str, Attempt] = {}
+        self._hold = Hold(broker, journal, self._attempts)
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._pulls = Pulls(broker, who, self._room, self._take)
@@ -125,8 +126,8 @@ class Pool:
             self._tasks = tasks
             await self._pulls.begin(tasks, ack_wait_seconds)
             tasks.create_task(self._heart.run(partial(self._rest, beat_seconds)), name="beat")
-            tasks.create_task(self._hold(beat_seconds, ack_wait_seconds), name="hold")
-            tasks.create_task(self._let_go(ack_wait_seconds), name="let-go")
+            tasks.create_task(self._hold.keep(beat_seconds, ack_wait_seconds), name="hold")
+            tasks.create_task(self._hold.let_go(ack_wait_seconds), name="let-go")
             if driver := self._mount.driver:
                 tasks.create_task(self._watch(driver), name="engine")
 
@@ -262,32 +263,6 @@ class Pool:
 
     def _counts(self) -> Counts:
         return [(attempt.delivery.seq, attempt.tokens) for attempt in self._attempts.values()]
-
-    async def _hold(self, seconds: float, ack_wait_seconds: float) -> None:
-        """Tell the broker that the held work is alive; a frozen process falls silent here.
-
-        One that wakes up after the ack wait says nothing of what it held before: by now it may be
-        somebody else's, whose death it would hide.
-        """
-        held_at = time.monotonic()
-        while True:
-            await asyncio.sleep(seconds)
-            before, held_at = held_at, time.monotonic()
-            self._journal.beat()
-            try:
-                for attempt in list(self._attempts.values()):
-                    attempt.lapsed |= held_at - before > ack_wait_seconds
-                    await attempt.hold()
-            except BrokerUnavailable as error:
-                log.warning("work_not_held", reason=str(error))
-
-    async def _let_go(self, ack_wait_seconds: float) -> None:
-        """What is held while the worker is cut off is others' by now: compute no more of it."""
-        while True:
-            await cut_off(self._broker, ack_wait_seconds)
-            for attempt in self._attempts.values():
-                attempt.let_go()
-            log.warning("work_let_go", attempts=len(self._attempts))
 
     async def _watch(self, driver: Driver) -> None:
         """Until the engine goes; when it has failed, its work is given back at once."""
