@@ -259,8 +259,15 @@ class Books:
         lane = pool.priority
         own = Priority(envelope.priority or lane)
         charged = self.queue.begin(tenant, own, prompt, cost)
-        dispatched = envelope.dispatched / 1000
-        flight = InFlight(envelope, own, lane, pool.version, charged, 0, dispatched, placement)
+        flight = InFlight(
+            envelope,
+            own,
+            lane,
+            pool.version,
+            charged,
+            dispatched=envelope.dispatched / 1000,
+            worker=placement,
+        )
         self.in_flight[envelope.request_id] = flight
         self._lies_at(flight, seq)
         self.fleet.sending(pool.version, lane, cost, placement)

@@ -15,8 +15,6 @@ from streams.subjects import ANY, Priority
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
 LARGE = 1 / 8  # of a worker's KV: a request from there on is not sent before one has room for it
-
-
 _Member = tuple[str, str]  # a worker, and one of the versions that it serves, each with its room
 
 
