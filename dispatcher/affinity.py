@@ -61,9 +61,10 @@ class Affinity:
         self.holders(beat.version).hear(beat)
 
     def forget(self, worker: str) -> None:
-        """It has fallen silent."""
-        for holders in self._holders.values():
-            holders.forget(worker)
+        """It has fallen silent; what it holds of a version that it still beats for stays."""
+        for version, holders in self._holders.items():
+            if self._fleet.last_beat(worker, version) is None:
+                holders.forget(worker)
         self._shunned.pop(worker, None)
 
     def shun(self, worker: str, now: float) -> None:

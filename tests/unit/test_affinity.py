@@ -7,7 +7,7 @@ import pytest
 
 from dispatcher.affinity import SHUNNED_SECONDS, Affinity, Placed, Wish
 from dispatcher.books import AGAIN, Books
-from dispatcher.fleet import PREFETCH, Fleet
+from dispatcher.fleet import PREFETCH, STALE_SECONDS, Fleet
 from dispatcher.lines import Queued
 from dispatcher.placements import PATIENCE_SECONDS, Stray
 from streams import marks
@@ -51,6 +51,16 @@ def test_what_is_held_of_another_version_is_of_no_use() -> None:
     affinity = cell(beat("a", *PROMPT), beat("a", 99, version="2"), beat("b"))
     assert affinity.choose(WISH._replace(version="2"), 0.0).worker == ANY
     assert affinity.choose(WISH, 0.0) == Placed("a", "prefix")
+
+
+def test_who_serves_a_version_no_more_still_holds_what_it_has_of_others() -> None:
+    """A roll-out ends at a worker; its beats for the rest go on, and tell only what is new."""
+    books = Books("m")
+    books.beat(beat("a", 99, version="2"), 0.0)
+    books.beat(beat("a", *PROMPT), STALE_SECONDS)
+    books.tick(STALE_SECONDS)
+    assert books.affinity.holders("2").count("a") == 0
+    assert books.affinity.choose(WISH, STALE_SECONDS).why == "everywhere"
 
 
 def test_what_is_large_goes_to_the_worker_with_the_most_room() -> None:
