@@ -28,7 +28,7 @@ log = structlog.get_logger()
 Infos = dict[str, ConsumerInfo]  # by the consumer's name
 Held = dict[int, StoredMessage]  # by its sequence in WORK
 
-TOLD_SECONDS = 2.0  # workers tell of all that they hold more often than that
+TOLD_SECONDS = 2.0  # a worker tells of ten thousand in that time: what is not told may be gone
 UNKNOWN_LOOKS = 3  # in a row at which there is more than is known: what is on its way differs
 LOST = "work_lost"
 _WHY = {

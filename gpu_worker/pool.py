@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -67,7 +68,7 @@ class Pool:
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._pulls = Pulls(broker, who, self._room, self._take)
-        self._heart = Heart(broker, who, self.beat)
+        self._heart = Heart(broker, who, self._telling)
         self._rate = Rate(time.monotonic())
         self._progress = Progress()
         self._is_open = True
@@ -180,15 +181,13 @@ class Pool:
             self.credit.grown(request_id, envelope.prompt_tokens, envelope.cost, attempt.tokens)
 
     def _take(self, delivery: Delivery) -> None:
+        assert self._tasks
         if self.draining:
-            assert self._tasks
             self._tasks.create_task(_nak(delivery), name=f"return-{delivery.seq}")
             return
         envelope = dead_letters.envelope_of_work(delivery)
         if envelope is None:
-            assert self._tasks
-            burying = _bury(self._broker, delivery)
-            self._tasks.create_task(burying, name=f"bury-{delivery.seq}")
+            self._tasks.create_task(_bury(self._broker, delivery), name=f"bury-{delivery.seq}")
             return
         self._journal.hold(delivery)
         if running := self._attempts.get(envelope.request_id):
@@ -251,8 +250,11 @@ class Pool:
             draining=self.draining,
             resident=self._mount.driver is not None,
             room=self._room_by_priority() if credit.preempts else {},
-            progress=self._progress.some(self._counts, time.monotonic()),
         )
+
+    def _telling(self) -> Beat:
+        """The same with how far requests have come, which takes turns: for the dispatcher alone."""
+        return replace(self.beat(), progress=self._progress.some(self._counts, time.monotonic()))
 
     def _rest(self, seconds: float) -> float:
         """Until the next beat: less while there is progress to tell of."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import inf
 
 PROGRESS_SECONDS = 0.2  # from one beat that tells of it to the next
-MOST_PROGRESS = 256  # requests that one of them tells of
+MOST_PROGRESS = 1024  # requests that one of them tells of: ten thousand in the two seconds trusted
 
 Counts = list[tuple[int, int]]  # sequence in WORK, tokens generated
 
