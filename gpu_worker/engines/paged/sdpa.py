@@ -20,7 +20,8 @@ def decode(
     (heads, count, dim), kv_heads = query.shape, keys.shape[2]
     packed = query.transpose(0, 1).reshape(count, kv_heads, -1, dim)
     shared = packed.shape[2]
-    packed = pad(packed, (0, 0, 0, -shared % TILE_ROWS))
+    if keys.dtype != torch.float32:  # where rounding does not matter, two rows take 0.7 of the time
+        packed = pad(packed, (0, 0, 0, -shared % TILE_ROWS))
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     out = scaled_dot_product_attention(packed, keys, values, mask, scale=scaling)
     return out[:, :, :shared].reshape(count, heads, dim)
