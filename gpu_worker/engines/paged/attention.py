@@ -166,11 +166,12 @@ class PagedAttention:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros which, on a CPU, take no memory before they are written, and none after they are freed.
+    """Zeros which, on a CPU, take no memory after they are freed, as those from the heap would.
 
-    That is what the system's own pages do; from the heap they would be filled and kept.
+    Written here: the first touch of a page takes longer than writing KV to it, and it would come
+    in the middle of a prompt.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(pages, dtype=dtype).view(shape).zero_()
