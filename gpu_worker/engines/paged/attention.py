@@ -146,7 +146,8 @@ class PagedAttention:
             for tile in chunks.tiles:
                 of, seen = slice(tile.runs), slice(tile.mask.shape[3])
                 at = of, slice(tile.first, tile.last)
-                made = prefill(query[at], keys[of, seen], values[of, seen], tile.mask, scaling)
+                mask = tile.mask_of(query.shape[2] // keys.shape[2])
+                made = prefill(query[at], keys[of, seen], values[of, seen], mask, scaling)
                 out.index_copy_(0, chunks.writes[at].flatten(), made.flatten(0, 1))
 
     def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,13 @@ class Tile:
     first: int
     last: int
     mask: Tensor
+    _packed: dict[int, Tensor] = field(default_factory=dict)
+
+    def mask_of(self, heads: int) -> Tensor:
+        """The mask of as many heads' rows, a head's behind another's; made at the first layer."""
+        if heads not in self._packed:
+            self._packed[heads] = self.mask.repeat(1, 1, heads, 1)
+        return self._packed[heads]
 
 
 @dataclass(frozen=True)
