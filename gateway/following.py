@@ -13,6 +13,7 @@ Sink = Callable[[Record, int], bool]
 
 _SEQUENCES = re.compile(rb"Nats-Sequence: (\d+)\r\n(?:.*\r\n)*?Nats-Last-Sequence: (\d+)\r\n")
 FIRST_LOOK_SECONDS, MOST_LOOK_SECONDS = 5.0, 60.0
+FIRST_SEEK_SECONDS, SEEK_SECONDS = 1.0, 5.0
 FIRST_CANCEL_SECONDS, MOST_CANCEL_SECONDS = 0.25, 4.0
 
 
@@ -68,6 +69,7 @@ class Following:
     index: int = 0  # how many tokens (or vectors) the sink has had
     attempt: int = 0  # the latest of which the sink knows
     lost: float | None = None  # when the log was found to be gone
+    seek_at: float = 0.0  # when to ask who has it, while it is
     orphaned_until: float | None = None  # the end of the grace period, when nobody reads any more
     look_seconds: float = field(default_factory=lambda: FIRST_LOOK_SECONDS)
     cancel_at: float | None = None  # when to ask for its end again
@@ -112,7 +114,7 @@ class Following:
             return all(self.take(*stored) for stored in page)
         if page and page[0] == (self.last, self.data):
             return all(self.take(*stored) for stored in page[1:])
-        self.last, self.lost = 0, now
+        self.last, self.lost, self.seek_at = 0, now, now + FIRST_SEEK_SECONDS
         return True
 
     @property
@@ -133,6 +135,18 @@ class Following:
     def looked(self, now: float) -> None:
         self.heard = now
         self.look_seconds = min(2 * self.look_seconds, MOST_LOOK_SECONDS)
+
+    def is_lost(self, now: float, seconds: float = 0.0) -> bool:
+        """Whether its log has been gone for so long, and nobody has put it back."""
+        return self.lost is not None and not self.last and now >= self.lost + seconds
+
+    def wants_seek(self, now: float) -> bool:
+        """True while the log is lost, a little later: who still writes it need not be asked."""
+        return self.is_lost(now) and now >= self.seek_at
+
+    def sought(self, now: float) -> None:
+        """It is asked who has the log."""
+        self.seek_at = now + SEEK_SECONDS
 
     def is_abandoned(self, now: float) -> bool:
         """True when the grace period is over and nobody has asked for its end yet."""

@@ -280,8 +280,8 @@ class Relay:
         if now >= following.expires:
             following.fail("deadline_exceeded", "the deadline passed without a sign of the request")
             self._leave(following)
-        elif following.lost and not following.last and now >= following.lost + LOST_SECONDS:
-            following.lost = now
+        elif following.wants_seek(now):
+            following.sought(now)
             tasks.create_task(self._seek(following), name=f"seek-{following.request_id}")
         elif following.is_abandoned(now) and now < self._refused_at + self._grace:
             following.orphaned_until = self._refused_at + self._grace
@@ -290,8 +290,10 @@ class Relay:
             tasks.create_task(self._abandon(following), name=f"abandon-{following.request_id}")
 
     async def _seek(self, following: Following) -> None:
-        """Its log was lost and not put back: that is the end, unless a dispatcher still has it."""
-        if not await self.is_known(following.tenant, following.request_id):
+        """Ask who has the lost log, or will write it. If nobody does for long that is the end."""
+        if await self.is_known(following.tenant, following.request_id):
+            following.lost = time.monotonic()
+        elif following.is_lost(time.monotonic(), LOST_SECONDS):
             following.fail("log_lost", "the broker has lost this request's output")
             self._leave(following)
 
@@ -352,7 +354,7 @@ class Relay:
         return bool(page) or await self.is_known(following.tenant, following.request_id)
 
     async def is_known(self, tenant: str, request_id: str) -> bool:
-        """True if a dispatcher or gateway says in time that a request waits or runs."""
+        """True if somebody says in time that a request waits or runs, or has its lost log."""
         return await self._asked(subjects.find(tenant, request_id), FIND_SECONDS)
 
     async def _asked(self, subject: str, seconds: float) -> bool:

@@ -10,6 +10,7 @@ import structlog
 from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
+from gpu_worker.ended_logs import EndedLogs
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
 from gpu_worker.heart import Heart
@@ -30,6 +31,7 @@ from streams.messages import Beat
 from streams.patience import ended
 from streams.pull import Delivery
 from streams.subjects import Priority
+from streams.token_log import TokenLog
 
 log = structlog.get_logger()
 
@@ -64,6 +66,7 @@ class Pool:
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
         self._starts = Starts()
+        self._ended = EndedLogs()
         self._attempts: dict[str, Attempt] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -138,6 +141,13 @@ class Pool:
         if attempt and attempt.envelope.tenant == tenant:
             attempt.stop(Stopped.CANCELLED)
 
+    def find(self, tenant: str, request_id: str) -> bool:
+        """Whether the request has ended here; if the brokers have lost its log it is put back."""
+        if ended := self._ended.get(tenant, request_id, time.monotonic()):
+            assert self._tasks
+            self._tasks.create_task(_put_back(ended), name=f"put-back-{request_id}")
+        return ended is not None
+
     async def drain(self, seconds_left: Callable[[], float]) -> int:
         """Take nothing new, and be empty by the time that none is left; how many were handed over.
 
@@ -197,13 +207,13 @@ class Pool:
             self._journal.let_go(running.delivery)
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
-        self._begin(Attempt(self._broker, self._mount, self._starts, delivery, envelope, self.who))
+        self._begin(delivery, envelope)
 
-    def _begin(self, attempt: Attempt) -> None:
+    def _begin(self, delivery: Delivery, envelope: Envelope) -> None:
         assert self._tasks
-        request_id = attempt.envelope.request_id
+        parts = self._broker, self._mount, self._starts, delivery, envelope, self.who, self._ended
+        attempt, request_id = Attempt(*parts), envelope.request_id
         self._attempts[request_id] = attempt
-        envelope = attempt.envelope
         self.credit.take(request_id, envelope.prompt_tokens, envelope.cost, attempt.priority)
         self._heart.changed()
         self.stirred()
@@ -319,6 +329,13 @@ async def _bury(broker: Broker, delivery: Delivery) -> None:
         await delivery.terminate()
     except (BrokerUnavailable, StoreRefused) as error:  # then its ack wait brings it back
         log.warning("work_not_buried", seq=delivery.seq, reason=str(error))
+
+
+async def _put_back(ended: TokenLog) -> None:
+    try:
+        await ended.put_back()
+    except BrokerUnavailable as error:  # who misses it asks again
+        log.warning("log_not_put_back", request_id=ended.address.request_id, reason=str(error))
 
 
 async def _nak(delivery: Delivery) -> None:

@@ -4,13 +4,15 @@ Every append names the sequence of the log's last record. A paused worker that w
 another attempt has claimed the log therefore adds nothing: its append fails with `Fenced`.
 
 Logs are kept in the broker's memory. When it restarts alone they are gone; whoever still writes one
-then puts back all of its records, and the log goes on where it was.
+then puts back all of its records, and the log goes on where it was. Whoever has ended one can do so
+too.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -84,7 +86,8 @@ class TokenLog:
     """One writer's hold on one request's log. Not for concurrent appends: one is in flight."""
 
     def __init__(self, broker: Broker, address: Log, shards: int) -> None:
-        self._broker = broker
+        self.address = address
+        self._broker, self._shards = broker, shards
         self._stream = topology.tokens_of(address.request_id, shards)
         self.subject = subjects.log(address, shards)
         self.last = 0
@@ -122,8 +125,24 @@ class TokenLog:
         Rides out a broker that does not answer for `PATIENCE_SECONDS`, then raises
         `BrokerUnavailable`. Raises `Fenced` when another writer was faster.
         """
+        await self._store([messages.pack(record)], claim)
+
+    async def put_back(self) -> None:
+        """Store all records anew where the broker has lost them; nothing where it has not.
+
+        Raises `BrokerUnavailable` as `append` does. Safe to repeat, and side by side.
+        """
+        copy = TokenLog(self._broker, self.address, self._shards)
+        with suppress(Fenced):  # it is there, or somebody writes it again
+            await copy._store(self._saved.copy())
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records that this writer knows."""
+        return sum(map(len, self._saved))
+
+    async def _store(self, unsaved: list[bytes], claim: Mapping[str, str] = _NONE) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        unsaved = [messages.pack(record)]
         while unsaved:
             try:
                 await self._save(unsaved[0], claim, max(0.0, deadline - time.monotonic()))

@@ -7,6 +7,7 @@ import pytest
 
 from streams import declaration, messages, topology
 from streams.connection import Broker, Stored, StoreRefused, connect
+from streams.errors import BrokerUnavailable
 from streams.subjects import Log
 from streams.token_log import Fenced, TokenLog, write_ledger
 from tests.broker import NatsServer
@@ -93,6 +94,42 @@ async def test_a_refused_append_is_not_fenced_by_what_nobody_can_read(
     await writer.append(chunk(0))
     assert refused
     assert (await log(broker).read()).tokens == [0]
+
+
+async def test_an_ended_log_is_put_back_where_it_was_lost(
+    broker: Broker, nats_server: NatsServer
+) -> None:
+    """Whole and once, also when several miss it at the same time; twice asked is once done."""
+    writer = log(broker)
+    await writer.claim("m", "1", "w1")
+    for record in (chunk(0), chunk(1), DONE):
+        await writer.append(record)
+    before = (await log(broker).read()).records
+    nats_server.restart()
+    await eventually(lambda: redeclared(broker))
+    for _ in range(2):
+        await asyncio.gather(writer.put_back(), writer.put_back())
+        assert (await log(broker).read()).records == before
+
+
+async def redeclared(broker: Broker) -> bool:
+    try:
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+async def test_a_log_that_goes_on_elsewhere_is_not_put_back(broker: Broker) -> None:
+    """Another attempt found it empty and began anew: that is the log now."""
+    writer, other = log(broker), log(broker)
+    await writer.claim("m", "1", "w1")
+    await writer.append(DONE)
+    await broker.js.purge_stream(topology.tokens(0))
+    await other.claim("m", "1", "w2")
+    await writer.put_back()
+    await other.append(chunk(0))
+    assert [r["type"] for r in (await log(broker).read()).records] == ["started", "chunk"]
 
 
 async def test_an_append_rides_out_a_broker_restart(
