@@ -25,6 +25,7 @@ from streams.connection import Broker, Subscribed
 from streams.errors import BrokerUnavailable, RequestNotFound
 from streams.patience import answered_within
 from streams.subjects import Log
+from streams.token_log import PATIENCE_SECONDS
 
 log = structlog.get_logger()
 
@@ -32,7 +33,7 @@ LOOK_SECONDS = 0.25
 FIND_SECONDS = 0.3  # a client waits for this answer
 RESUME_SECONDS = 2.5  # an unreachable broker is told to the client after this
 READER_SECONDS = 1.0  # nobody waits for this one
-LOST_SECONDS = 15.0  # a writer that lives puts a lost log back within its ack wait
+LOST_SECONDS = PATIENCE_SECONDS  # so long may its writer try to put a lost log back
 UNSURE_SECONDS = 60.0  # so long a request is cancelled that may have been stored
 PAGE = 200
 READS_AT_ONCE = 16
@@ -291,11 +292,17 @@ class Relay:
 
     async def _seek(self, following: Following) -> None:
         """Ask who has the lost log, or will write it. If nobody does for long that is the end."""
-        if await self.is_known(following.tenant, following.request_id):
+        tenant, request_id = following.tenant, following.request_id
+        if await self.is_known(tenant, request_id):
             following.lost = time.monotonic()
         elif following.is_lost(time.monotonic(), LOST_SECONDS):
-            following.fail("log_lost", "the broker has lost this request's output")
-            self._leave(following)
+            try:
+                await self._check_unknown(tenant, request_id)
+            except BrokerUnavailable as error:
+                log.warning("log_sought", request_id=request_id, reason=str(error))
+            else:
+                following.fail("log_lost", "the broker has lost this request's output")
+                self._leave(following)
 
     async def _abandon(self, following: Following) -> None:
         """The grace period is over: cancel the request, unless somebody else reads it."""

@@ -142,11 +142,12 @@ class Pool:
             attempt.stop(Stopped.CANCELLED)
 
     def find(self, tenant: str, request_id: str) -> bool:
-        """Whether the request has ended here; if the brokers have lost its log it is put back."""
+        """Whether the request runs here, or has ended here: then a lost log is put back."""
+        running = self._attempts.get(request_id)
         if ended := self._ended.get(tenant, request_id, time.monotonic()):
             assert self._tasks
             self._tasks.create_task(_put_back(ended), name=f"put-back-{request_id}")
-        return ended is not None
+        return bool(ended or (running and running.envelope.tenant == tenant))
 
     async def drain(self, seconds_left: Callable[[], float]) -> int:
         """Take nothing new, and be empty by the time that none is left; how many were handed over.

@@ -143,7 +143,7 @@ async def _serve(
 
     async def on_find(msg: Msg) -> None:
         if any(pool.find(*subjects.parse_request_id(msg.subject)) for pool in pools):
-            await broker.publish(msg.reply, b"ended")
+            await broker.publish(msg.reply, b"known")
 
     await declaration.wait_for(broker.js, topology.WORK)
     await set_clock(broker)

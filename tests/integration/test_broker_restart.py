@@ -9,6 +9,7 @@ import gpu_worker.service
 from gateway.relay import Relay
 from streams import declaration, messages, subjects, topology
 from streams.connection import connect
+from streams.messages import Request, Sampling
 from tests.broker import NatsServer
 from tests.eventually import eventually
 from tests.integration.gateways import cell, indices
@@ -79,3 +80,15 @@ async def test_a_log_that_was_lost_can_be_resumed(nats_server: NatsServer) -> No
         await declaration.wait_for(broker.js, topology.tokens(0))
         await socket.send(type="resume", id="again", request_id=request_id, after=-1)
         assert indices(await socket.until("again", "done")) == list(range(20))
+
+
+async def test_a_worker_knows_what_runs_and_what_has_ended(nats_url: str) -> None:
+    """Who misses a log asks it while no dispatcher leads; another tenant gets no answer."""
+    async with client(nats_url, **SLOW) as c, running(gpu_worker.service, a_worker(nats_url)):
+        asked = Request("generate", messages.pack_tokens([1]), sampling=Sampling(max_tokens=80))
+        request = await c.dispatch(c.envelope(1, 80), asked.pack())
+        await eventually(lambda: c.kinds(request)["chunk"])
+        await eventually(lambda: c.broker.request(subjects.find("acme", request)))
+        await eventually(lambda: c.terminal(request))
+        await eventually(lambda: c.broker.request(subjects.find("acme", request)))
+        assert await c.broker.request(subjects.find("other", request), seconds=0.3) is None
