@@ -128,13 +128,16 @@ class TokenLog:
         await self._store([messages.pack(record)], claim)
 
     async def put_back(self) -> None:
-        """Store all records anew where the broker has lost them; nothing where it has not.
+        """Store anew what the broker has lost of it, unless somebody writes it again by now.
 
-        Raises `BrokerUnavailable` as `append` does. Safe to repeat, and side by side.
+        Raises `BrokerUnavailable`. Safe to repeat, and side by side.
         """
         copy = TokenLog(self._broker, self.address, self._shards)
-        with suppress(Fenced):  # it is there, or somebody writes it again
-            await copy._store(self._saved.copy())
+        await copy.read()
+        there = len(copy._saved)
+        if copy._saved == self._saved[:there]:
+            with suppress(Fenced):
+                await copy._store(self._saved[there:])
 
     @property
     def size(self) -> int:

@@ -112,6 +112,20 @@ async def test_an_ended_log_is_put_back_where_it_was_lost(
         assert (await log(broker).read()).records == before
 
 
+async def test_a_half_of_a_log_is_made_whole(broker: Broker) -> None:
+    """Whoever puts it back may be interrupted, and is asked again."""
+    writer, part = log(broker), log(broker)
+    await writer.claim("m", "1", "w1")
+    for record in (chunk(0), chunk(1), DONE):
+        await writer.append(record)
+    before = (await log(broker).read()).records
+    await broker.js.purge_stream(topology.tokens(0))
+    for record in before[:2]:
+        await part.append(record)
+    await writer.put_back()
+    assert (await log(broker).read()).records == before
+
+
 async def redeclared(broker: Broker) -> bool:
     try:
         await declaration.declare(broker.js, topology.Scale(), max_queued=10)
