@@ -21,6 +21,7 @@ from streams.connection import Broker, Stored, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID
 from streams.messages import LedgerRecord
+from streams.patience import persistently_for
 from streams.subjects import Log
 
 # A request outlives a broker's leader election (DESIGN §8.8: 4 to 6 s) and a restart.
@@ -105,7 +106,8 @@ class TokenLog:
         """Take the log for a new attempt and return what it held before.
 
         The claim itself is not in the result. Returns without claiming when the log has its
-        terminal. The first attempt needs no read: it expects an empty log.
+        terminal. The first attempt needs no read: it expects an empty log. Rides out a broker that
+        does not answer, and raises, as `append` does.
         """
         before = Contents()
         claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
@@ -114,7 +116,7 @@ class TokenLog:
             try:
                 await self.append(messages.started(model, version, attempt, worker), claim)
             except Fenced:
-                before = await self.read()
+                before = await persistently_for(PATIENCE_SECONDS, self.read)
             else:
                 return before
         return before

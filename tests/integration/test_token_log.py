@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gpu_worker.standing import Standing
+from gpu_worker.starts import Starts
 from streams import declaration, messages, topology
-from streams.connection import Broker, Stored, StoreRefused, connect
+from streams.connection import Broker, Stored, StoredMessage, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from streams.subjects import Log
 from streams.token_log import Fenced, TokenLog, write_ledger
@@ -144,6 +146,34 @@ async def test_a_log_that_goes_on_elsewhere_is_not_put_back(broker: Broker) -> N
     await writer.put_back()
     await other.append(chunk(0))
     assert [r["type"] for r in (await log(broker).read()).records] == ["started", "chunk"]
+
+
+@pytest.fixture
+def interrupted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The broker does not answer when a stream is first read; the streams of which this was so."""
+    read, failed = broker.read_subject, list[str]()
+
+    async def read_subject(stream: str, subject: str, after: int = 0) -> list[StoredMessage]:
+        if stream not in failed:
+            failed.append(stream)
+            raise BrokerUnavailable("no answer")
+        return await read(stream, subject, after)
+
+    monkeypatch.setattr(broker, "read_subject", read_subject)
+    return failed
+
+
+async def test_a_later_attempt_rides_out_a_broker_that_does_not_answer(
+    broker: Broker, interrupted: list[str]
+) -> None:
+    """A leader is elected just then; who gave up would cost the request another ack wait."""
+    await log(broker).claim("m", "1", "w1")
+    before = await log(broker).claim("m", "1", "w2")
+    assert before.attempts == 1
+    standing = Standing(broker, ADDRESS, "w2", Starts())
+    await standing.learn(before)
+    assert len(standing.history.tries) == 1
+    assert interrupted == [topology.tokens(0), topology.ATTEMPTS]
 
 
 async def test_an_append_rides_out_a_broker_restart(
