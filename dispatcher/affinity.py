@@ -49,15 +49,21 @@ class Affinity:
     """Knows what the workers of a fleet hold; its owner passes on what the fleet hears."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet, self.holders = fleet, Holders()
+        self._fleet = fleet
+        self._holders: dict[str, Holders] = {}  # by version: what one has computed is no other's
         self._shunned: dict[str, float] = {}
 
+    def holders(self, version: str) -> Holders:
+        """Who holds what of a version."""
+        return self._holders.setdefault(version, Holders())
+
     def hear(self, beat: Beat) -> None:
-        self.holders.hear(beat)
+        self.holders(beat.version).hear(beat)
 
     def forget(self, worker: str) -> None:
         """It has fallen silent."""
-        self.holders.forget(worker)
+        for holders in self._holders.values():
+            holders.forget(worker)
         self._shunned.pop(worker, None)
 
     def shun(self, worker: str, now: float) -> None:
@@ -80,18 +86,19 @@ class Affinity:
                 return Placed(why="everywhere" if why == "unknown" else why)
             worker, why = self._best(holders, wish, tokens, now)
             if worker:
-                self.holders.expect(worker, wish.marks)
+                self.holders(wish.version).expect(worker, wish.marks)
                 return Placed(worker, what)
         return Placed(why=why)
 
     def _reusable(self, wish: Wish) -> list[_Reusable]:
         """What is held of it, a longer prefix first; of what the same workers hold the longest."""
-        holders = zip(_LENGTHS, self.holders.of_each(wish.marks), strict=False)
-        longest = {held: tokens for tokens, held in holders if held}
+        holders = self.holders(wish.version)
+        each = zip(_LENGTHS, holders.of_each(wish.marks), strict=False)
+        longest = {held: tokens for tokens, held in each if held}
         found: list[_Reusable] = [("prefix", tokens, held) for held, tokens in longest.items()]
         if len(found) > 1:
             found.sort(key=itemgetter(1), reverse=True)
-        if wish.adapter and (held := self.holders.of(marks.of_adapter(wish.adapter))):
+        if wish.adapter and (held := holders.of(marks.of_adapter(wish.adapter))):
             found.append(("adapter", ADAPTER_TOKENS, held))
         return found
 

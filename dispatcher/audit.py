@@ -1,7 +1,7 @@
-"""Compare what a leader believes with what the broker holds, and put right what differs.
+"""Compare what a leader believes to be queued with what the broker holds in REQUESTS.
 
-Messages that were missed, acknowledgements that got lost, workers that died without a word: each
-leaves a trace in the broker. A suspicion counts when it still holds at the next look.
+Messages that were missed and acknowledgements that got lost leave a trace in the broker. A
+suspicion counts when it still holds at the next look.
 """
 
 import time
@@ -9,24 +9,18 @@ from typing import Protocol
 
 import structlog
 from nats.js.api import ConsumerInfo
-from nats.js.errors import NotFoundError
 
-from dispatcher import dead_letters
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.lines import Queued
 from dispatcher.metrics import observe_stall
-from dispatcher.recall import moved_from
 from dispatcher.sending import Sending
 from dispatcher.stalls import Stalls
-from streams import subjects, topology
-from streams.connection import Broker, StoredMessage
-from streams.dead_letters import envelope_of
+from streams import declaration, subjects, topology
+from streams.connection import Broker
 from streams.errors import BrokerUnavailable
-from streams.subjects import Pool
 
 log = structlog.get_logger()
-Infos = dict[str, ConsumerInfo]  # by the consumer's name
 
 
 class IndexLost(BrokerUnavailable):
@@ -43,21 +37,18 @@ class _Holder(Protocol):
 
 
 class Audit:
-    """The regular look at REQUESTS and WORK of one model."""
+    """The regular look at REQUESTS of one model."""
 
-    def __init__(
-        self, broker: Broker, books: Books, endings: Endings, sending: Sending, shards: int
-    ) -> None:
-        self._broker, self._books, self._shards = broker, books, shards
+    def __init__(self, broker: Broker, books: Books, endings: Endings, sending: Sending) -> None:
+        self._broker, self._books = broker, books
         self._endings, self._sending = endings, sending
         self._sign: tuple[int, ...] | None = None
         self._undead = 0
-        self._suspects: set[int] = set()
         self._stalls = Stalls()
 
-    async def requests(self, consumer: str) -> None:
+    async def look(self, consumer: str) -> None:
         """Have everything delivered again if something was delivered that is not known here."""
-        info = await self._consumer(topology.REQUESTS, consumer)
+        info = await self._consumer(consumer)
         if info is None:
             raise IndexLost(f"no consumer {consumer}")
         self._look_at_index(info)
@@ -68,9 +59,14 @@ class Audit:
             await self._broker.js.reset_consumer(topology.REQUESTS, consumer)
         self._sign = sign
 
+    async def _consumer(self, name: str) -> ConsumerInfo | None:
+        return await declaration.consumer_info(self._broker.js, topology.REQUESTS, name)
+
     def _look_at_index(self, info: ConsumerInfo) -> None:
         """The pull on the index takes whatever there is: a new leader makes another consumer."""
-        if self._is_stalled(info, due=bool(info.num_pending)):
+        deliveries = info.delivered.consumer_seq if info.delivered else 0
+        due = bool(info.num_pending)
+        if self._stalls.is_stalled(info.name, deliveries, time.monotonic(), due=due):
             observe_stall(self._books.model, topology.REQUESTS)
             raise IndexLost(f"the consumer {info.name} delivers nothing")
 
@@ -109,91 +105,3 @@ class Audit:
         if info.num_ack_pending > sum(len(held) for held in known):
             return info.num_ack_pending, floor, info.delivered.consumer_seq
         return None
-
-    async def work(self) -> None:
-        """What is in WORK is in flight and nothing else is; what cannot go on is buried."""
-        sent = {flight.seq: name for name, flight in self._books.in_flight.items() if flight.seq}
-        unpulled = self._books.fleet.unpulled
-        pattern = subjects.work_of(self._books.model)
-        held = {m.seq: m for m in await self._broker.read_subject(topology.WORK, pattern)}
-        await self._finish_moves(held)
-        for seq in sent.keys() - held.keys():
-            self._books.gone(sent[seq], seq, time.monotonic())
-        for seq in sent.keys() & held.keys():
-            self._books.lies_for(sent[seq], seq, subjects.placement(held[seq].subject))
-        self._books.fleet.left(unpulled - held.keys())
-        self._adopt([message for seq, message in held.items() if seq not in sent])
-        infos = await self._infos(held)
-        await self._bury(held, infos)
-        for pool in {subjects.parse_work(message.subject) for message in held.values()}:
-            if info := infos.get(topology.consumer_of(subjects.work(pool))):
-                await self._look_at_pool(pool, info)
-
-    async def _finish_moves(self, held: dict[int, StoredMessage]) -> None:
-        """Remove what a leader has stored for any worker and not acknowledged where it was."""
-        for message in list(held.values()):
-            before = moved_from(message.headers)
-            if before in held:
-                del held[before]
-                await self._broker.remove(topology.WORK, before)
-
-    def _adopt(self, unknown: list[StoredMessage]) -> None:
-        for message in unknown:
-            if envelope := envelope_of(message.headers):
-                pool = subjects.parse_work(message.subject)
-                placement = subjects.placement(message.subject)
-                self._books.adopt(envelope, pool, message.seq, placement)
-
-    async def _look_at_pool(self, pool: Pool, info: ConsumerInfo) -> None:
-        """Workers have room and there is work for them: if it does not come, mend its consumer."""
-        free = self._books.fleet.is_free(pool.version, pool.priority)
-        if not self._is_stalled(info, due=free and bool(info.num_pending)):
-            return
-        observe_stall(self._books.model, topology.WORK)
-        paused, js = bool(info.paused), self._broker.js
-        log.error("work_not_delivered", consumer=info.name, waiting=info.num_pending, paused=paused)
-        if paused:
-            await js.resume_consumer(topology.WORK, info.name)
-        else:  # its workers make it anew, which delivers again what they are at: they go on
-            await js.delete_consumer(topology.WORK, info.name)
-
-    def _is_stalled(self, info: ConsumerInfo, *, due: bool) -> bool:
-        deliveries = info.delivered.consumer_seq if info.delivered else 0
-        return self._stalls.is_stalled(info.name, deliveries, time.monotonic(), due=due)
-
-    async def _bury(self, held: dict[int, StoredMessage], infos: Infos) -> None:
-        stuck = _stuck(held, infos)
-        now = self._broker.clock.now()
-        flights = self._books.in_flight.values()
-        late = {flight.seq for flight in flights if dead_letters.overdue(flight.deadline, now)}
-        for seq in (late | (stuck & self._suspects)) & held.keys():
-            await dead_letters.bury(self._broker, held[seq], self._shards)
-        self._suspects = stuck
-
-    async def _infos(self, held: dict[int, StoredMessage]) -> Infos:
-        """The consumers of what is held, as far as they are there."""
-        names = {topology.consumer_of(message.subject) for message in held.values()}
-        return {n: info for n in names if (info := await self._consumer(topology.WORK, n))}
-
-    async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
-        try:
-            info: ConsumerInfo = await self._broker.js.consumer_info(stream, name)
-        except NotFoundError:
-            return None
-        return info
-
-
-def _stuck(held: dict[int, StoredMessage], infos: Infos) -> set[int]:
-    """Work that was delivered and that its consumer does not wait for any more: used up.
-
-    The broker keeps such messages; a worker's acknowledgement would have removed them.
-    """
-    settled = {name: _settled_up_to(info) for name, info in infos.items()}
-    consumers = {seq: topology.consumer_of(message.subject) for seq, message in held.items()}
-    return {seq for seq, name in consumers.items() if seq <= settled.get(name, 0)}
-
-
-def _settled_up_to(info: ConsumerInfo) -> int:
-    """The highest sequence below which the consumer waits for nothing."""
-    floor = info.ack_floor if info.num_ack_pending else info.delivered
-    return floor.stream_seq if floor else 0

@@ -4,7 +4,7 @@ A request is charged its expected service when it is taken out of the queue, mor
 to take more, and the difference to what it really took when it is settled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from dispatcher.affinity import Affinity, Placed, Wish
@@ -98,6 +98,7 @@ class Books:
         self._resize()
         for seq, generated in beat.progress:
             if flight := self._by_seq.get(seq):
+                flight.told = now
                 self._charge(flight, max(flight.charged, service(flight.prompt_tokens, generated)))
 
     def lose(self, worker: str) -> bool:
@@ -118,15 +119,7 @@ class Books:
         self.fleet.sending(version, lane, item.cost)
         self.outlook.sent(item.cost)
         self.in_flight[item.request_id] = InFlight(
-            item.tenant,
-            item.priority,
-            lane,
-            version,
-            item.prompt_tokens,
-            item.cost,
-            charged,
-            item.deadline,
-            dispatched=now,
+            item.envelope, item.priority, lane, version, charged, dispatched=now
         )
         return lane
 
@@ -190,9 +183,14 @@ class Books:
         self.fleet.not_sent(flight.version, flight.lane, flight.cost, flight.worker)
 
     def _lies_at(self, flight: InFlight, seq: int) -> None:
-        flight.seq = seq
+        flight.seq, flight.told = seq, self._now
         self._by_seq[seq] = flight
         self._placements.add(flight)
+
+    @property
+    def lying(self) -> Mapping[int, InFlight]:
+        """What lies in WORK by all that is known, by its sequence there."""
+        return self._by_seq
 
     def _leaves(self, flight: InFlight) -> None:
         """It is in WORK no more, or not where it was."""
@@ -258,18 +256,15 @@ class Books:
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
         tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
-        lane, deadline = pool.priority, envelope.deadline
+        lane = pool.priority
         own = Priority(envelope.priority or lane)
         charged = self.queue.begin(tenant, own, prompt, cost)
         flight = InFlight(
-            tenant,
+            envelope,
             own,
             lane,
             pool.version,
-            prompt,
-            cost,
             charged,
-            deadline,
             dispatched=envelope.dispatched / 1000,
             worker=placement,
         )

@@ -30,6 +30,7 @@ class Learned:
         self._per_output_token = Ratio(MEMORY)
         self._output_share = Ratio(MEMORY, prior=1.0)
         self._squares = Ratio(MEMORY)  # of what the line was wrong by
+        self._whole = Ratio(MEMORY)
 
     def add(self, ran: Ran) -> None:
         self._seen += 1
@@ -38,9 +39,17 @@ class Learned:
             expected = begins + rises * ran.prompt_tokens
             self._squares.add((ran.first_seconds - expected) ** 2, 1)
         self._first.add(ran.prompt_tokens, ran.first_seconds)
+        self._whole.add(ran.first_seconds + ran.rest_seconds, 1)
         if ran.most_output:
             self._per_output_token.add(ran.rest_seconds, ran.output)
             self._output_share.add(ran.output, ran.most_output)
+
+    def seconds(self, running: int) -> float | None:
+        """From dispatch to the end, on average; None until enough requests have ended.
+
+        Short ones end first: that is enough if more have ended than are running.
+        """
+        return None if self._seen < max(ENOUGH, running) else self._whole.value
 
     @property
     def compute(self) -> Compute | None:

@@ -72,18 +72,7 @@ class Endings:
                 self._under_way.pop(item.request_id, None)
 
     async def _end(self, item: Queued, outcome: str, message: str) -> None:
-        envelope = Envelope(
-            item.request_id,
-            item.tenant,
-            item.route,
-            item.cost,
-            item.prompt_tokens,
-            item.deadline,
-            item.accepted,
-            adapter=item.adapter,
-            account=item.account,
-        )
-        await end(self._broker, envelope, self._model, outcome, message, self._shards)
+        await end(self._broker, item.envelope, self._model, outcome, message, self._shards)
         log.info(
             "request_ended_in_queue",
             request_id=item.request_id,
@@ -96,13 +85,13 @@ class Endings:
 
 async def end(
     broker: Broker, envelope: Envelope, model: str, outcome: str, message: str, shards: int
-) -> None:
-    """End a request with `outcome` (`cancelled` or an error code), unless it has ended already.
+) -> bool:
+    """End a request with `outcome` (`cancelled` or an error code); False if it had ended already.
 
     What earlier attempts have stored is billed. Idempotent; raises `BrokerUnavailable`.
     """
     address = Log(envelope.tenant, envelope.route, envelope.request_id)
-    log = TokenLog(broker, address, shards)
+    log, ended_here = TokenLog(broker, address, shards), False
     while True:
         before = await log.read()
         terminal = before.terminal
@@ -111,9 +100,11 @@ async def end(
         try:
             now_ms, generated = broker.clock.now_ms(), len(before.tokens)
             await log.append(_terminal(envelope, outcome, message, generated, now_ms))
+            ended_here = True
         except Fenced:
             continue
     await write_ledger(broker, _record(envelope, model, before, terminal, broker.clock.now_ms()))
+    return ended_here
 
 
 def _record(

@@ -15,6 +15,7 @@ from streams.subjects import ANY, Priority
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
 LARGE = 1 / 8  # of a worker's KV: a request from there on is not sent before one has room for it
+_Member = tuple[str, str]  # a worker, and one of the versions that it serves, each with its room
 
 
 class Standing(NamedTuple):
@@ -105,13 +106,14 @@ class Fleet:
     """Beats in, credit out. Times are seconds of any monotonic clock, given by the caller."""
 
     def __init__(self) -> None:
-        self._beats: dict[str, tuple[Beat, float]] = {}
+        self._beats: dict[_Member, tuple[Beat, float]] = {}
         self._pools: dict[str, _Pool] = {}
 
     def beat(self, beat: Beat, now: float) -> None:
         """Take in a heartbeat; what it has pulled is no longer waiting."""
-        self.forget(beat.worker)
-        self._beats[beat.worker] = beat, now
+        member = beat.worker, beat.version
+        self._drop(member)
+        self._beats[member] = beat, now
         pool = self._pool(beat.version)
         pool.count(+1, beat)
         for priority, pulled in beat.pulled.items():
@@ -136,19 +138,19 @@ class Fleet:
         """It lies in WORK as message `seq`, until a worker says that it has pulled so far."""
         unpulled = self._pool(version).unpulled
         unpulled.sent(priority, seq, cost, placement)
-        beat = self.last_beat(placement)
+        beat = self.last_beat(placement, version)
         if beat and beat.pulled_own >= seq:  # it was faster than the broker's answer
             unpulled.pulled_own(placement, seq)
 
-    def last_beat(self, worker: str) -> Beat | None:
-        """What a worker that is there has told last."""
-        known = self._beats.get(worker)
+    def last_beat(self, worker: str, version: str) -> Beat | None:
+        """What a worker that is there has told last of a version that it serves."""
+        known = self._beats.get((worker, version))
         return known[0] if known else None
 
     def standing(self, version: str, worker: str, priority: Priority) -> Standing | None:
         """How a worker stands that takes work of this version; None for others."""
-        beat = self.last_beat(worker)
-        if beat is None or beat.draining or beat.version != version:
+        beat = self.last_beat(worker, version)
+        if beat is None or beat.draining:
             return None
         return self._pools[version].standing(beat, priority)
 
@@ -171,21 +173,26 @@ class Fleet:
             pool.unpulled.left(sequences)
 
     def workers(self) -> list[Beat]:
-        """The last beats of the workers that are there."""
+        """The last beats of the workers that are there, of one with several versions each."""
         return [beat for beat, _ in self._beats.values()]
 
     def forget(self, worker: str) -> bool:
         """Its credit counts no more. False if it was not there."""
-        if known := self._beats.pop(worker, None):
-            self._pools[known[0].version].count(-1, known[0])
-        return known is not None
+        members = [member for member in self._beats if member[0] == worker]
+        for member in members:
+            self._drop(member)
+        return bool(members)
+
+    def _drop(self, member: _Member) -> None:
+        if known := self._beats.pop(member, None):
+            self._pools[member[1]].count(-1, known[0])
 
     def forget_stale(self, now: float) -> list[str]:
         """Drop and name the workers that have fallen silent; their credit counts no more."""
-        silent = [name for name, (_, at) in self._beats.items() if now - at >= STALE_SECONDS]
-        for name in silent:
-            self.forget(name)
-        return silent
+        silent = [each for each, (_, at) in self._beats.items() if now - at >= STALE_SECONDS]
+        for member in silent:
+            self._drop(member)
+        return sorted({worker for worker, _ in silent})
 
     def fits(self, version: str, priority: Priority, cost: int) -> bool:
         """True if the pool of a version may be sent a request of this cost now."""
@@ -203,8 +210,8 @@ class Fleet:
     def roomiest(self, version: str, priority: Priority, cost: int) -> str:
         """The worker with the most room that would run a request at once; "" if none would."""
         best, most = "", 0
-        for worker, (beat, _) in self._beats.items():
-            standing = self.standing(version, worker, priority)
+        for (worker, of), (beat, _) in self._beats.items():
+            standing = self.standing(version, worker, priority) if of == version else None
             if standing and standing.tokens > most and standing.may_take(min(cost, beat.kv_tokens)):
                 best, most = worker, standing.tokens
         return best

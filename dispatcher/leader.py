@@ -17,6 +17,7 @@ from dispatcher.audit import Audit, IndexLost
 from dispatcher.books import Books
 from dispatcher.ending import Endings
 from dispatcher.fair_queue import service
+from dispatcher.inventory import Inventory
 from dispatcher.lines import Queued
 from dispatcher.metrics import observe_blocked, observe_oldest, observe_queue
 from dispatcher.recall import Recall
@@ -59,7 +60,8 @@ class Leader:
         self._endings = Endings(broker, model, shards)
         self._sending = Sending(broker, registry, self.books, self._endings)
         self._recall = Recall(broker, self.books)
-        self._audit = Audit(broker, self.books, self._endings, self._sending, shards)
+        self._audit = Audit(broker, self.books, self._endings, self._sending)
+        self._inventory = Inventory(broker, self.books, shards)
         self._succession = Succession(broker, self.books)
 
     async def run(self) -> None:
@@ -79,7 +81,7 @@ class Leader:
         """Know what is in flight, and go on with the tenants' counters where they were."""
         await self._succession.restore()
         self._set_terms()
-        await self._audit.work()
+        await self._inventory.look()
         await self._succession.replay()
 
     async def _lead(self, name: str) -> None:
@@ -169,7 +171,9 @@ class Leader:
 
     async def _on_advisory(self, msg: Msg) -> None:
         message = await self._broker.get(topology.WORK, json.loads(msg.data)["stream_seq"])
-        if message and subjects.parse_work(message.subject).model == self.model:
+        if message is None or not subjects.is_work(message.subject):
+            return
+        if subjects.parse_work(message.subject).model == self.model:
             await dead_letters.bury(self._broker, message, self._shards)
 
     async def _on_find(self, msg: Msg) -> None:
@@ -229,8 +233,8 @@ class Leader:
             observe_blocked(self.model, why, TELL_SECONDS)
 
     async def _look(self, consumer: str) -> None:
-        await self._audit.work()
-        await self._audit.requests(consumer)
+        await self._inventory.look()
+        await self._audit.look(consumer)
         self._set_terms()
         observe_oldest(self.books, self._clock.now())
         self._sending.wake()

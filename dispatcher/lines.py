@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dispatcher.accounts import Account
+from streams.headers import Envelope
 from streams.subjects import Priority
 
 _Entry = tuple[float, str]  # a tenant's counter, and its name
@@ -31,6 +32,21 @@ class Queued:
     gone: bool = False
     adapter: str = ""
     account: str = ""
+
+    @property
+    def envelope(self) -> Envelope:
+        """What is needed of its headers to end it."""
+        return Envelope(
+            self.request_id,
+            self.tenant,
+            self.route,
+            self.cost,
+            self.prompt_tokens,
+            self.deadline,
+            self.accepted,
+            adapter=self.adapter,
+            account=self.account,
+        )
 
 
 @dataclass(slots=True)

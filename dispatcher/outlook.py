@@ -34,7 +34,8 @@ class Outlook:
         workers = len(fleet.workers())
         self._release(fleet)
         room = _requests_room(fleet.whole, _mean_cost(queue))
-        self.pace.tick(now, len(queue) > 0, workers, room)
+        lasting = self._learned.seconds(sum(beat.running for beat in fleet.workers()))
+        self.pace.tick(now, len(queue) > 0, workers, room, lasting)
         if workers or self._manned_at is None:
             self._manned_at = now
         self._unmanned_seconds = now - self._manned_at
@@ -79,7 +80,7 @@ class Outlook:
             higher += tokens
         return Pressure(
             model,
-            len(fleet.workers()),
+            len({beat.worker for beat in fleet.workers()}),
             queued,
             wait,
             tenants,

@@ -5,7 +5,9 @@ import math
 from dispatcher.averages import Ratio
 
 SMOOTHING_SECONDS = 60.0
-GUESSED_SECONDS = 30.0  # in which a fleet serves what it has room for, before it is measured
+GUESSED_SECONDS = 30.0  # in which a fleet serves what it has room for, before anything is known
+FULLER = 2.0  # times as long as before takes a request in a fleet that is full
+LEAST_SECONDS = 0.01
 GUESS_WEIGHT = 1.0  # seconds of each worker that the guess counts for
 MEMORY = 200  # requests
 DEFAULT_CHARGE = 2.0  # virtual tokens per reserved one, were it all generated
@@ -57,10 +59,19 @@ class Pace:
         """How far waits are from what was told, as a share of it (root of the mean square)."""
         return math.sqrt(self._squares.value)
 
-    def tick(self, now: float, backlogged: bool, workers: int = 1, room: float = 0.0) -> None:
+    def tick(
+        self,
+        now: float,
+        backlogged: bool,
+        workers: int = 1,
+        room: float = 0.0,
+        lasting: float | None = None,
+    ) -> None:
         """Close an interval; call it regularly.
 
         `room` is for how many reserved tokens the fleet has places; without it nothing is guessed.
+        `lasting` are the seconds that a request has taken, if that is known: by Little's law the
+        room is then served in as long, and when it is full in longer.
         """
         elapsed = 0.0 if self._at is None else now - self._at
         if self._backlogged and backlogged and elapsed > 0 and workers:
@@ -69,7 +80,8 @@ class Pace:
             self._seconds = self._seconds * fading + elapsed * workers
         self._released, self._at, self._backlogged = 0, now, backlogged
         self._workers = workers or self._workers  # they may come back: until then as it was
-        self._guess = room / GUESSED_SECONDS / self._workers
+        seconds = GUESSED_SECONDS if lasting is None else min(GUESSED_SECONDS, FULLER * lasting)
+        self._guess = room / max(LEAST_SECONDS, seconds) / self._workers
 
     @property
     def charge_per_token(self) -> float:

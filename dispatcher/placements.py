@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dispatcher.fleet import Fleet
+from streams.headers import Envelope
 from streams.subjects import ANY, Priority
 
 PATIENCE_SECONDS = 1.0  # for a worker to pull what was placed on it
@@ -13,17 +14,32 @@ PATIENCE_SECONDS = 1.0  # for a worker to pull what was placed on it
 class InFlight:
     """A request that was dispatched and has not ended: what it was charged, what it reserves."""
 
-    tenant: str
+    envelope: Envelope
     priority: Priority
     lane: Priority  # of WORK
     version: str
-    prompt_tokens: int
-    cost: int
     charged: int
-    deadline: int  # epoch ms
     seq: int = 0  # in WORK; 0 while it is on its way there
     dispatched: float = 0.0  # epoch seconds
     worker: str = ANY
+    told: float = 0.0  # when a worker has last told of it, or it came there: monotonic seconds
+
+    @property
+    def tenant(self) -> str:
+        return self.envelope.tenant
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.envelope.prompt_tokens
+
+    @property
+    def cost(self) -> int:
+        return self.envelope.cost
+
+    @property
+    def deadline(self) -> int:
+        """Epoch ms."""
+        return self.envelope.deadline
 
 
 @dataclass(frozen=True)
@@ -73,8 +89,8 @@ class Placements:
 
 def _absence(fleet: Fleet, worker: str, version: str) -> str:
     """Why a worker takes no work of a version; empty if it does."""
-    beat = fleet.last_beat(worker)
-    if beat is None or beat.version != version:
+    beat = fleet.last_beat(worker, version)
+    if beat is None:
         return "silent"
     if not beat.resident:
         return "unloaded"

@@ -8,15 +8,15 @@ slow to beat stays there, and whoever comes back too late is fenced as with any 
 from collections.abc import Mapping
 
 import structlog
-from nats.js.errors import NotFoundError
 
 from dispatcher.books import Books
 from dispatcher.metrics import observe_taken_back
 from dispatcher.placements import Stray
 from streams import declaration, subjects, topology
 from streams.connection import Broker
+from streams.dead_letters import envelope_of_work, lay_aside
 from streams.errors import BrokerUnavailable
-from streams.headers import MESSAGE_ID, Envelope
+from streams.headers import MESSAGE_ID
 from streams.pull import Delivery, take_one
 
 log = structlog.get_logger()
@@ -56,13 +56,13 @@ class Recall:
         model, version, worker = self._books.model, stray.version, stray.worker
         consumer = topology.own_consumer(model, version, worker, ACK_WAIT_SECONDS)
         assert consumer.durable_name
+        name, js = consumer.durable_name, self._broker.js
         try:
-            return await take_one(self._broker, topology.WORK, consumer.durable_name)
+            return await take_one(self._broker, topology.WORK, name)
         except BrokerUnavailable:
-            try:
-                await self._broker.js.consumer_info(topology.WORK, consumer.durable_name)
-            except NotFoundError:  # the broker removes it when nobody has pulled for long
-                await declaration.declare_consumer(self._broker.js, topology.WORK, consumer)
+            if await declaration.consumer_info(js, topology.WORK, name) is None:
+                # the broker removes it when nobody has pulled for long
+                await declaration.declare_consumer(js, topology.WORK, consumer)
             raise
 
     async def _move(self, delivery: Delivery, stray: Stray) -> None:
@@ -70,7 +70,11 @@ class Recall:
 
         A crash between repeats with the same message id, which the broker recognises.
         """
-        request_id = Envelope.from_headers(delivery.headers).request_id
+        envelope = envelope_of_work(delivery)
+        if envelope is None:
+            await lay_aside(self._broker, delivery)
+            return
+        request_id = envelope.request_id
         kept = {k: v for k, v in delivery.headers.items() if not k.startswith("Nats-")}
         headers = kept | {MESSAGE_ID: moved_id(request_id, delivery.seq)}
         subject = subjects.work(subjects.parse_work(delivery.subject))

@@ -27,7 +27,7 @@ def _worker(books: Books, beat: Beat) -> dict[str, Any]:
     """Its last beat, and how many marks of prefixes and adapters it holds."""
     told = asdict(replace(beat, progress=[], holds=b"", dropped=b""))
     del told["holds"], told["dropped"], told["holds_only"]
-    return told | {"marks": books.affinity.holders.count(beat.worker)}
+    return told | {"marks": books.affinity.holders(beat.version).count(beat.worker)}
 
 
 def _lanes(books: Books, now: float) -> list[dict[str, Any]]:

@@ -13,8 +13,9 @@ from starlette.requests import Request
 
 from gateway.door import Door
 from gateway.following import Record, Sink
-from gateway.intake import Prepared, Ticket
+from gateway.intake import Ticket
 from gateway.metrics import Watch, count_refused
+from gateway.preparation import Prepared
 from gateway.reader import Reader
 from gateway.schemas.frames import MAX_KEY
 from gateway.submission import Submission

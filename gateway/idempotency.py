@@ -43,16 +43,18 @@ class Idempotency:
 
     async def find(self, tenant: str, key: str) -> str | None:
         """The request that a key stands for, if any. Raises `BrokerUnavailable`."""
-        query = {"last_by_subj": _subject(tenant, key)}
-        found = await self._broker.read(f"KV_{BUCKET}", query)
-        return Known(**json.loads(found[0].data)).request_id if found else None
+        known = await self._known(_subject(tenant, key))
+        return known.request_id if known else None
 
     async def claim(self, tenant: str, key: str, request_id: str, digest: str) -> Known:
         """Bind `key` to `request_id`, or find what it is bound to.
 
-        Raises `IdempotencyConflict` if that had another digest, `BrokerUnavailable`.
+        Any broker tells that, so that a client that comes back is not refused while they elect a
+        leader. Raises `IdempotencyConflict` if that had another digest, `BrokerUnavailable`.
         """
         subject = _subject(tenant, key)
+        if known := await self._known(subject):
+            return _as_asked(known, request_id, digest)
         mine = {"request_id": request_id, "digest": digest}
         try:
             await self._broker.store_retrying(
@@ -61,24 +63,27 @@ class Idempotency:
         except StoreRefused as refusal:
             if not refusal.lost_race:
                 raise
-            return await self._found(subject, request_id, digest)
+            return _as_asked(await self._bound(subject), request_id, digest)
         return Known(request_id, digest)
 
-    async def _found(self, subject: str, request_id: str, digest: str) -> Known:
-        """What the key is bound to; to `request_id` if only the confirmation of that got lost."""
-        known = Known(**json.loads(await self._read(subject)))
-        if known.digest != digest:
-            raise IdempotencyConflict("this idempotency key was used with a different request")
-        return replace(known, first=known.request_id == request_id)
-
-    async def _read(self, subject: str) -> bytes:
+    async def _bound(self, subject: str) -> Known:
         """The record that is known to be there; a replica may learn of it a moment later."""
         for _ in range(_READS):
-            found = await self._broker.read(f"KV_{BUCKET}", {"last_by_subj": subject})
-            if found:
-                return found[0].data
+            if known := await self._known(subject):
+                return known
             await asyncio.sleep(_READ_SECONDS)
         raise BrokerUnavailable("the record of this idempotency key cannot be read")
+
+    async def _known(self, subject: str) -> Known | None:
+        found = await self._broker.read(f"KV_{BUCKET}", {"last_by_subj": subject})
+        return Known(**json.loads(found[0].data)) if found else None
+
+
+def _as_asked(known: Known, request_id: str, digest: str) -> Known:
+    """What a key is bound to; to `request_id` if only the confirmation of that got lost."""
+    if known.digest != digest:
+        raise IdempotencyConflict("this idempotency key was used with a different request")
+    return replace(known, first=known.request_id == request_id)
 
 
 def _bucket() -> StreamConfig:

@@ -1,4 +1,4 @@
-"""Whether a request may wait that nobody knows of: only the leader of its model knows its queue."""
+"""Who knows of a request that has no log: only the leader of its model knows its queue."""
 
 import asyncio
 import json
@@ -10,7 +10,20 @@ from streams.errors import BrokerUnavailable
 ANSWER_SECONDS = 0.3  # a client waits for it
 
 
-async def check(broker: Broker, tenant: str, request_id: str) -> None:
+async def is_known(broker: Broker, tenant: str, request_id: str) -> bool:
+    """True if somebody says in time that a request waits or runs, or has its lost log."""
+    found = subjects.find(tenant, request_id)
+    return await broker.request(found, b"", ANSWER_SECONDS) is not None
+
+
+async def check_unknown(broker: Broker, tenant: str, request_id: str) -> None:
+    """Raises `BrokerUnavailable` if a leader may know of it, or knows of it by now."""
+    await _check_leaders(broker, tenant, request_id)
+    if await is_known(broker, tenant, request_id):  # by who began to lead after the first question
+        raise BrokerUnavailable(f"the request {request_id!r} was found just now: try again")
+
+
+async def _check_leaders(broker: Broker, tenant: str, request_id: str) -> None:
     """Raises `BrokerUnavailable` while nobody leads a model for which the request may wait."""
     models = sorted(await lanes.models_of(broker, tenant))
     question = json.dumps({"request_id": request_id}).encode()

@@ -19,7 +19,8 @@ import structlog
 from nats.aio.msg import Msg
 
 from gateway import leaders
-from gateway.following import Following, Reply, Sink, Stored, discard
+from gateway.backfill import Backfill
+from gateway.following import Following, Reply, Sink, discard
 from streams import messages, subjects, topology
 from streams.connection import Broker, Subscribed
 from streams.errors import BrokerUnavailable, RequestNotFound
@@ -30,13 +31,10 @@ from streams.token_log import PATIENCE_SECONDS
 log = structlog.get_logger()
 
 LOOK_SECONDS = 0.25
-FIND_SECONDS = 0.3  # a client waits for this answer
 RESUME_SECONDS = 2.5  # an unreachable broker is told to the client after this
 READER_SECONDS = 1.0  # nobody waits for this one
 LOST_SECONDS = PATIENCE_SECONDS  # so long may its writer try to put a lost log back
 UNSURE_SECONDS = 60.0  # so long a request is cancelled that may have been stored
-PAGE = 200
-READS_AT_ONCE = 16
 _YES = b"yes"
 _OUR_FAULT = "the gateway failed; its log says why"
 
@@ -49,11 +47,11 @@ class Relay:
         self._broker, self._shards, self._grace = broker, shards, grace_seconds
         self._own: dict[str, Following] = {}
         self._attached: dict[Following, Subscribed] = {}
-        self._stale: set[Following] = set()
         self._unwanted: set[Following] = set()  # whose cancel may be due
         self._round_at = 0.0  # when to look at all of them again
         self._refused_at = float("-inf")
         self._wake = asyncio.Event()
+        self._backfill = Backfill(broker, self._wake.set, self._break, self.forget)
 
     def __len__(self) -> int:
         return len(self._own) + len(self._attached)
@@ -88,7 +86,7 @@ class Relay:
                 return following
             await self.forget(following)
             async with answered_within(RESUME_SECONDS):
-                await self._check_unknown(tenant, request_id)
+                await leaders.check_unknown(self._broker, tenant, request_id)
         raise RequestNotFound(request_id)
 
     @contextmanager
@@ -99,12 +97,6 @@ class Relay:
         except BrokerUnavailable:
             self._refused_at = time.monotonic()
             raise
-
-    async def _check_unknown(self, tenant: str, request_id: str) -> None:
-        """Raises `BrokerUnavailable` if a leader may know of it, or knows of it by now."""
-        await leaders.check(self._broker, tenant, request_id)
-        if await self.is_known(tenant, request_id):  # by who began to lead after the first question
-            raise BrokerUnavailable(f"the request {request_id!r} was found just now: try again")
 
     async def attach(self, tenant: str, request_id: str, sink: Sink) -> Following:
         """Follow a request from its first record, whichever gateway it was submitted to.
@@ -148,7 +140,7 @@ class Relay:
         """The sink has room again."""
         if following.paused:
             following.paused = False
-            self._suspect(following)
+            self._backfill.want(following)
 
     def orphan(self, following: Following) -> None:
         """Its reader is gone: it lives on for the grace period, then it is cancelled."""
@@ -198,7 +190,7 @@ class Relay:
         following.heard = time.monotonic()
         try:
             if not following.offer(Reply.of(headers, data)):
-                self._suspect(following)
+                self._backfill.want(following)
         except Exception as error:
             self._break(following, error)
         if following.ended:
@@ -220,50 +212,26 @@ class Relay:
         if self._own.get(following.request_id) is following:
             del self._own[following.request_id]
         if following in self._attached:
-            self._suspect(following)
-
-    def _suspect(self, following: Following) -> None:
-        self._stale.add(following)
-        self._wake.set()
+            self._backfill.want(following)
 
     def _suspect_all(self) -> None:
         """The broker may have restarted and lost its memory."""
         for following in self._all():
             following.doubted = True
-            self._stale.add(following)
-        self._wake.set()
+            self._backfill.want(following)
 
     async def _look(self, now: float, tasks: asyncio.TaskGroup) -> None:
         if now >= self._round_at:
             self._round_at = now + LOOK_SECONDS
             self._look_round(now, tasks)
         await self._cancel_due(now)
-        await self._catch_up_all()
-
-    async def _catch_up_all(self) -> None:
-        """Several at once: what many clients resume after a gateway's death comes together."""
-        unreadable: dict[str, str] = {}
-        stale = iter(list(self._stale))
-
-        async def catch_up() -> None:
-            for following in stale:
-                try:
-                    if following.stream not in unreadable:
-                        await self._catch_up(following)
-                except BrokerUnavailable as error:
-                    unreadable[following.stream] = str(error)
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(len(self._stale), READS_AT_ONCE)):
-                tasks.create_task(catch_up(), name="catch-up")
-        if unreadable:
-            raise BrokerUnavailable(f"logs cannot be read: {unreadable}")
+        await self._backfill.act()
 
     def _look_round(self, now: float, tasks: asyncio.TaskGroup) -> None:
         for following in self._all():
             if following.wants_look(now):
                 following.looked(now)
-                self._stale.add(following)
+                self._backfill.want(following)
             if following.wants_cancel(now):
                 self._unwanted.add(following)
             self._end_late(following, now, tasks)
@@ -293,11 +261,11 @@ class Relay:
     async def _seek(self, following: Following) -> None:
         """Ask who has the lost log, or will write it. If nobody does for long that is the end."""
         tenant, request_id = following.tenant, following.request_id
-        if await self.is_known(tenant, request_id):
+        if await leaders.is_known(self._broker, tenant, request_id):
             following.lost = time.monotonic()
         elif following.is_lost(time.monotonic(), LOST_SECONDS):
             try:
-                await self._check_unknown(tenant, request_id)
+                await leaders.check_unknown(self._broker, tenant, request_id)
             except BrokerUnavailable as error:
                 log.warning("log_sought", request_id=request_id, reason=str(error))
             else:
@@ -307,66 +275,18 @@ class Relay:
     async def _abandon(self, following: Following) -> None:
         """The grace period is over: cancel the request, unless somebody else reads it."""
         reader = subjects.reader(following.tenant, following.request_id)
-        if await self._asked(reader, READER_SECONDS):
+        if await self._broker.request(reader, b"", READER_SECONDS) is not None:
             self._leave(following)
         elif self._broker.connected:
             self.cancel(following)
         else:  # nobody could be asked
             following.orphaned_until = time.monotonic() + LOOK_SECONDS
 
-    async def _catch_up(self, following: Following) -> None:
-        """Read what the log holds behind the last record seen, as far as the sink takes it."""
-        self._stale.discard(following)
-        following.catching_up = True
-        try:
-            while await self._read_page(following):
-                pass
-            self._flow(following)
-        except (BrokerUnavailable, asyncio.CancelledError):
-            self._stale.add(following)
-            raise
-        except Exception as error:
-            self._break(following, error)
-        finally:
-            following.catching_up, following.meanwhile = False, []
-        if following.ended:
-            await self.forget(following)
-
-    def _flow(self, following: Following) -> None:
-        """Take what came during the catch-up, and from now on what comes."""
-        following.catching_up = False
-        missed, following.meanwhile = following.meanwhile, []
-        for reply in missed:
-            if not following.offer(reply):
-                self._suspect(following)
-
-    async def _read_page(self, following: Following) -> bool:
-        """Feed one page; True if there may be more that is wanted."""
-        if following.paused or following.ended:
-            return False
-        before = following.last
-        page = await self._page(following, following.read_from, PAGE)
-        wanted = following.read(page, time.monotonic())
-        begins_anew = before > following.last
-        return wanted and (begins_anew or len(page) == PAGE)
-
-    async def _page(self, following: Following, seq: int, size: int) -> list[Stored]:
-        query: dict[str, int | str] = {"next_by_subj": following.filter, "seq": seq, "batch": size}
-        found = await self._broker.read(following.stream, query)
-        return [Stored(message.seq, message.data) for message in found]
-
     async def _is_known(self, following: Following) -> bool:
         """True if the request has a log, or somebody knows that it waits for one."""
-        page = await self._page(following, 1, 1)
-        return bool(page) or await self.is_known(following.tenant, following.request_id)
-
-    async def is_known(self, tenant: str, request_id: str) -> bool:
-        """True if somebody says in time that a request waits or runs, or has its lost log."""
-        return await self._asked(subjects.find(tenant, request_id), FIND_SECONDS)
-
-    async def _asked(self, subject: str, seconds: float) -> bool:
-        """True if anybody says yes in time."""
-        return await self._broker.request(subject, b"", seconds) is not None
+        if await self._backfill.page(following, 1, 1):
+            return True
+        return await leaders.is_known(self._broker, following.tenant, following.request_id)
 
     async def _on_find(self, msg: Msg) -> None:
         if any(following.known and not following.lost for following in self._meant(msg)):

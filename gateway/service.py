@@ -13,6 +13,7 @@ from gateway.door import Door
 from gateway.grammars import Grammars
 from gateway.ingress import Ingress
 from gateway.intake import Intake
+from gateway.preparation import Preparation
 from gateway.relay import Relay
 from gateway.server import Server, config, listen
 from gateway.settings import GatewaySettings
@@ -74,7 +75,8 @@ async def _open(
     grammars = Grammars()
     stack.callback(grammars.close)
     deadlines = Deadlines(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    intake = Intake(broker, registry, tokenizers, grammars, relay, deadlines)
+    preparation = Preparation(broker, registry, tokenizers, grammars, deadlines)
+    intake = Intake(broker, preparation, relay)
     await intake.open(settings.replicas)
     return Door(settings, broker, registry, tenants, tokenizers, intake, relay)
 

@@ -1,4 +1,4 @@
-"""The logs that a worker has ended, while somebody may still miss them. Pure.
+"""The logs that a worker has ended, while somebody may still miss them.
 
 Token logs are in the memory of brokers. When all of these die at once, an end may just have been
 stored that no gateway has heard of, and no worker serves the request any more.
@@ -6,8 +6,13 @@ stored that no gateway has heard of, and no worker serves the request any more.
 
 from typing import NamedTuple
 
+import structlog
+
+from streams.errors import BrokerUnavailable
 from streams.token_log import TokenLog
 from streams.topology import LOG_SECONDS
+
+log = structlog.get_logger()
 
 MOST_BYTES = 8 * 2**20
 
@@ -25,11 +30,12 @@ class EndedLogs:
         self._ended: dict[tuple[str, str], _Ended] = {}  # by tenant and request id, oldest first
         self._bytes = 0
 
-    def keep(self, log: TokenLog, now: float) -> None:
+    def keep(self, ended: TokenLog, now: float) -> None:
         """It has its terminal, and is not written any more."""
-        self._forget((log.address.tenant, log.address.request_id))
-        self._ended[log.address.tenant, log.address.request_id] = _Ended(log, now)
-        self._bytes += log.size
+        key = ended.address.tenant, ended.address.request_id
+        self._forget(key)
+        self._ended[key] = _Ended(ended, now)
+        self._bytes += ended.size
         self._trim(now)
 
     def get(self, tenant: str, request_id: str, now: float) -> TokenLog | None:
@@ -48,3 +54,11 @@ class EndedLogs:
     def _forget(self, key: tuple[str, str]) -> None:
         if ended := self._ended.pop(key, None):
             self._bytes -= ended.log.size
+
+
+async def put_back(ended: TokenLog) -> None:
+    """Store what the brokers have lost of it, if they answer: who misses it asks again."""
+    try:
+        await ended.put_back()
+    except BrokerUnavailable as error:
+        log.warning("log_not_put_back", request_id=ended.address.request_id, reason=str(error))

@@ -10,11 +10,11 @@ import structlog
 from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
-from gpu_worker.ended_logs import EndedLogs
+from gpu_worker.ended_logs import EndedLogs, put_back
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
 from gpu_worker.heart import Heart
-from gpu_worker.isolation import cut_off
+from gpu_worker.hold import Hold
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
@@ -24,14 +24,11 @@ from gpu_worker.watch import EngineHung, failure_of
 from streams import dead_letters
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
-from streams.headers import Envelope
-from streams.history import History
 from streams.journal import Journal
 from streams.messages import Beat
 from streams.patience import ended
 from streams.pull import Delivery
 from streams.subjects import Priority
-from streams.token_log import TokenLog
 
 log = structlog.get_logger()
 
@@ -68,6 +65,7 @@ class Pool:
         self._starts = Starts()
         self._ended = EndedLogs()
         self._attempts: dict[str, Attempt] = {}
+        self._hold = Hold(broker, journal, self._attempts)
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._pulls = Pulls(broker, who, self._room, self._take)
@@ -130,8 +128,8 @@ class Pool:
             self._tasks = tasks
             await self._pulls.begin(tasks, ack_wait_seconds)
             tasks.create_task(self._heart.run(partial(self._rest, beat_seconds)), name="beat")
-            tasks.create_task(self._hold(beat_seconds, ack_wait_seconds), name="hold")
-            tasks.create_task(self._let_go(ack_wait_seconds), name="let-go")
+            tasks.create_task(self._hold.keep(beat_seconds, ack_wait_seconds), name="hold")
+            tasks.create_task(self._hold.let_go(ack_wait_seconds), name="let-go")
             if driver := self._mount.driver:
                 tasks.create_task(self._watch(driver), name="engine")
 
@@ -146,7 +144,7 @@ class Pool:
         running = self._attempts.get(request_id)
         if ended := self._ended.get(tenant, request_id, time.monotonic()):
             assert self._tasks
-            self._tasks.create_task(_put_back(ended), name=f"put-back-{request_id}")
+            self._tasks.create_task(put_back(ended), name=f"put-back-{request_id}")
         return bool(ended or (running and running.envelope.tenant == tenant))
 
     async def drain(self, seconds_left: Callable[[], float]) -> int:
@@ -196,25 +194,25 @@ class Pool:
             assert self._tasks
             self._tasks.create_task(_nak(delivery), name=f"return-{delivery.seq}")
             return
-        try:
-            envelope = Envelope.from_headers(delivery.headers)
-        except (KeyError, ValueError) as error:  # nobody could be told
-            log.error("work_unreadable", seq=delivery.seq, error=repr(error))
+        envelope = dead_letters.envelope_of_work(delivery)
+        if envelope is None:
             assert self._tasks
-            self._tasks.create_task(_bury(self._broker, delivery), name=f"bury-{delivery.seq}")
+            burying = _bury(self._broker, delivery)
+            self._tasks.create_task(burying, name=f"bury-{delivery.seq}")
             return
         self._journal.hold(delivery)
         if running := self._attempts.get(envelope.request_id):
             self._journal.let_go(running.delivery)
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
-        self._begin(delivery, envelope)
-
-    def _begin(self, delivery: Delivery, envelope: Envelope) -> None:
-        assert self._tasks
         parts = self._broker, self._mount, self._starts, delivery, envelope, self.who, self._ended
-        attempt, request_id = Attempt(*parts), envelope.request_id
+        self._begin(Attempt(*parts))
+
+    def _begin(self, attempt: Attempt) -> None:
+        assert self._tasks
+        request_id = attempt.envelope.request_id
         self._attempts[request_id] = attempt
+        envelope = attempt.envelope
         self.credit.take(request_id, envelope.prompt_tokens, envelope.cost, attempt.priority)
         self._heart.changed()
         self.stirred()
@@ -275,34 +273,7 @@ class Pool:
         return {str(p): self.credit.room(p) if self.taking else (0, 0) for p in Priority}
 
     def _counts(self) -> Counts:
-        attempts = self._attempts.values()
-        return [(attempt.delivery.seq, attempt.tokens) for attempt in attempts if attempt.tokens]
-
-    async def _hold(self, seconds: float, ack_wait_seconds: float) -> None:
-        """Tell the broker that the held work is alive; a frozen process falls silent here.
-
-        One that wakes up after the ack wait says nothing of what it held before: by now it may be
-        somebody else's, whose death it would hide.
-        """
-        held_at = time.monotonic()
-        while True:
-            await asyncio.sleep(seconds)
-            before, held_at = held_at, time.monotonic()
-            self._journal.beat()
-            try:
-                for attempt in list(self._attempts.values()):
-                    attempt.lapsed |= held_at - before > ack_wait_seconds
-                    await attempt.hold()
-            except BrokerUnavailable as error:
-                log.warning("work_not_held", reason=str(error))
-
-    async def _let_go(self, ack_wait_seconds: float) -> None:
-        """What is held while the worker is cut off is others' by now: compute no more of it."""
-        while True:
-            await cut_off(self._broker, ack_wait_seconds)
-            for attempt in self._attempts.values():
-                attempt.let_go()
-            log.warning("work_let_go", attempts=len(self._attempts))
+        return [(attempt.delivery.seq, attempt.tokens) for attempt in self._attempts.values()]
 
     async def _watch(self, driver: Driver) -> None:
         """Until the engine goes; when it has failed, its work is given back at once."""
@@ -324,19 +295,10 @@ class Pool:
 
 
 async def _bury(broker: Broker, delivery: Delivery) -> None:
-    """Keep what cannot be read for the operator, then remove it."""
     try:
-        await dead_letters.keep(broker, delivery, None, dead_letters.MALFORMED, History())
-        await delivery.terminate()
+        await dead_letters.lay_aside(broker, delivery)
     except (BrokerUnavailable, StoreRefused) as error:  # then its ack wait brings it back
         log.warning("work_not_buried", seq=delivery.seq, reason=str(error))
-
-
-async def _put_back(ended: TokenLog) -> None:
-    try:
-        await ended.put_back()
-    except BrokerUnavailable as error:  # who misses it asks again
-        log.warning("log_not_put_back", request_id=ended.address.request_id, reason=str(error))
 
 
 async def _nak(delivery: Delivery) -> None:

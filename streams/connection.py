@@ -1,4 +1,4 @@
-"""One connection to NATS that outlives frozen and closed servers, and the quirks of nats-py.
+"""What a process asks of its brokers, over one connection that outlives them.
 
 `store` is the durable publish: it returns when the broker has stored the message, fails with an
 error of ours otherwise, and may be pipelined. `read` is the way back.
@@ -7,17 +7,14 @@ error of ours otherwise, and may be pipelined. `read` is the way back.
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from random import sample
 from typing import TypeVar
 
-import nats
 import nats.errors
 import orjson
-import structlog
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
@@ -32,10 +29,10 @@ from streams.answers import (
     StoreRefused,
     Telling,
 )
-from streams.client import Client, DirectHandler
 from streams.clock import Look, SharedClock
 from streams.errors import BrokerUnavailable, NotConnected
 from streams.inbox import Inbox
+from streams.lifeline import Lifeline
 from streams.subscribed import Handler, Subscribed
 
 __all__ = [
@@ -48,13 +45,9 @@ __all__ = [
     "connect",
 ]
 
-log = structlog.get_logger()
 T = TypeVar("T")
 
-PING_SECONDS = 1  # a frozen server is noticed after three unanswered pings: in 3 to 4 s
 STORE_SECONDS = 2.5
-OPEN_SECONDS = 10.0
-_CLOSE_SECONDS = 2.0
 _RETRY_SECONDS = 0.25
 _READ_SECONDS = (0.4, 0.8, 1.3)  # for the tries of a read: STORE_SECONDS together
 _PAGE: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}  # whole in such a try
@@ -62,23 +55,15 @@ _NOT_DELETED = 10057
 _TIME = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
-class Broker:
+class Broker(Lifeline):
     """The connection of one process, and its time. Use `async with connect(...)`."""
 
     def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
+        super().__init__(url, name)
         self.clock = SharedClock()
-        self.on_reconnect: list[Callable[[], None]] = []
-        self._client = Client()
         self._inbox = Inbox(STORE_SECONDS)
-        self._subscribed = [Subscribed(self, self._inbox.subject, direct=self._inbox.take)]
-        self._closing = False
-        self._rebuild_wanted = asyncio.Event()
-
-    @property
-    def client(self) -> Client:
-        """nats-py's client of the moment; do not keep it."""
-        return self._client
+        self._subscribed.append(Subscribed(self, self._inbox.subject, direct=self._inbox.take))
+        self.on_disconnect.append(self._lose)
 
     @property
     def js(self) -> JetStreamContext:
@@ -86,107 +71,8 @@ class Broker:
         return self._client.jetstream(timeout=STORE_SECONDS)
 
     @property
-    def connected(self) -> bool:
-        return self._client.is_connected
-
-    async def answers(self, seconds: float) -> bool:
-        """Whether a server answers in time."""
-        if not self.connected:
-            return False
-        try:
-            async with asyncio.timeout(seconds):
-                await self._client.flush()
-        except (nats.errors.Error, OSError, TimeoutError):
-            return False
-        return True
-
-    @property
     def max_payload(self) -> int:
         return self._client.max_payload
-
-    async def open(self, seconds: float = OPEN_SECONDS) -> None:
-        """Connect; raises `BrokerUnavailable` if no server answers."""
-        client = Client()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._connect(client)
-            self._client = client
-            for subscribed in list(self._subscribed):
-                await subscribed.renew()
-        except (OSError, nats.errors.Error, TimeoutError) as error:
-            await client.close()
-            raise BrokerUnavailable(f"no NATS server answers at {self.url}: {error!r}") from error
-
-    async def _connect(self, client: Client) -> None:
-        servers = self.url.split(",")
-        await client.connect(
-            sample(servers, len(servers)),
-            name=self.name,
-            dont_randomize=True,  # then the server that was lost comes last when reconnecting
-            ping_interval=PING_SECONDS,
-            max_outstanding_pings=3,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.25,  # type: ignore[arg-type]  # slept as it is
-            connect_timeout=2,
-            allow_reconnect=True,
-            reconnected_cb=self._reconnected,
-            disconnected_cb=self._disconnected,
-            closed_cb=partial(self._closed, client),
-            error_cb=self._errored,
-        )
-
-    async def close(self) -> None:
-        """Flush and close, soon even when the server does not answer; idempotent."""
-        self._closing = True
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                if self._client.is_connected:
-                    await self._client.flush()
-                await self._client.close()
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            log.warning("nats_not_flushed", reason=repr(error))
-            await self._client.abandon()
-
-    async def run(self) -> None:
-        """Rebuild the client whenever it has closed for good; never ends."""
-        while True:
-            await self._rebuild_wanted.wait()
-            self._rebuild_wanted.clear()
-            try:
-                await self._rebuild()
-            except BrokerUnavailable as error:
-                log.warning("nats_not_rebuilt", reason=str(error))
-                self._rebuild_wanted.set()
-                await asyncio.sleep(_RETRY_SECONDS)
-
-    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
-        """Call `handler` for each message until unsubscribed, over reconnects and rebuilt clients.
-
-        The server knows of it when this returns. Raises `BrokerUnavailable`.
-        """
-        return await self._begin(subject, Subscribed(self, subject, handler))
-
-    async def subscribe_direct(self, subject: str, handler: DirectHandler) -> Subscribed:
-        """`subscribe` for what comes most: bytes as they come, with nothing in between."""
-        return await self._begin(subject, Subscribed(self, subject, direct=handler))
-
-    async def _begin(self, subject: str, subscribed: Subscribed) -> Subscribed:
-        self._subscribed.append(subscribed)
-        try:
-            await subscribed.renew()
-            await self._client.flush(STORE_SECONDS)
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            await subscribed.unsubscribe()
-            raise BrokerUnavailable(f"not subscribed to {subject}: {error!r}") from error
-        except asyncio.CancelledError:
-            await subscribed.unsubscribe()
-            raise
-        return subscribed
-
-    def forget(self, subscribed: Subscribed) -> None:
-        """Do not renew it again. Idempotent."""
-        if subscribed in self._subscribed:
-            self._subscribed.remove(subscribed)
 
     async def publish(
         self,
@@ -355,27 +241,8 @@ class Broker:
         except TimeoutError:
             raise BrokerUnavailable(f"NATS took nothing for {STORE_SECONDS:g} s") from None
 
-    async def _reconnected(self) -> None:
-        log.info("nats_reconnected", server=self.url)
-        for callback in list(self.on_reconnect):
-            callback()
-
-    async def _disconnected(self) -> None:
-        if not self._closing:
-            log.warning("nats_disconnected", server=self.url)
+    def _lose(self) -> None:
         self._inbox.fail(BrokerUnavailable("the connection to NATS was lost"))
-
-    async def _closed(self, client: Client) -> None:
-        if client is self._client and not self._closing:
-            self._rebuild_wanted.set()
-
-    async def _errored(self, error: Exception) -> None:
-        log.warning("nats_error", error=repr(error))
-
-    async def _rebuild(self) -> None:
-        """nats-py gave up, as after a protocol error: start anew with what was subscribed."""
-        await self.open()
-        await self._reconnected()
 
 
 @asynccontextmanager

@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+import structlog
+
 from streams import history, subjects, topology
 from streams.connection import Broker, StoredMessage
 from streams.headers import MESSAGE_ID, PRIORITY, Envelope
 from streams.history import History
+from streams.pull import Delivery
 from streams.subjects import Priority
 from streams.token_log import PATIENCE_SECONDS
+
+log = structlog.get_logger()
 
 UNKNOWN = "unknown"  # the tenant of work whose headers say nothing
 EXHAUSTED, MALFORMED = "attempts_exhausted", "malformed"
@@ -49,6 +54,17 @@ async def keep(
     }
     subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, pool.model)
     await broker.store_retrying(subject, work.data, headers, PATIENCE_SECONDS)
+
+
+async def lay_aside(broker: Broker, delivery: Delivery) -> None:
+    """Remove work that `envelope_of_work` cannot read, so that nobody can be told of its end.
+
+    It is kept, where its subject at least is ours. Raises as `keep` does.
+    """
+    log.error("work_unreadable", subject=delivery.subject, seq=delivery.seq)
+    if subjects.is_work(delivery.subject):
+        await keep(broker, delivery, None, MALFORMED, History())
+    await delivery.terminate()
 
 
 @dataclass(frozen=True)
@@ -111,3 +127,8 @@ def envelope_of(headers: Mapping[str, str]) -> Envelope | None:
         return Envelope.from_headers(headers)
     except (KeyError, ValueError):
         return None
+
+
+def envelope_of_work(work: Work) -> Envelope | None:
+    """The same of a message of WORK, whose subject may not be ours either."""
+    return envelope_of(work.headers) if subjects.is_work(work.subject) else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 from nats.errors import Error as NatsError
-from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import topology
@@ -74,6 +74,15 @@ async def _declare_stream(js: "JetStreamContext", config: StreamConfig) -> None:
         raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
     except (NatsError, TimeoutError, OSError) as error:
         raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
+
+
+async def consumer_info(js: "JetStreamContext", stream: str, name: str) -> ConsumerInfo | None:
+    """What the broker says of a consumer; None if there is none of this name."""
+    try:
+        info: ConsumerInfo = await js.consumer_info(stream, name)
+    except NotFoundError:
+        return None
+    return info
 
 
 async def declare_consumer(js: "JetStreamContext", stream: str, config: ConsumerConfig) -> None:

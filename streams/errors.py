@@ -56,6 +56,7 @@ STATUS: dict[str, int] = {
     "no_workers": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
+    "work_lost": 503,
     "deadline_exceeded": 504,
 }
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from streams.subjects import Priority, token
+
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 INCREMENT = "Nats-Incr"
@@ -71,10 +73,11 @@ class Envelope:
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Self:
         """Raises KeyError or ValueError for headers that `to_headers` did not write."""
+        priority = headers.get(PRIORITY, "")
         return cls(
-            request_id=headers["Request"],
-            tenant=headers["Tenant"],
-            route=headers[ROUTE],
+            request_id=token(headers["Request"]),
+            tenant=token(headers["Tenant"]),
+            route=token(headers[ROUTE]),
             cost=int(headers["Cost"]),
             prompt_tokens=int(headers["Prompt-Tokens"]),
             deadline=int(headers["Deadline"]),
@@ -83,7 +86,7 @@ class Envelope:
             dispatched=int(headers.get("Dispatched", "0")),
             adapter=headers.get("Adapter", ""),
             account=headers.get("Account", ""),
-            priority=headers.get(PRIORITY, ""),
+            priority=priority and Priority(priority).value,
             told_wait=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
             marks=headers.get("Marks", ""),
         )

@@ -221,8 +221,8 @@ class Beat:
 
     `room` is what the worker could take of each priority, if its engine takes the place of less
     urgent work for more urgent: sequences (negative ones wait for a place) and tokens. `progress`
-    has pairs of a sequence in WORK and the tokens generated for it so far, of some that have gone
-    on.
+    has pairs of a sequence in WORK and the tokens generated for it so far: of what the worker
+    holds, some at a time.
     """
 
     worker: str

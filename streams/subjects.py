@@ -139,6 +139,16 @@ def parse_work(subject: str) -> Pool:
     return Pool(unescape(model), unescape(version), Priority(priority))
 
 
+def is_work(subject: str) -> bool:
+    """Whether a subject below that of work is one of ours: operators may publish on any."""
+    try:
+        parse_work(subject)
+        token(placement(subject))
+    except ValueError:
+        return False
+    return True
+
+
 def placement(subject: str) -> str:
     """The worker that work was placed on, or `ANY`."""
     return subject.rpartition(".")[2]

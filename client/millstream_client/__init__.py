@@ -44,6 +44,7 @@ from millstream_client.errors import (
     UnsupportedValue,
     UpstreamFailed,
     UpstreamRefused,
+    WorkLost,
 )
 from millstream_client.records import (
     Alternative,
@@ -106,4 +107,5 @@ __all__ = [
     "UpstreamFailed",
     "UpstreamRefused",
     "Usage",
+    "WorkLost",
 ]

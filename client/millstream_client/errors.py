@@ -11,7 +11,7 @@
     │   └── NoWorkers, BrokerUnavailable, TooManyConnections, NotConnected
     └── Ended                accepted, and ended without its full answer
         ├── DeadlineExceeded, Cancelled
-        ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost
+        ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost, WorkLost
         └── UpstreamRefused, UpstreamFailed
 
 `code` is the one on the wire (docs/websocket.md).
@@ -219,6 +219,12 @@ class LogLost(Ended):
     """A part of the output is lost, so it cannot go on without a gap: send it again."""
 
     code = "log_lost"
+
+
+class WorkLost(Ended):
+    """Its work was removed from the broker before a worker had done it: send it again."""
+
+    code = "work_lost"
 
 
 class UpstreamRefused(Ended):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from streams import connection, declaration, topology
+from streams import declaration, lifeline, topology
 from streams.connection import STORE_SECONDS, Broker, connect
 from streams.errors import BrokerUnavailable
 from tests.broker import NatsServer
@@ -65,7 +65,7 @@ async def test_a_frozen_server_is_left_for_another_one(
     nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even with a full buffer, which nats-py would want to be rid of first."""
-    monkeypatch.setattr(connection, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(lifeline, "PING_SECONDS", 0.2)
     other = NatsServer(tmp_path)
     try:
         async with connect(nats_server.url, "test") as broker:

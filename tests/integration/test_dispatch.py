@@ -137,7 +137,7 @@ async def test_what_only_waits_is_not_delivered_again(
     """A hundred thousand waiting requests, delivered again and again, would keep a leader busy."""
     monkeypatch.setattr(leader, "AUDIT_SECONDS", 0.05)
     counted: Counter[str] = Counter()
-    index, look = Leader._index, Audit.requests
+    index, look = Leader._index, Audit.look
 
     def counting(self: Leader, delivery: Delivery) -> None:
         counted["deliveries"] += 1
@@ -148,7 +148,7 @@ async def test_what_only_waits_is_not_delivered_again(
         counted["looks"] += 1
 
     monkeypatch.setattr(Leader, "_index", counting)
-    monkeypatch.setattr(Audit, "requests", looking)
+    monkeypatch.setattr(Audit, "look", looking)
     async with client(nats_url) as c:
         await c.registry.put(mock_model("vectors"))
         for model in ("vectors", "mock", "vectors", "mock"):

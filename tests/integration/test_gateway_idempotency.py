@@ -9,7 +9,7 @@ import dispatcher.service
 import gpu_worker.service
 from gateway.idempotency import Idempotency
 from streams import connection, lanes, topology
-from streams.connection import Broker, Stored, StoreRefused, connect
+from streams.connection import Broker, Stored, StoredMessage, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from tests.broker import NatsServer
 from tests.eventually import eventually
@@ -183,22 +183,48 @@ async def test_who_is_refused_meanwhile_has_a_whole_grace_period_to_come_back(
 ) -> None:
     """The request was stored though nobody said so; brokers may be away for longer than that."""
     monkeypatch.setattr("gateway.intake.ACCEPT_SECONDS", 0.4)
-    store, unconfirmed, unheard = Broker.store, "infer.request.", "nothing"
+    store = Broker.store
 
     async def losing(self: Broker, subject: str, *words: Any, **options: Any) -> Stored:
-        if subject.startswith(unheard):
-            raise BrokerUnavailable("nobody answers")
         stored = await store(self, subject, *words, **options)
-        if subject.startswith(unconfirmed):
+        if subject.startswith("infer.request."):
             raise BrokerUnavailable("the confirmation got lost")
         return stored
+
+    async def silent(*_: object) -> list[StoredMessage]:
+        raise BrokerUnavailable("nobody answers")
 
     async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 10}, grace_seconds=1) as (gateway,):
         with monkeypatch.context() as broken:
             broken.setattr(Broker, "store", losing)
             assert (await keyed(gateway, "k", max_tokens=400)).status == 503
-            unconfirmed, unheard = "nothing", "$KV.idempotency."
+            broken.setattr(Broker, "read", silent)
             for _ in range(4):  # longer than the grace period
                 assert (await keyed(gateway, "k", max_tokens=400)).status == 503
         answer = await keyed(gateway, "k", max_tokens=400)
         assert answer.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_second_try_finds_the_first_while_the_keys_have_no_leader(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers take seconds to elect one, and the others know by then what the key stands for."""
+    enter, store = lanes.enter, Broker.store
+
+    async def unheard(*words: Any) -> Stored:
+        await enter(*words)
+        raise BrokerUnavailable("the confirmation got lost")
+
+    async def leaderless(self: Broker, subject: str, *words: Any, **options: Any) -> Stored:
+        if subject.startswith("$KV.idempotency."):
+            raise BrokerUnavailable("nobody leads")
+        return await store(self, subject, *words, **options)
+
+    async with cell(nats_url, mock=SLOW) as (gateway,):
+        with monkeypatch.context() as broken:
+            broken.setattr(lanes, "enter", unheard)
+            assert (await keyed(gateway, "k", max_tokens=300)).status == 503
+            broken.setattr(Broker, "store", leaderless)
+            answer = await keyed(gateway, "k", max_tokens=300)
+        assert answer.json["usage"]["completion_tokens"] == 300
+        assert await ledger(nats_url) == 1

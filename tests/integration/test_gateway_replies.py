@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from gateway import protocols, relay, server, service
+from gateway import backfill, protocols, relay, server, service
+from gateway.backfill import Backfill
 from gateway.call import Call
 from gateway.following import Following, Record, Stored
 from gateway.relay import Relay
@@ -190,10 +191,10 @@ async def test_a_log_that_is_slow_to_read_holds_nobody_up(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a gateway's death all its clients come at once, and each log is read anew."""
-    slow, read = asyncio.Event(), Relay._page
+    slow, read = asyncio.Event(), Backfill.page
 
-    async def page(self: Relay, following: Following, seq: int, size: int) -> list[Stored]:
-        if following.request_id == ids[0] and size == relay.PAGE:
+    async def page(self: Backfill, following: Following, seq: int, size: int) -> list[Stored]:
+        if following.request_id == ids[0] and size == backfill.PAGE:
             await slow.wait()
         return await read(self, following, seq, size)
 
@@ -202,7 +203,7 @@ async def test_a_log_that_is_slow_to_read_holds_nobody_up(
         for name in ("a", "b"):
             await socket.generate(name, max_tokens=20)
             ids.append((await socket.until(name, "done"))[0]["request_id"])
-        monkeypatch.setattr(Relay, "_page", page)
+        monkeypatch.setattr(Backfill, "page", page)
         for name, request_id in zip(("a", "b"), ids, strict=True):
             await socket.send(type="resume", id=name, request_id=request_id, after=-1)
         assert indices(await socket.until("b", "done")) == list(range(20))

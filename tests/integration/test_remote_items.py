@@ -46,6 +46,7 @@ def test_a_single_item_api_generates() -> None:
         {"presence_penalty": 0.5},
         {"frequency_penalty": -0.5},
         {"logit_bias": [(1, 2.0)]},
+        {"ignore_eos": True},
     ],
     ids=lambda asked: next(iter(asked)),
 )

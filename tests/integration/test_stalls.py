@@ -9,6 +9,7 @@ import dispatcher.service
 import gpu_worker.service
 from dispatcher import leader, stalls
 from dispatcher.audit import Audit
+from dispatcher.inventory import Inventory
 from streams import messages, topology
 from streams.messages import Request
 from streams.subjects import Pool, Priority
@@ -18,7 +19,7 @@ from tests.integration.test_worker_death import gap_free
 
 PAYLOAD = Request("generate", messages.pack_tokens(list(b"hello"))).pack()
 SLOW = {"ttft_ms": 1, "itl_ms": 5}
-consumer = Audit._consumer
+index, work = Audit._consumer, Inventory._consumer
 WORK_CONSUMER = topology.work_consumer(Pool("mock", "1", Priority.STANDARD), 5).durable_name or ""
 
 
@@ -40,9 +41,9 @@ async def pause(c: Client, stream: str, consumer: str) -> None:
     await c.broker.js.pause_consumer(stream, consumer, until.isoformat().replace("+00:00", "Z"))
 
 
-async def unexplained(audit: Audit, stream: str, name: str) -> ConsumerInfo | None:
+async def unexplained(inventory: Inventory, name: str) -> ConsumerInfo | None:
     """What the broker says of a consumer, but for that it is paused."""
-    info = await consumer(audit, stream, name)
+    info = await work(inventory, name)
     return info.evolve(paused=None) if info else None
 
 
@@ -93,7 +94,7 @@ async def test_a_consumer_that_delivers_nothing_is_replaced(
         await eventually(lambda: c.kinds(runs)["chunk"])
         await pause(c, topology.WORK, WORK_CONSUMER)
         before = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)
-        monkeypatch.setattr(Audit, "_consumer", unexplained)
+        monkeypatch.setattr(Inventory, "_consumer", unexplained)
         waits = await c.send()
         await eventually(lambda: c.terminal(waits), seconds=20)
         after = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)
@@ -131,8 +132,8 @@ async def test_a_request_that_its_index_has_done_with_is_delivered_again(
         await eventually(c.report)
         request, before = await c.send(), await index_consumer(c)
 
-        async def done_with(audit: Audit, stream: str, name: str) -> ConsumerInfo | None:
-            info = await consumer(audit, stream, name)
+        async def done_with(audit: Audit, name: str) -> ConsumerInfo | None:
+            info = await index(audit, name)
             return info.evolve(ack_floor=info.delivered) if info and name == before else info
 
         monkeypatch.setattr(Audit, "_consumer", done_with)

@@ -46,6 +46,13 @@ def test_what_nobody_holds_goes_to_any() -> None:
     assert cell(beat("a", 99), beat("b")).choose(WISH, 0.0) == Placed(ANY, "unknown")
 
 
+def test_what_is_held_of_another_version_is_of_no_use() -> None:
+    """Where a worker serves both, the beats of one would drop what it has of the other."""
+    affinity = cell(beat("a", *PROMPT), beat("a", 99, version="2"), beat("b"))
+    assert affinity.choose(WISH._replace(version="2"), 0.0).worker == ANY
+    assert affinity.choose(WISH, 0.0) == Placed("a", "prefix")
+
+
 def test_what_is_large_goes_to_the_worker_with_the_most_room() -> None:
     """Any worker takes what it has a little room for, and a large request would wait there."""
     affinity = cell(beat("a", tokens=KV // 4), beat("b", tokens=KV // 2))

@@ -126,13 +126,26 @@ def test_a_draining_worker_is_sent_nothing() -> None:
 
 
 def test_versions_have_their_own_credit() -> None:
-    """A worker serves one version; its room is of no use to another."""
+    """The room of one is of no use to another."""
     fleet = Fleet()
     fleet.beat(beat("w1", version="1"), 0)
     assert not fleet.fits("2", STANDARD, 1)
     fill(fleet)
     fleet.beat(beat("w2", version="2", free=1), 0)
     assert fill(fleet, version="2", first=100) == 1 + PREFETCH
+
+
+def test_a_worker_may_serve_several_versions() -> None:
+    """It beats for each, and the beat of one says nothing of the other."""
+    fleet = Fleet()
+    fleet.beat(beat("w", version="1", free=3), 0)
+    fleet.beat(beat("w", version="2", free=1), 0)
+    assert fleet.whole.sequences == 2 * 4
+    assert fill(fleet, version="1") == 3 + PREFETCH
+    assert fill(fleet, version="2", first=100) == 1 + PREFETCH
+    assert fleet.forget("w")
+    assert fleet.workers() == []
+    assert not fleet.fits("1", STANDARD, 1)
 
 
 def test_what_has_left_work_by_another_way_frees_its_room() -> None:

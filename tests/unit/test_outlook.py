@@ -8,7 +8,7 @@ import pytest
 from dispatcher.averages import Line, Ratio
 from dispatcher.books import Books
 from dispatcher.compute import ENOUGH
-from dispatcher.pace import GUESSED_SECONDS
+from dispatcher.pace import FULLER, GUESSED_SECONDS
 from streams.messages import Beat, LedgerRecord
 from streams.subjects import Priority
 from tests.unit.waiting import COST, queued
@@ -100,6 +100,24 @@ def test_what_was_told_is_what_comes(model: Model) -> None:
 def test_a_fleet_that_was_never_busy_is_taken_for_a_slow_one(model: Model) -> None:
     """Else all of a first burst comes in, and is late."""
     model.books.fleet.beat(beat(), 0.0)
+    model.ask("acme", 4)
+    model.books.tick(STEP)
+    assert model.wait("acme") == pytest.approx(5 * GUESSED_SECONDS / 4)
+
+
+def test_a_fleet_that_was_busy_without_a_queue_is_known(model: Model) -> None:
+    """Its first burst is not refused: what it has served tells how long the next will take."""
+    model.books.fleet.beat(beat(), 0.0)
+    ended(model, ENOUGH)  # each within three seconds
+    model.ask("acme", 4)
+    model.books.tick(STEP)
+    assert model.wait("acme") == pytest.approx(5 * FULLER * 3.0 / 4)
+
+
+def test_the_first_of_many_to_end_tell_nothing_of_the_rest(model: Model) -> None:
+    """They are the short ones."""
+    model.books.fleet.beat(replace(beat(), running=5 * ENOUGH), 0.0)
+    ended(model, ENOUGH)
     model.ask("acme", 4)
     model.books.tick(STEP)
     assert model.wait("acme") == pytest.approx(5 * GUESSED_SECONDS / 4)

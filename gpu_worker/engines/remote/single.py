@@ -20,6 +20,7 @@ _LACKING = (
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
+    "ignore_eos",
 )
 
 

@@ -1,0 +1,203 @@
+"""Compare what is in flight by a leader's books with what the broker holds in WORK.
+
+To read WORK is to read its payloads, so that is done where something is in doubt: work of which no
+worker tells and which does not wait by the broker's numbers, or more of it than is known.
+A suspicion counts when it still holds at the next look.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+import structlog
+from nats.js.api import ConsumerInfo
+
+from dispatcher import dead_letters
+from dispatcher.books import Books
+from dispatcher.ending import end
+from dispatcher.metrics import observe_stall
+from dispatcher.placements import InFlight
+from dispatcher.recall import moved_from
+from dispatcher.stalls import Stalls
+from streams import declaration, subjects, topology
+from streams.connection import Broker, StoredMessage
+from streams.dead_letters import envelope_of
+from streams.subjects import ANY, Pool
+
+log = structlog.get_logger()
+Infos = dict[str, ConsumerInfo]  # by the consumer's name
+Held = dict[int, StoredMessage]  # by its sequence in WORK
+
+TOLD_SECONDS = 2.0  # workers tell of all that they hold more often than that
+UNKNOWN_LOOKS = 3  # in a row at which there is more than is known: what is on its way differs
+LOST = "work_lost"
+_WHY = {
+    LOST: "the work was removed from the broker before a worker had done it",
+    dead_letters.LATE: "the deadline has passed",
+}
+
+
+class Inventory:
+    """The regular look at WORK of one model."""
+
+    def __init__(self, broker: Broker, books: Books, shards: int) -> None:
+        self._broker, self._books, self._shards = broker, books, shards
+        self._unknown_looks = UNKNOWN_LOOKS - 1  # the first look of all is at what others sent
+        self._missing: set[int] = set()
+        self._suspects: set[int] = set()
+        self._stalls = Stalls()
+
+    async def look(self) -> None:
+        """What is in WORK is in flight and nothing else is; what cannot go on is ended."""
+        lanes = self._lanes()
+        infos = await self._infos(lanes)
+        doubted = self._doubted(lanes, infos)
+        if doubted or await self._has_unknown():
+            await self._compare(doubted, infos)
+        fleet = self._books.fleet
+        fleet.left(fleet.unpulled - self._books.lying.keys())
+        for subject in lanes:
+            info = infos.get(topology.consumer_of(subject))
+            if info and subjects.placement(subject) == ANY:
+                await self._look_at_pool(subjects.parse_work(subject), info)
+
+    def _lanes(self) -> dict[str, list[int]]:
+        """The sequences that are known to lie in WORK, by subject."""
+        lanes = defaultdict(list)
+        for seq, flight in self._books.lying.items():
+            lanes[flight.version, flight.lane, flight.worker].append(seq)
+        model = self._books.model
+        return {subjects.work(Pool(model, v, lane), w): s for (v, lane, w), s in lanes.items()}
+
+    async def _infos(self, lanes: Mapping[str, list[int]]) -> Infos:
+        """The consumers of what is known, as far as they are there."""
+        names = {topology.consumer_of(subject) for subject in lanes}
+        return {n: info for n in names if (info := await self._consumer(n))}
+
+    async def _consumer(self, name: str) -> ConsumerInfo | None:
+        return await declaration.consumer_info(self._broker.js, topology.WORK, name)
+
+    def _doubted(self, lanes: Mapping[str, list[int]], infos: Infos) -> set[int]:
+        """What may be gone, or need an end: nobody tells of it and it does not wait, or it is late.
+
+        It waits if its consumer has as many to deliver as are known behind what it has delivered.
+        """
+        sequences = defaultdict(set)
+        for subject, those in lanes.items():
+            sequences[topology.consumer_of(subject)].update(those)
+        waiting = [_waiting(those, infos.get(name)) for name, those in sequences.items()]
+        silent = time.monotonic() - TOLD_SECONDS
+        doubted = {s for s, flight in self._books.lying.items() if flight.told < silent}
+        return doubted.difference(*waiting) | self._late()
+
+    def _late(self) -> set[int]:
+        now, lying = self._broker.clock.now(), self._books.lying
+        return {s for s, flight in lying.items() if dead_letters.overdue(flight.deadline, now)}
+
+    async def _has_unknown(self) -> bool:
+        """Whether there has been more than is known for some time."""
+        pattern = subjects.work_of(self._books.model)
+        info = await self._broker.js.stream_info(topology.WORK, pattern)
+        counts = info.state.subjects or {}
+        held = sum(count for subject, count in counts.items() if subjects.is_work(subject))
+        self._unknown_looks = self._unknown_looks + 1 if held > len(self._books.lying) else 0
+        return self._unknown_looks >= UNKNOWN_LOOKS
+
+    async def _compare(self, doubted: set[int], infos: Infos) -> None:
+        self._unknown_looks = 0
+        held = await self._read()
+        await self._finish_moves(held)
+        lying = self._books.lying
+        for seq in lying.keys() & held.keys():
+            name = lying[seq].envelope.request_id
+            self._books.lies_for(name, seq, subjects.placement(held[seq].subject))
+        self._adopt([message for seq, message in held.items() if seq not in lying])
+        await self._end_missing(doubted - held.keys())
+        await self._bury(held, infos)
+
+    async def _read(self) -> Held:
+        pattern, held = subjects.work_of(self._books.model), {}
+        for message in await self._broker.read_subject(topology.WORK, pattern):
+            if subjects.is_work(message.subject):
+                held[message.seq] = message
+            else:  # no worker asks for it, and it is in nobody's way
+                log.error("work_unreadable", subject=message.subject, seq=message.seq)
+        return held
+
+    async def _finish_moves(self, held: Held) -> None:
+        """Remove what a leader has stored for any worker and not acknowledged where it was."""
+        for message in list(held.values()):
+            before = moved_from(message.headers)
+            if before in held:
+                del held[before]
+                await self._broker.remove(topology.WORK, before)
+            if flight := self._books.lying.get(before or 0):
+                self._books.returned(flight.envelope.request_id, flight.seq, message.seq)
+
+    def _adopt(self, unknown: list[StoredMessage]) -> None:
+        for message in unknown:
+            if envelope := envelope_of(message.headers):
+                pool = subjects.parse_work(message.subject)
+                placement = subjects.placement(message.subject)
+                self._books.adopt(envelope, pool, message.seq, placement)
+
+    async def _end_missing(self, missing: set[int]) -> None:
+        """What is in WORK no more has ended; if it has not, since it was removed, it ends here."""
+        for seq in missing & self._missing:
+            flight = self._books.lying.get(seq)
+            if flight and await self._broker.get(topology.WORK, seq) is None:
+                await self._end(flight)
+        self._missing = missing
+
+    async def _end(self, flight: InFlight) -> None:
+        envelope, model = flight.envelope, self._books.model
+        late = envelope.deadline / 1000 < self._broker.clock.now()
+        outcome = dead_letters.LATE if late else LOST
+        if await end(self._broker, envelope, model, outcome, _WHY[outcome], self._shards):
+            log.error("work_lost", request_id=envelope.request_id, seq=flight.seq)
+        self._books.gone(envelope.request_id, flight.seq, time.monotonic())
+
+    async def _bury(self, held: Held, infos: Infos) -> None:
+        stuck = _stuck(held, infos)
+        for seq in (self._late() | (stuck & self._suspects)) & held.keys():
+            await dead_letters.bury(self._broker, held[seq], self._shards)
+        self._suspects = stuck
+
+    async def _look_at_pool(self, pool: Pool, info: ConsumerInfo) -> None:
+        """Workers have room and there is work for them: if it does not come, mend its consumer."""
+        due = bool(info.num_pending) and self._books.fleet.is_free(pool.version, pool.priority)
+        deliveries = info.delivered.consumer_seq if info.delivered else 0
+        if not self._stalls.is_stalled(info.name, deliveries, time.monotonic(), due=due):
+            return
+        observe_stall(self._books.model, topology.WORK)
+        paused, js = bool(info.paused), self._broker.js
+        log.error("work_not_delivered", consumer=info.name, waiting=info.num_pending, paused=paused)
+        if paused:
+            await js.resume_consumer(topology.WORK, info.name)
+        else:  # its workers make it anew, which delivers again what they are at: they go on
+            await js.delete_consumer(topology.WORK, info.name)
+
+
+def _waiting(sequences: set[int], info: ConsumerInfo | None) -> set[int]:
+    """Of these what waits to be delivered, if by the broker's numbers all of it is there."""
+    if info is None:
+        return set()
+    delivered = info.delivered.stream_seq if info.delivered else 0
+    behind = {seq for seq in sequences if seq > delivered}
+    return behind if len(behind) <= (info.num_pending or 0) else set()
+
+
+def _stuck(held: Held, infos: Infos) -> set[int]:
+    """Work that was delivered and that its consumer does not wait for any more: used up.
+
+    The broker keeps such messages; a worker's acknowledgement would have removed them.
+    """
+    settled = {name: _settled_up_to(info) for name, info in infos.items()}
+    consumers = {seq: topology.consumer_of(message.subject) for seq, message in held.items()}
+    return {seq for seq, name in consumers.items() if seq <= settled.get(name, 0)}
+
+
+def _settled_up_to(info: ConsumerInfo) -> int:
+    """The highest sequence below which the consumer waits for nothing."""
+    floor = info.ack_floor if info.num_ack_pending else info.delivered
+    return floor.stream_seq if floor else 0

@@ -1,0 +1,100 @@
+"""What followings have missed is read back from their token logs, as far as their sinks take it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from gateway.following import Following, Stored
+from streams.connection import Broker
+from streams.errors import BrokerUnavailable
+
+PAGE = 200
+READS_AT_ONCE = 16
+
+
+class Backfill:
+    """Who has to be read for, until `act` has done so.
+
+    `wake` is called when there is somebody, `breaks` when a sink has failed, and `forget` for each
+    that has come to its end.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        wake: Callable[[], None],
+        breaks: Callable[[Following, Exception], None],
+        forget: Callable[[Following], Awaitable[None]],
+    ) -> None:
+        self._broker, self._wake = broker, wake
+        self._breaks, self._forget = breaks, forget
+        self._stale: set[Following] = set()
+
+    def want(self, following: Following) -> None:
+        """It has missed something, or may have. Idempotent."""
+        self._stale.add(following)
+        self._wake()
+
+    async def act(self) -> None:
+        """Read for all that want it, several at once. Raises `BrokerUnavailable` if some cannot be.
+
+        What many clients resume after a gateway's death comes together.
+        """
+        unreadable: dict[str, str] = {}
+        stale = iter(list(self._stale))
+
+        async def catch_up() -> None:
+            for following in stale:
+                try:
+                    if following.stream not in unreadable:
+                        await self._catch_up(following)
+                except BrokerUnavailable as error:
+                    unreadable[following.stream] = str(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(len(self._stale), READS_AT_ONCE)):
+                tasks.create_task(catch_up(), name="catch-up")
+        if unreadable:
+            raise BrokerUnavailable(f"logs cannot be read: {unreadable}")
+
+    async def _catch_up(self, following: Following) -> None:
+        """Read what the log holds behind the last record seen, as far as the sink takes it."""
+        self._stale.discard(following)
+        following.catching_up = True
+        try:
+            while await self._read_page(following):
+                pass
+            self._flow(following)
+        except (BrokerUnavailable, asyncio.CancelledError):
+            self._stale.add(following)
+            raise
+        except Exception as error:
+            self._breaks(following, error)
+        finally:
+            following.catching_up, following.meanwhile = False, []
+        if following.ended:
+            await self._forget(following)
+
+    def _flow(self, following: Following) -> None:
+        """Take what came during the catch-up, and from now on what comes."""
+        following.catching_up = False
+        missed, following.meanwhile = following.meanwhile, []
+        for reply in missed:
+            if not following.offer(reply):
+                self.want(following)
+
+    async def _read_page(self, following: Following) -> bool:
+        """Feed one page; True if there may be more that is wanted."""
+        if following.paused or following.ended:
+            return False
+        before = following.last
+        page = await self.page(following, following.read_from, PAGE)
+        wanted = following.read(page, time.monotonic())
+        begins_anew = before > following.last
+        return wanted and (begins_anew or len(page) == PAGE)
+
+    async def page(self, following: Following, seq: int, size: int) -> list[Stored]:
+        """At most `size` records of a log from a sequence on. Raises `BrokerUnavailable`."""
+        query: dict[str, int | str] = {"next_by_subj": following.filter, "seq": seq, "batch": size}
+        found = await self._broker.read(following.stream, query)
+        return [Stored(message.seq, message.data) for message in found]

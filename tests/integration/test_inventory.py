@@ -1,0 +1,136 @@
+"""What is in WORK, and what the leader believes to be there."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import dispatcher.service
+import gpu_worker.service
+from dispatcher import inventory, leader
+from dispatcher.books import Books
+from dispatcher.inventory import Inventory
+from dispatcher.placements import Stray
+from dispatcher.recall import Recall
+from streams import declaration, messages, subjects, topology
+from streams.connection import Broker, StoredMessage
+from streams.messages import Request
+from streams.subjects import Pool, Priority
+from tests.eventually import eventually
+from tests.integration.services import Client, a_dispatcher, a_worker, client, running
+
+PAYLOAD = Request("generate", messages.pack_tokens(list(b"hello"))).pack()
+UNHEARD_OF = ["infer.work.mock.1.urgent.any", "infer.work.mock.1.standard.UPPER"]
+LONG = {"ttft_ms": 1, "itl_ms": 5, "sequences": 1}
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds between two looks are of no use here."""
+    monkeypatch.setattr(leader, "AUDIT_SECONDS", 0.2)
+
+
+async def one_runs_and_two_wait(c: Client) -> tuple[str, list[str]]:
+    """All of them in WORK, at a worker with one place."""
+    runs = await c.send(max_tokens=1500)
+    await eventually(lambda: c.kinds(runs)["chunk"])
+    waiting = [await c.send() for _ in range(2)]
+
+    async def lie_there() -> bool:
+        return await c.held(topology.WORK) == 3
+
+    await eventually(lie_there)
+    return runs, waiting
+
+
+async def test_what_nobody_had_pulled_when_it_was_purged_ends_soon(nats_url: str) -> None:
+    """Its client would wait until the deadline; what runs has no need of its work."""
+    async with (
+        client(nats_url, **LONG) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        runs, waiting = await one_runs_and_two_wait(c)
+        await c.broker.js.purge_stream(topology.WORK)
+        await eventually(lambda: all(c.terminal(request) for request in waiting))
+        assert [c.records[request][-1]["code"] for request in waiting] == ["work_lost"] * 2
+        await c.cancel(runs)
+        assert (await eventually(lambda: c.terminal(runs)))["type"] == "done"
+        assert await c.ledger() == dict.fromkeys([runs, *waiting], 1)
+        after = await c.send()
+        assert (await eventually(lambda: c.terminal(after)))["type"] == "done"
+
+
+async def test_what_runs_and_waits_in_order_is_not_read_again_and_again(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The payloads of a large fleet every two seconds would be most of what its broker sends."""
+    counted: Counter[str] = Counter()
+    read, look = Broker.read_subject, Inventory.look
+
+    async def reading(self: Broker, stream: str, *words: Any) -> list[StoredMessage]:
+        counted[stream] += 1
+        return await read(self, stream, *words)
+
+    async def looking(self: Inventory) -> None:
+        await look(self)
+        counted["looks"] += 1
+
+    monkeypatch.setattr(Broker, "read_subject", reading)
+    monkeypatch.setattr(Inventory, "look", looking)
+    monkeypatch.setattr(inventory, "TOLD_SECONDS", 1.0)
+    async with (
+        client(nats_url, **LONG) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        runs, _ = await one_runs_and_two_wait(c)
+        counted.clear()
+        await eventually(lambda: counted["looks"] > 15)
+        assert counted[topology.WORK] < 5  # none, on a machine that beats in time
+        await c.cancel(runs)
+        await eventually(c.at_rest)
+
+
+async def test_what_others_have_put_there_is_in_nobodys_way(nats_url: str) -> None:
+    """A leader that cannot read it would fall, and so would each that comes after it."""
+    async with client(nats_url, ttft_ms=1, itl_ms=1) as c:
+        pool = Pool("mock", "1", Priority.STANDARD)
+        ours = c.envelope(5, 8).to_headers()
+        for subject in UNHEARD_OF:
+            await c.broker.store(subject, PAYLOAD, ours)
+        for wrong in ({"Cost": "much"}, {"Request": "a b"}, {"Priority": "urgent"}):
+            await c.broker.store(subjects.work(pool), PAYLOAD, ours | wrong)
+        async with (
+            running(dispatcher.service, a_dispatcher(nats_url)),
+            running(gpu_worker.service, a_worker(nats_url)),
+        ):
+            good = await c.send()
+            await eventually(lambda: c.terminal(good))
+
+            async def laid_aside() -> bool:
+                return await c.held(topology.DEAD) == 3
+
+            await eventually(laid_aside)
+            left = await c.broker.read_subject(topology.WORK, subjects.work_of("mock"))
+            assert [message.subject for message in left] == UNHEARD_OF
+
+
+async def test_what_others_have_put_into_a_workers_lane_is_laid_aside(nats_url: str) -> None:
+    """What is ours is taken back from there all the same."""
+    async with client(nats_url) as c:
+        lane = subjects.work(Pool("mock", "1", Priority.STANDARD), "w1")
+        consumer = topology.own_consumer("mock", "1", "w1", 5)
+        await declaration.declare_consumer(c.broker.js, topology.WORK, consumer)
+        ours = c.envelope(5, 8).to_headers()
+        await c.broker.store(lane, PAYLOAD, {"Made-By": "hand"})
+        await c.broker.store("infer.work.mock.1.urgent.w1", PAYLOAD, ours)
+        await c.broker.store(lane, PAYLOAD, ours)
+        await Recall(c.broker, Books("mock")).take_back(Stray("w1", "1", 3, "silent"))
+
+        async def taken_back() -> bool:
+            left = await c.broker.read_subject(topology.WORK, subjects.work_of("mock"))
+            return [subjects.placement(message.subject) for message in left] == [subjects.ANY]
+
+        await eventually(taken_back)
+        assert await c.held(topology.DEAD) == 1
