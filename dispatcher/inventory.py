@@ -1,7 +1,7 @@
 """Compare what is in flight by a leader's books with what the broker holds in WORK.
 
-To read WORK is to read its payloads, so that is done where something is in doubt: work of which no
-worker tells and which does not wait by the broker's numbers, or more of it than is known.
+To read WORK is to read its payloads, so that is done where something stays in doubt: work of which
+no worker tells and which does not wait by the broker's numbers, or more of it than is known.
 A suspicion counts when it still holds at the next look.
 """
 
@@ -43,6 +43,7 @@ class Inventory:
     def __init__(self, broker: Broker, books: Books, shards: int) -> None:
         self._broker, self._books, self._shards = broker, books, shards
         self._unknown_looks = UNKNOWN_LOOKS - 1  # the first look of all is at what others sent
+        self._doubts: set[int] = set()
         self._missing: set[int] = set()
         self._suspects: set[int] = set()
         self._stalls = Stalls()
@@ -52,8 +53,10 @@ class Inventory:
         lanes = self._lanes()
         infos = await self._infos(lanes)
         doubted = self._doubted(lanes, infos)
-        if doubted or await self._has_unknown():
-            await self._compare(doubted, infos)
+        lasting, self._doubts = doubted & self._doubts, doubted
+        suspicious = lasting | self._late()
+        if suspicious or await self._has_unknown():
+            await self._compare(suspicious, infos)
         fleet = self._books.fleet
         fleet.left(fleet.unpulled - self._books.lying.keys())
         for subject in lanes:
@@ -78,9 +81,10 @@ class Inventory:
         return await declaration.consumer_info(self._broker.js, topology.WORK, name)
 
     def _doubted(self, lanes: Mapping[str, list[int]], infos: Infos) -> set[int]:
-        """What may be gone, or need an end: nobody tells of it and it does not wait, or it is late.
+        """What may be gone: nobody tells of it and it does not wait.
 
         It waits if its consumer has as many to deliver as are known behind what it has delivered.
+        What has just been pulled is doubted until its worker's next beat.
         """
         sequences = defaultdict(set)
         for subject, those in lanes.items():
@@ -88,9 +92,10 @@ class Inventory:
         waiting = [_waiting(those, infos.get(name)) for name, those in sequences.items()]
         silent = time.monotonic() - TOLD_SECONDS
         doubted = {s for s, flight in self._books.lying.items() if flight.told < silent}
-        return doubted.difference(*waiting) | self._late()
+        return doubted.difference(*waiting)
 
     def _late(self) -> set[int]:
+        """What needs an end, wherever it is."""
         now, lying = self._broker.clock.now(), self._books.lying
         return {s for s, flight in lying.items() if dead_letters.overdue(flight.deadline, now)}
 
@@ -103,7 +108,7 @@ class Inventory:
         self._unknown_looks = self._unknown_looks + 1 if held > len(self._books.lying) else 0
         return self._unknown_looks >= UNKNOWN_LOOKS
 
-    async def _compare(self, doubted: set[int], infos: Infos) -> None:
+    async def _compare(self, suspicious: set[int], infos: Infos) -> None:
         self._unknown_looks = 0
         held = await self._read()
         await self._finish_moves(held)
@@ -112,7 +117,7 @@ class Inventory:
             name = lying[seq].envelope.request_id
             self._books.lies_for(name, seq, subjects.placement(held[seq].subject))
         self._adopt([message for seq, message in held.items() if seq not in lying])
-        await self._end_missing(doubted - held.keys())
+        await self._end_missing(suspicious - held.keys())
         await self._bury(held, infos)
 
     async def _read(self) -> Held:
@@ -154,7 +159,7 @@ class Inventory:
         late = envelope.deadline / 1000 < self._broker.clock.now()
         outcome = dead_letters.LATE if late else LOST
         if await end(self._broker, envelope, model, outcome, _WHY[outcome], self._shards):
-            log.error("work_lost", request_id=envelope.request_id, seq=flight.seq)
+            log.error("work_lost", request_id=envelope.request_id, outcome=outcome)
         self._books.gone(envelope.request_id, flight.seq, time.monotonic())
 
     async def _bury(self, held: Held, infos: Infos) -> None:

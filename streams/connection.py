@@ -51,7 +51,7 @@ STORE_SECONDS = 2.5
 _RETRY_SECONDS = 0.25
 _READ_SECONDS = (0.4, 0.8, 1.3)  # for the tries of a read: STORE_SECONDS together
 _PAGE: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}  # whole in such a try
-_NOT_DELETED = 10057
+_NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _TIME = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
@@ -166,9 +166,12 @@ class Broker(Lifeline):
         answer = await self.request(f"$JS.API.STREAM.MSG.GET.{stream}", query, STORE_SECONDS)
         if answer is None:
             raise BrokerUnavailable(f"no answer when reading {stream}")
-        message = orjson.loads(answer).get("message")
-        if message is None:
-            return None
+        found = orjson.loads(answer)
+        if error := found.get("error"):
+            if error.get("err_code") == _NO_MESSAGE:
+                return None
+            raise BrokerUnavailable(f"{stream} {seq} is not read: {error}")
+        message = found["message"]
         headers = await self._client._process_headers(base64.b64decode(message.get("hdrs", "")))
         data = base64.b64decode(message.get("data", ""))
         return StoredMessage(message["seq"], message["subject"], data, headers or {})

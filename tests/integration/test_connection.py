@@ -174,6 +174,12 @@ async def test_one_message_is_read_with_its_headers_or_is_gone(broker: Broker) -
     assert await broker.get(topology.DEAD, place.seq) is None
 
 
+async def test_a_message_that_cannot_be_looked_for_is_not_gone(broker: Broker) -> None:
+    """Who takes it for gone ends a request that is still there."""
+    with pytest.raises(BrokerUnavailable):
+        await broker._get_from_leader("NOT_THERE", 1)
+
+
 async def test_a_message_is_removed_once(broker: Broker) -> None:
     """Whoever comes second, or asks for one that never was, learns so; neither is a failure."""
     first = await broker.store(DEAD, b"x")

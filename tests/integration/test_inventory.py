@@ -1,6 +1,7 @@
 """What is in WORK, and what the leader believes to be there."""
 
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import pytest
@@ -88,6 +89,36 @@ async def test_what_runs_and_waits_in_order_is_not_read_again_and_again(
         counted.clear()
         await eventually(lambda: counted["looks"] > 15)
         assert counted[topology.WORK] < 5  # none, on a machine that beats in time
+        await c.cancel(runs)
+        await eventually(c.at_rest)
+
+
+async def test_what_is_doubted_once_is_not_read(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a large fleet there is always something that was pulled just now and not told of yet."""
+    counted: Counter[str] = Counter()
+    read, doubts = Broker.read_subject, count()
+
+    async def reading(self: Broker, stream: str, *words: Any) -> list[StoredMessage]:
+        counted[stream] += 1
+        return await read(self, stream, *words)
+
+    def one_after_another(self: Inventory, *words: Any) -> set[int]:
+        counted["looks"] += 1
+        return {next(doubts)}
+
+    monkeypatch.setattr(Broker, "read_subject", reading)
+    monkeypatch.setattr(Inventory, "_doubted", one_after_another)
+    async with (
+        client(nats_url, **LONG) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        runs, _ = await one_runs_and_two_wait(c)
+        counted.clear()
+        await eventually(lambda: counted["looks"] > 5)
+        assert counted[topology.WORK] == 0
         await c.cancel(runs)
         await eventually(c.at_rest)
 
