@@ -23,6 +23,7 @@ from bench.results import Figure
 from gpu_worker.engine import DoesNotFit, Sequence
 from gpu_worker.engines import memory
 from gpu_worker.engines.paged.engine import TransformersEngine
+from gpu_worker.engines.paged.loading import fitted
 from gpu_worker.engines.paged.model import Loaded, describe
 from gpu_worker.engines.paged.packing import pack
 from streams.messages import Sampling
@@ -182,9 +183,7 @@ class Point:
 
 def _point(scale: Scale, device: torch.device, batch: int, context: int) -> Point:
     loaded = _model(scale, device)
-    engine = TransformersEngine.fitted(
-        loaded, batch, max(scale.step_tokens, batch + 1), prefix_cache=False
-    )
+    engine = fitted(loaded, batch, max(scale.step_tokens, batch + 1), prefix_cache=False)
     try:
         return _measured(scale, loaded, engine, batch, context)
     finally:
@@ -251,7 +250,7 @@ def ours(scale: Scale, device: torch.device) -> float:
     """Tokens per second under the middle load, prefill included."""
     load = _middle(scale)
     tokens = max(scale.step_tokens, load.concurrency + 1)
-    engine = TransformersEngine.fitted(_model(scale, device), load.concurrency, tokens)
+    engine = fitted(_model(scale, device), load.concurrency, tokens)
     sampling = Sampling(max_tokens=load.output_tokens, temperature=0, ignore_eos=True)
 
     def answer(prompts: list[list[int]]) -> None:
@@ -315,7 +314,7 @@ def same_text(device: torch.device) -> float:
 def _drawn(state: dict[str, torch.Tensor], device: torch.device) -> list[list[int]]:
     model = _llama(TINY, device)
     model.load_state_dict(state)
-    engine = TransformersEngine.fitted(_described(model, TINY), 8, 64, 2048)
+    engine = fitted(_described(model, TINY), 8, 64, 2048)
     prompts = Load(Path(), 20, 40, 16, 1).prompts(4, TINY.vocabulary)
     for number, prompt in enumerate(prompts):
         sampling = Sampling(40, temperature=0.9, top_p=0.95, seed=number, ignore_eos=True)

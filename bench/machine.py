@@ -17,7 +17,7 @@ def describe() -> dict[str, object]:
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
     }
 
@@ -29,9 +29,15 @@ def _cpu() -> str:
     return platform.processor()
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+def commit() -> str:
+    """The name of what is checked out; `-dirty` if that was changed, but for other figures."""
+    name = _git("describe", "--always").stdout.strip()
+    changed = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)bench/results")
+    return f"{name}-dirty" if changed.returncode else name
+
+
+def _git(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["git", *words], capture_output=True, text=True)
 
 
 def _version(package: str) -> str | None:

@@ -90,7 +90,7 @@ class Account:
     """One tenant of one model.
 
     `asked` (what waits), `held` (what is in flight) and `demand` leave out batch work, which fills
-    what is left. `is_heavy`: it asks for more than its part of the fleet.
+    what is left. `is_heavy`: it asks for more than its part of the fleet, or has got more.
     """
 
     weight: float = 1.0

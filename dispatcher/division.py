@@ -16,7 +16,9 @@ ACTIVE_SECONDS = 60.0  # who has asked for nothing for so long has no part
 # The share of arrivals that may find nothing kept free for them: then they wait, or what gives way
 # to them is computed again.
 WAITS, PREEMPTS = 0.01, 0.2
-BURST = 2  # parts that a tenant may ask for at once and stays calm, up to a half of the fleet
+# Parts that a tenant may ask for at once, up to a half of the fleet, or be ahead of one that waits,
+# and stays calm.
+BURST = 2
 RESERVABLE = 0.9  # of a fleet; reservations beyond it are cut down to it
 
 
@@ -157,10 +159,13 @@ class Division:
         """Whether nothing at all is in flight."""
         return not self._in_flight.requests
 
-    def judge(self, tenant: str) -> bool:
-        """Put a tenant on its side by what it asks for and holds; True if that has changed."""
+    def judge(self, tenant: str, ahead: float) -> bool:
+        """Put a tenant on its side by what it asks for and holds; True if that has changed.
+
+        So does what it has got: `ahead` is its counter less the lowest of those that wait.
+        """
         account = self.account(tenant)
-        is_heavy = self._is_heavy(account)
+        is_heavy = self._is_heavy(account, ahead)
         if is_heavy == account.is_heavy:
             return False
         self._side(account).count(account, -1)
@@ -168,8 +173,8 @@ class Division:
         self._side(account).count(account, +1)
         return True
 
-    def _is_heavy(self, account: Account) -> bool:
-        """Whether it wants more than its part of what the (other) calm leave."""
+    def _is_heavy(self, account: Account, ahead: float) -> bool:
+        """Whether it wants more than its part of what the (other) calm leave, or has got more."""
         asked, held, calm = account.asked, account.held, self._calm.held
         place, room = self._place, self._room
         wants = room_of(asked.requests + held.requests, asked.tokens + held.tokens, place)
@@ -178,7 +183,13 @@ class Division:
         else:
             others = room_of(calm.requests - held.requests, calm.tokens - held.tokens, place)
             left, weight, most = room - others, self._heavy.weight + account.weight, BURST
-        return wants > room / BURST or wants > most * left * account.weight / weight
+        if wants > room / BURST or wants > most * left * account.weight / weight:
+            return True
+        return wants > 0 and self._is_ahead(ahead)
+
+    def _is_ahead(self, ahead: float) -> bool:
+        """Whether a counter is a few parts beyond the lowest, where some tenants are heavy."""
+        return self._heavy.weight > 0 and ahead * self._active_weight > BURST * self._room
 
     # What is kept free
 

@@ -8,7 +8,7 @@ absence.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatcher.accounts import Mean
@@ -223,9 +223,12 @@ class FairQueue:
 
     def lowest_counter(self) -> float:
         """The lowest counter of the tenants that wait now, else that of the one served last."""
-        lines = (line for lines in self._lines.values() for line in lines.values())
-        waiting = [self.counter(head.tenant) for line in lines for head in line.heads()]
-        return min(waiting) if waiting else self.counter(self._last_left)
+        return min(self._counters(_PRIORITIES), default=self.counter(self._last_left))
+
+    def _counters(self, priorities: Iterable[Priority]) -> Iterator[float]:
+        """The lowest counters of each line, of the calm and of the heavy."""
+        for line in (line for priority in priorities for line in self._lines[priority].values()):
+            yield from (self.counter(head.tenant) for head in line.heads())
 
     def _line(self, item: Queued) -> Line:
         lines = self._lines[item.priority]
@@ -246,7 +249,9 @@ class FairQueue:
         return [*reversed(starving), *(p for p in _PRIORITIES if p not in starving)]
 
     def _judge(self, tenant: str) -> None:
-        if self.division.judge(tenant):
+        own = self.counter(tenant)
+        lowest = min(self._counters(filter(is_urgent, _PRIORITIES)), default=own)
+        if self.division.judge(tenant, own - lowest):
             self._moved(tenant)
 
     def _moved(self, tenant: str) -> None:

@@ -13,6 +13,7 @@ Sink = Callable[[Record, int], bool]
 
 _SEQUENCES = re.compile(rb"Nats-Sequence: (\d+)\r\n(?:.*\r\n)*?Nats-Last-Sequence: (\d+)\r\n")
 FIRST_LOOK_SECONDS, MOST_LOOK_SECONDS = 5.0, 60.0
+FIRST_SEEK_SECONDS, SEEK_SECONDS = 1.0, 5.0
 FIRST_CANCEL_SECONDS, MOST_CANCEL_SECONDS = 0.25, 4.0
 
 
@@ -48,8 +49,9 @@ class Following:
     """Feeds `sink` from replies that may be lost, repeated or too many.
 
     Records follow each other by their sequences in the log. The broker may lose a log and its
-    writer put it back under other sequences; then the tokens' indices tell what the sink has had.
-    Times are the caller's, in seconds of any one clock.
+    writer put it back under other sequences, or another attempt say the same in other pieces: then
+    the tokens' indices, and how much text there was, tell what the sink has had. Times are the
+    caller's, in seconds of any one clock.
     """
 
     tenant: str
@@ -66,8 +68,11 @@ class Following:
     last: int = 0  # sequence of the last record that was taken
     data: bytes = b""  # that record
     index: int = 0  # how many tokens (or vectors) the sink has had
+    characters: int = 0  # of text
+    passed: int = 0  # characters of the log, up to its last record that was taken
     attempt: int = 0  # the latest of which the sink knows
     lost: float | None = None  # when the log was found to be gone
+    seek_at: float = 0.0  # when to ask who has it, while it is
     orphaned_until: float | None = None  # the end of the grace period, when nobody reads any more
     look_seconds: float = field(default_factory=lambda: FIRST_LOOK_SECONDS)
     cancel_at: float | None = None  # when to ask for its end again
@@ -94,8 +99,7 @@ class Following:
     def take(self, seq: int, data: bytes) -> bool:
         """Feed the record that follows the last one; False when the sink wants no more."""
         self.last, self.data, self.look_seconds = seq, data, FIRST_LOOK_SECONDS
-        record = messages.unpack(data)
-        if self._is_next(record):
+        if record := self._rest(messages.unpack(data)):
             self.ended = record["type"] in messages.TERMINALS
             self.paused = not self.sink(record, len(data))
         return not (self.paused or self.ended)
@@ -112,7 +116,8 @@ class Following:
             return all(self.take(*stored) for stored in page)
         if page and page[0] == (self.last, self.data):
             return all(self.take(*stored) for stored in page[1:])
-        self.last, self.lost = 0, now
+        self.last, self.passed = 0, 0
+        self.lost, self.seek_at = now, now + FIRST_SEEK_SECONDS
         return True
 
     @property
@@ -134,6 +139,18 @@ class Following:
         self.heard = now
         self.look_seconds = min(2 * self.look_seconds, MOST_LOOK_SECONDS)
 
+    def is_lost(self, now: float, seconds: float = 0.0) -> bool:
+        """Whether its log has been gone for so long, and nobody has put it back."""
+        return self.lost is not None and not self.last and now >= self.lost + seconds
+
+    def wants_seek(self, now: float) -> bool:
+        """True while the log is lost, a little later: who still writes it need not be asked."""
+        return self.is_lost(now) and now >= self.seek_at
+
+    def sought(self, now: float) -> None:
+        """It is asked who has the log."""
+        self.seek_at = now + SEEK_SECONDS
+
     def is_abandoned(self, now: float) -> bool:
         """True when the grace period is over and nobody has asked for its end yet."""
         until = self.orphaned_until
@@ -147,20 +164,32 @@ class Following:
         self.cancel_at = now + self.cancel_seconds
         self.cancel_seconds = min(2 * self.cancel_seconds, MOST_CANCEL_SECONDS)
 
-    def _is_next(self, record: Record) -> bool:
-        """False for what the sink has had; a gap ends the request."""
+    def _rest(self, record: Record) -> Record | None:
+        """What the sink has not had of it, if there is anything; a gap ends the request."""
         kind = record["type"]
         if kind == "chunk" or kind == "result":
-            if record["index"] == self.index:
-                self.index += record["count"]
-                return True
-            return self._is_repeated(record)
+            return self._rest_of_output(record)
         if kind == "started":
             known, self.attempt = self.attempt, max(self.attempt, record["attempt"])
-            return self.attempt > known
-        return not self.ended
+            return record if self.attempt > known else None
+        return None if self.ended else record
 
-    def _is_repeated(self, record: Record) -> bool:
-        if record["index"] + record["count"] > self.index:
+    def _rest_of_output(self, record: Record) -> Record | None:
+        text, count = record.get("text", ""), record["count"]
+        had, read = self.index - record["index"], self.characters - self.passed
+        self.passed += len(text)
+        if had >= count and read >= len(text):
+            return None
+        if not (0 <= had <= count and 0 <= read <= len(text)):
             self.fail("log_lost", "the broker has lost a part of this request's output")
-        return False
+            return None
+        self.index, self.characters = record["index"] + count, self.passed
+        return _behind(record, had, read) if had or read else record
+
+
+def _behind(record: Record, count: int, characters: int) -> Record:
+    """An output without its first tokens, or vectors, and their text."""
+    rest = record | {"index": record["index"] + count, "count": record["count"] - count}
+    for name in record.keys() & {"tokens", "logprobs", "vectors"}:
+        rest[name] = record[name][count:]
+    return rest | ({"text": record["text"][characters:]} if "text" in record else {})

@@ -11,7 +11,7 @@ ANSWER_SECONDS = 0.3  # a client waits for it
 
 
 async def is_known(broker: Broker, tenant: str, request_id: str) -> bool:
-    """True if a dispatcher or gateway says in time that a request waits or runs."""
+    """True if somebody says in time that a request waits or runs, or has its lost log."""
     found = subjects.find(tenant, request_id)
     return await broker.request(found, b"", ANSWER_SECONDS) is not None
 

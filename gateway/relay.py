@@ -26,13 +26,14 @@ from streams.connection import Broker, Subscribed
 from streams.errors import BrokerUnavailable, RequestNotFound
 from streams.patience import answered_within
 from streams.subjects import Log
+from streams.token_log import PATIENCE_SECONDS
 
 log = structlog.get_logger()
 
 LOOK_SECONDS = 0.25
 RESUME_SECONDS = 2.5  # an unreachable broker is told to the client after this
 READER_SECONDS = 1.0  # nobody waits for this one
-LOST_SECONDS = 15.0  # a writer that lives puts a lost log back within its ack wait
+LOST_SECONDS = PATIENCE_SECONDS  # so long may its writer try to put a lost log back
 UNSURE_SECONDS = 60.0  # so long a request is cancelled that may have been stored
 _YES = b"yes"
 _OUR_FAULT = "the gateway failed; its log says why"
@@ -248,8 +249,8 @@ class Relay:
         if now >= following.expires:
             following.fail("deadline_exceeded", "the deadline passed without a sign of the request")
             self._leave(following)
-        elif following.lost and not following.last and now >= following.lost + LOST_SECONDS:
-            following.lost = now
+        elif following.wants_seek(now):
+            following.sought(now)
             tasks.create_task(self._seek(following), name=f"seek-{following.request_id}")
         elif following.is_abandoned(now) and now < self._refused_at + self._grace:
             following.orphaned_until = self._refused_at + self._grace
@@ -258,10 +259,18 @@ class Relay:
             tasks.create_task(self._abandon(following), name=f"abandon-{following.request_id}")
 
     async def _seek(self, following: Following) -> None:
-        """Its log was lost and not put back: that is the end, unless a dispatcher still has it."""
-        if not await leaders.is_known(self._broker, following.tenant, following.request_id):
-            following.fail("log_lost", "the broker has lost this request's output")
-            self._leave(following)
+        """Ask who has the lost log, or will write it. If nobody does for long that is the end."""
+        tenant, request_id = following.tenant, following.request_id
+        if await leaders.is_known(self._broker, tenant, request_id):
+            following.lost = time.monotonic()
+        elif following.is_lost(time.monotonic(), LOST_SECONDS):
+            try:
+                await leaders.check_unknown(self._broker, tenant, request_id)
+            except BrokerUnavailable as error:
+                log.warning("log_sought", request_id=request_id, reason=str(error))
+            else:
+                following.fail("log_lost", "the broker has lost this request's output")
+                self._leave(following)
 
     async def _abandon(self, following: Following) -> None:
         """The grace period is over: cancel the request, unless somebody else reads it."""

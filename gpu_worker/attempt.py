@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from gpu_worker.clock import Clock, Timer
+from gpu_worker.ended_logs import EndedLogs
 from gpu_worker.engine import EngineError, Output, Sequence
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped, ledger_record, terminal
@@ -42,11 +43,12 @@ class Attempt:
         delivery: Delivery,
         envelope: Envelope,
         who: Identity,
+        ended: EndedLogs,
     ) -> None:
         self.envelope = envelope
         self.delivery = delivery
         self.lapsed = False  # the broker may have given the work to somebody else
-        self._mount, self._who, self._broker = mount, who, broker
+        self._mount, self._who, self._broker, self._ended = mount, who, broker, ended
         address = Log(envelope.tenant, envelope.route, envelope.request_id)
         self._log = TokenLog(broker, address, who.shards)
         self._standing = Standing(broker, address, who.worker, starts)
@@ -282,7 +284,9 @@ class Attempt:
                 self._broker, self.delivery, self.envelope, last["code"], self._tried
             )
         record = self._record(last, self._attempt, self._clock.first)
-        await self._log.end(last, record)
+        await self._log.append(last)
+        self._ended.keep(self._log, time.monotonic())
+        await write_ledger(self._broker, record)
         self._observed.info(
             "request_finished",
             outcome=record.outcome,

@@ -11,6 +11,7 @@ import structlog
 from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
+from gpu_worker.ended_logs import EndedLogs, put_back
 from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
 from gpu_worker.heart import Heart
@@ -63,6 +64,7 @@ class Pool:
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
         self._starts = Starts()
+        self._ended = EndedLogs()
         self._attempts: dict[str, Attempt] = {}
         self._hold = Hold(broker, journal, self._attempts)
         self._serving: set[asyncio.Task[None]] = set()
@@ -138,6 +140,14 @@ class Pool:
         if attempt and attempt.envelope.tenant == tenant:
             attempt.stop(Stopped.CANCELLED)
 
+    def find(self, tenant: str, request_id: str) -> bool:
+        """Whether the request runs here, or has ended here: then a lost log is put back."""
+        running = self._attempts.get(request_id)
+        if ended := self._ended.get(tenant, request_id, time.monotonic()):
+            assert self._tasks
+            self._tasks.create_task(put_back(ended), name=f"put-back-{request_id}")
+        return bool(ended or (running and running.envelope.tenant == tenant))
+
     async def drain(self, seconds_left: Callable[[], float]) -> int:
         """Take nothing new, and be empty by the time that none is left; how many were handed over.
 
@@ -194,7 +204,8 @@ class Pool:
             self._journal.let_go(running.delivery)
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
-        self._begin(Attempt(self._broker, self._mount, self._starts, delivery, envelope, self.who))
+        parts = self._broker, self._mount, self._starts, delivery, envelope, self.who, self._ended
+        self._begin(Attempt(*parts))
 
     def _begin(self, attempt: Attempt) -> None:
         assert self._tasks

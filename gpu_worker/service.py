@@ -141,9 +141,14 @@ async def _serve(
         for pool in pools:
             pool.cancel(tenant, request_id)
 
+    async def on_find(msg: Msg) -> None:
+        if any(pool.find(*subjects.parse_request_id(msg.subject)) for pool in pools):
+            await broker.publish(msg.reply, b"known")
+
     await declaration.wait_for(broker.js, topology.WORK)
     await set_clock(broker)
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
+    finding = await broker.subscribe(subjects.ALL_FINDS, on_find)
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(
@@ -159,6 +164,7 @@ async def _serve(
         handed_over = sum(await asyncio.gather(*(p.drain(leaving.seconds_left) for p in pools)))
         drained = Drained(held - handed_over, handed_over)
         log.info("drained", **drained._asdict())
+        await finding.unsubscribe()
         for task in (*running, keeping, showing):
             task.cancel()
     return drained

@@ -9,8 +9,9 @@ from streams import history
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.history import Fault, History, Kind, Note, Try
+from streams.patience import persistently_for
 from streams.subjects import Log
-from streams.token_log import Contents
+from streams.token_log import PATIENCE_SECONDS, Contents
 
 log = structlog.get_logger()
 
@@ -36,9 +37,15 @@ class Standing:
         self._passes_at = 0
 
     async def learn(self, before: Contents) -> None:
-        """Read the history behind this attempt's claim. Raises `BrokerUnavailable`."""
+        """Read the history behind this attempt's claim.
+
+        Rides out a broker that does not answer, as the claim did: an attempt that gave up here
+        would cost its request another ack wait. Raises `BrokerUnavailable` after that.
+        """
         self._attempt = before.attempts + 1
-        self.history = await history.read(self._broker, self._address, before)
+        self.history = await persistently_for(
+            PATIENCE_SECONDS, lambda: history.read(self._broker, self._address, before)
+        )
 
     def ask(self, begin: Callable[[], None]) -> None:
         """Call `begin` when it may start."""

@@ -12,7 +12,7 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 from streams import topology
 from streams.connection import STORE_SECONDS, Broker
 from streams.errors import BrokerUnavailable
-from streams.patience import answered_within, persistently
+from streams.patience import persistently_for
 from streams.topology import Scale
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ async def declare_stream(js: "JetStreamContext", config: StreamConfig, scale: Sc
     cluster may leave one of two services that declare at once without an answer: it asks again.
     """
     config.num_replicas = scale.replicas
-    async with answered_within(DECLARE_SECONDS):
-        await persistently(lambda: _declare_stream(js, config))
+    await persistently_for(DECLARE_SECONDS, lambda: _declare_stream(js, config))
 
 
 async def _declare_stream(js: "JetStreamContext", config: StreamConfig) -> None:

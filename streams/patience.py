@@ -34,6 +34,12 @@ async def persistently(act: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
+async def persistently_for(seconds: float, act: Callable[[], Awaitable[T]]) -> T:
+    """`persistently`, but raises `BrokerUnavailable` after so long."""
+    async with answered_within(seconds):
+        return await persistently(act)
+
+
 async def ended(tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
     """Wait until all have ended, however that was, or so long."""
     if waiting := set(tasks):

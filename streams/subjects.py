@@ -203,7 +203,7 @@ def reader(tenant: str, request_id: str) -> str:
 
 
 def find(tenant: str, request_id: str) -> str:
-    """Asks dispatchers and gateways whether one of them knows a request."""
+    """Asks dispatchers, gateways and workers whether one of them knows a request."""
     return f"{PREFIX}.find.{token(tenant)}.{token(request_id)}"
 
 

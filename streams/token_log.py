@@ -4,13 +4,15 @@ Every append names the sequence of the log's last record. A paused worker that w
 another attempt has claimed the log therefore adds nothing: its append fails with `Fenced`.
 
 Logs are kept in the broker's memory. When it restarts alone they are gone; whoever still writes one
-then puts back all of its records, and the log goes on where it was.
+then puts back all of its records, and the log goes on where it was. Whoever has ended one can do so
+too.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ from streams.connection import Broker, Stored, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID
 from streams.messages import LedgerRecord
+from streams.patience import persistently_for
 from streams.subjects import Log
 
 # A request outlives a broker's leader election (DESIGN §8.8: 4 to 6 s) and a restart.
@@ -84,7 +87,8 @@ class TokenLog:
     """One writer's hold on one request's log. Not for concurrent appends: one is in flight."""
 
     def __init__(self, broker: Broker, address: Log, shards: int) -> None:
-        self._broker = broker
+        self.address = address
+        self._broker, self._shards = broker, shards
         self._stream = topology.tokens_of(address.request_id, shards)
         self.subject = subjects.log(address, shards)
         self.last = 0
@@ -102,7 +106,8 @@ class TokenLog:
         """Take the log for a new attempt and return what it held before.
 
         The claim itself is not in the result. Returns without claiming when the log has its
-        terminal. The first attempt needs no read: it expects an empty log.
+        terminal. The first attempt needs no read: it expects an empty log. Rides out a broker that
+        does not answer, and raises, as `append` does.
         """
         before = Contents()
         claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
@@ -111,7 +116,7 @@ class TokenLog:
             try:
                 await self.append(messages.started(model, version, attempt, worker), claim)
             except Fenced:
-                before = await self.read()
+                before = await persistently_for(PATIENCE_SECONDS, self.read)
             else:
                 return before
         return before
@@ -122,8 +127,27 @@ class TokenLog:
         Rides out a broker that does not answer for `PATIENCE_SECONDS`, then raises
         `BrokerUnavailable`. Raises `Fenced` when another writer was faster.
         """
+        await self._store([messages.pack(record)], claim)
+
+    async def put_back(self) -> None:
+        """Store anew what the broker has lost of it, unless somebody writes it again by now.
+
+        Raises `BrokerUnavailable`. Safe to repeat, and side by side.
+        """
+        copy = TokenLog(self._broker, self.address, self._shards)
+        await copy.read()
+        there = len(copy._saved)
+        if copy._saved == self._saved[:there]:
+            with suppress(Fenced):
+                await copy._store(self._saved[there:])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records that this writer knows."""
+        return sum(map(len, self._saved))
+
+    async def _store(self, unsaved: list[bytes], claim: Mapping[str, str] = _NONE) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        unsaved = [messages.pack(record)]
         while unsaved:
             try:
                 await self._save(unsaved[0], claim, max(0.0, deadline - time.monotonic()))

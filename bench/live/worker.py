@@ -7,7 +7,7 @@ from millstream import cli
 
 
 def main() -> int:
-    factory.ENGINES["mock"] = ("bench.live.engine", "SteppedEngine")
+    factory.ENGINES["mock"] = ("bench.live.engine", "SteppedEngine.load")
     return cli.main(["worker"])
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 from pydantic import validate_call
@@ -10,11 +11,11 @@ from pydantic import validate_call
 from gpu_worker.engine import Engine
 
 ENGINES = {
-    "mock": ("gpu_worker.engines.mock", "MockEngine"),
-    "transformers": ("gpu_worker.engines.paged.engine", "TransformersEngine"),
-    "remote": ("gpu_worker.engines.remote.engine", "RemoteEngine"),
-    "embed": ("gpu_worker.engines.unary.embed", "EmbedEngine"),
-    "classify": ("gpu_worker.engines.unary.classify", "ClassifyEngine"),
+    "mock": ("gpu_worker.engines.mock", "MockEngine.load"),
+    "transformers": ("gpu_worker.engines.paged.loading", "load"),
+    "remote": ("gpu_worker.engines.remote.engine", "RemoteEngine.load"),
+    "embed": ("gpu_worker.engines.unary.embed", "EmbedEngine.load"),
+    "classify": ("gpu_worker.engines.unary.classify", "ClassifyEngine.load"),
 }
 
 
@@ -32,7 +33,7 @@ def build(engine: str, directory: Path | None, options: Mapping[str, object]) ->
         raise ValueError(f"unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}")
     _bound_spinning()
     module, name = ENGINES[engine]
-    load: Callable[..., Engine] = getattr(import_module(module), name).load
+    load: Callable[..., Engine] = attrgetter(name)(import_module(module))
     return validate_call(load)(directory, **options)
 
 

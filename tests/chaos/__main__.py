@@ -43,9 +43,9 @@ def main() -> int:
                 continue
             outcomes.append(_checked(name, seed, kept))
             report.show(outcomes[-1])
+            if words.results:
+                report.write(outcomes[-1])
     report.table(outcomes)
-    if words.results:
-        report.write(outcomes)
     return int(any(outcome.violations for outcome in outcomes))
 
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many seeds, from 1 on")
     parser.add_argument("--histories", type=Path, default=Path("build/chaos"))
     parser.add_argument("--check", action="store_true", help="only check the histories there are")
-    parser.add_argument("--results", action="store_true", help="write bench/results/chaos-DATE")
+    parser.add_argument("--results", action="store_true", help="add to bench/results/chaos-DATE")
     return parser
 
 

@@ -4,7 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from fcntl import LOCK_EX, flock
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +15,7 @@ from rich.table import Table
 from bench import machine
 from bench.results import DIRECTORY
 from tests.chaos.checker import RULES, Violation
+from tests.chaos.faults import FAULTS
 from tests.chaos.figures import Figures
 
 COLUMNS = (
@@ -79,25 +83,42 @@ def _cells(outcomes: Sequence[Outcome]) -> list[str]:
     return [str(len(outcomes)), *map(str, sums), *(f"{value:.2f}" for value in worst)]
 
 
-def write(outcomes: Sequence[Outcome]) -> None:
-    """Every run with its figures, what it broke and how to repeat it, and the machine."""
-    content = {
+def write(outcome: Outcome, directory: Path = DIRECTORY) -> None:
+    """Add a run to the file of the day: its figures, what it broke, how to repeat it, the machine.
+
+    The same fault and seed is there once, as it went last. Several processes may write.
+    """
+    path = directory / f"chaos-{datetime.now(UTC):%Y-%m-%d}.json"
+    with path.open("a+") as file:
+        flock(file, LOCK_EX)
+        file.seek(0)
+        before = json.loads(file.read() or '{"runs": []}')["runs"]
+        runs = {_place(run): run for run in [*before, _run(outcome)]}
+        file.truncate(0)
+        file.write(json.dumps(_content([runs[place] for place in sorted(runs)]), indent=1) + "\n")
+
+
+def _content(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
         "name": "chaos",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(),
         "rules": [rule.__name__ for rule in RULES],
-        "runs": [_run(outcome) for outcome in outcomes],
+        "runs": runs,
     }
-    path = DIRECTORY / f"chaos-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"written to {path}")
 
 
-def _run(outcome: Outcome) -> dict[str, object]:
+def _place(run: dict[str, Any]) -> tuple[int, int]:
+    """In the order of the table of faults, then of the seeds."""
+    return list(FAULTS).index(run["fault"]), run["seed"]
+
+
+def _run(outcome: Outcome) -> dict[str, Any]:
     return {
         "fault": outcome.fault,
         "seed": outcome.seed,
         "command": f"python -m tests.chaos --fault {outcome.fault} --seed {outcome.seed}",
+        "commit": machine.commit(),
         "figures": asdict(outcome.figures),
         "violations": [str(violation) for violation in outcome.violations],
     }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 
+from gpu_worker.engines.paged import loading
 from gpu_worker.engines.paged.engine import TransformersEngine
 from tests.engine import tiny
 
@@ -16,7 +17,7 @@ def saved(architecture: str, directory: Path) -> Path:
 
 def load(directory: Path, ranks: int = 2) -> TransformersEngine:
     """Chunked, and with a pool that preempts."""
-    return TransformersEngine.load(
+    return loading.load(
         directory,
         device="cpu",
         threads=2,

@@ -12,6 +12,7 @@ from gpu_worker.engine import DeviceLost, DoesNotFit
 from gpu_worker.engines import memory
 from gpu_worker.engines.paged import scheduler
 from gpu_worker.engines.paged.engine import TransformersEngine
+from gpu_worker.engines.paged.loading import load
 from gpu_worker.engines.paged.model import describe
 from tests.engine.tiny import drive, expected, greedy, model, prompt, tokenizer
 
@@ -122,16 +123,14 @@ def test_kv_takes_what_weights_and_a_step_leave(directory: Path) -> None:
     """Measured, not guessed: all of it together is no more than was given."""
     each = 3 * 2 * 2 * 16 * 4  # layers, keys and values, heads, their size, bytes
     given = 256 << 20
-    engine = TransformersEngine.load(
-        directory, max_sequences=2048, max_batch_tokens=2049, memory_bytes=given
-    )
+    engine = load(directory, max_sequences=2048, max_batch_tokens=2049, memory_bytes=given)
     assert 2049 <= engine.room().tokens < given // each
 
 
 def test_a_model_whose_kv_does_not_fit_is_refused_with_numbers(directory: Path) -> None:
     """It could answer nothing."""
     with pytest.raises(DoesNotFit, match="room for 0 tokens of KV in 100,000 bytes"):
-        TransformersEngine.load(directory, memory_bytes=100_000)
+        load(directory, memory_bytes=100_000)
 
 
 def test_the_peak_of_a_computation_is_what_it_held_at_once() -> None:

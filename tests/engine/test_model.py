@@ -34,6 +34,7 @@ from gpu_worker.engines.paged.model import (
     load,
     refuse,
 )
+from gpu_worker.engines.paged.packing import GatedMLP
 from tests.engine.tiny import (
     ARCHITECTURES,
     CONTEXT,
@@ -119,18 +120,19 @@ def test_a_loaded_directory_is_warm_empty_and_right(directory: Path) -> None:
     assert results.tokens["a"] == expected("llama", prompt(1, 20), 10)
 
 
-def test_packed_weights_change_no_clear_choice(tmp_path: Path) -> None:
-    """A bfloat16 model on a CPU runs on weights in oneDNN's own order."""
+def test_packed_weights_round_no_worse(tmp_path: Path) -> None:
+    """A bfloat16 model on a CPU runs on weights in oneDNN's own order, its MLPs as a whole."""
     plain = model("llama").to(torch.bfloat16)  # type: ignore[arg-type]
     plain.save_pretrained(tmp_path)
     tokenizer().save(str(tmp_path / "tokenizer.json"))
     packed = load(tmp_path, "cpu").model
     packed.set_attn_implementation("sdpa")
+    assert any(isinstance(module, GatedMLP) for module in packed.modules())
     ids = torch.tensor([prompt(1, 40)])
     with torch.inference_mode():
-        torch.testing.assert_close(
-            packed(input_ids=ids).logits, plain(input_ids=ids).logits, atol=0.25, rtol=0.05
-        )
+        rounded, ours = plain(input_ids=ids).logits, packed(input_ids=ids).logits
+        exact = plain.float()(input_ids=ids).logits
+    assert (ours - exact).abs().mean() < 1.1 * (rounded - exact).abs().mean()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -70,7 +70,7 @@ async def scripted(
     nats_url: str, monkeypatch: pytest.MonkeyPatch, text: str, template: str | None = None
 ) -> AsyncIterator[Gateway]:
     """A gateway with everything behind it; its one model `mock` says `text`."""
-    here = (ScriptedEngine.__module__, ScriptedEngine.__name__)
+    here = (ScriptedEngine.__module__, "ScriptedEngine.load")
     monkeypatch.setitem(factory.ENGINES, "mock", here)
     model = mock_model().model_copy(update={"chat_template": template})
     version = model.default.model_copy(update={"options": {"text": text}})

@@ -1,9 +1,18 @@
 """The broker restarts alone and forgets what it had in memory: everything ends all the same."""
 
+from collections.abc import Callable
+
+import pytest
+
 import dispatcher.service
 import gpu_worker.service
+from gateway.relay import Relay
+from streams import declaration, messages, subjects, topology
+from streams.connection import connect
+from streams.messages import Request, Sampling
 from tests.broker import NatsServer
 from tests.eventually import eventually
+from tests.integration.gateways import cell, indices
 from tests.integration.services import a_dispatcher, a_worker, client, running
 
 SLOW = {"ttft_ms": 5, "itl_ms": 10, "sequences": 8}
@@ -31,3 +40,55 @@ async def test_what_runs_and_what_waits_ends_once(nats_server: NatsServer) -> No
         again = await c.send("prompt 0", max_tokens=80)
         await eventually(lambda: c.terminal(again))
         assert (await c.log(requests[0])).tokens == c.tokens(again)
+
+
+async def test_an_end_that_nobody_heard_is_put_back(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may die when it has stored a terminal, and not passed it on: its worker has it."""
+    passed: Callable[[Relay, bytes, bytes, bytes], None] = Relay._on_reply
+    lost: list[bytes] = []
+
+    def lose_the_end(self: Relay, subject: bytes, data: bytes, headers: bytes) -> None:
+        if messages.unpack(data)["type"] == "done" and not lost:
+            lost.append(data)
+        else:
+            passed(self, subject, data, headers)
+
+    monkeypatch.setattr(Relay, "_on_reply", lose_the_end)
+    async with (
+        cell(nats_server.url, mock=SLOW) as (gateway,),
+        gateway.socket() as socket,
+        connect(nats_server.url, "test") as broker,
+    ):
+        await socket.generate("a", max_tokens=20)
+        await eventually(lambda: broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS))
+        nats_server.restart()
+        assert indices(await socket.until("a", "done")) == list(range(20))
+
+
+async def test_a_log_that_was_lost_can_be_resumed(nats_server: NatsServer) -> None:
+    """Its worker lives and puts it back; the client that comes for it need not know."""
+    async with (
+        cell(nats_server.url, mock=SLOW) as (gateway,),
+        gateway.socket() as socket,
+        connect(nats_server.url, "test") as broker,
+    ):
+        await socket.generate("a", max_tokens=20)
+        request_id = (await socket.until("a", "done"))[0]["request_id"]
+        nats_server.restart()
+        await declaration.wait_for(broker.js, topology.tokens(0))
+        await socket.send(type="resume", id="again", request_id=request_id, after=-1)
+        assert indices(await socket.until("again", "done")) == list(range(20))
+
+
+async def test_a_worker_knows_what_runs_and_what_has_ended(nats_url: str) -> None:
+    """Who misses a log asks it while no dispatcher leads; another tenant gets no answer."""
+    async with client(nats_url, **SLOW) as c, running(gpu_worker.service, a_worker(nats_url)):
+        asked = Request("generate", messages.pack_tokens([1]), sampling=Sampling(max_tokens=80))
+        request = await c.dispatch(c.envelope(1, 80), asked.pack())
+        await eventually(lambda: c.kinds(request)["chunk"])
+        await eventually(lambda: c.broker.request(subjects.find("acme", request)))
+        await eventually(lambda: c.terminal(request))
+        await eventually(lambda: c.broker.request(subjects.find("acme", request)))
+        assert await c.broker.request(subjects.find("other", request), seconds=0.3) is None

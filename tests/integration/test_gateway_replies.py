@@ -19,7 +19,7 @@ from gateway.settings import GatewaySettings
 from streams import declaration, messages, subjects, topology
 from streams.connection import Broker
 from streams.connection import connect as connect_nats
-from streams.subjects import Log
+from streams.subjects import Log, Pool, Priority
 from streams.token_log import TokenLog
 from tests.broker import NatsServer
 from tests.eventually import eventually
@@ -258,6 +258,35 @@ async def test_a_log_that_nobody_puts_back_ends_in_an_error(
         await eventually(lambda: reader.records[-1]["type"] == "error")
         assert reader.records[-1]["code"] == "log_lost"
         assert len(relayed) == 0
+        housekeeping.cancel()
+
+
+async def test_a_lost_log_is_not_given_up_while_a_leader_cannot_be_asked(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers that come back elect leaders for long; until then nobody knows what is in flight."""
+    monkeypatch.setattr(relay, "LOST_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.following.FIRST_SEEK_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.following.SEEK_SECONDS", 0.1)
+    questions: list[str] = []
+
+    async def on_find(msg: Msg) -> None:
+        questions.append(msg.subject)
+
+    async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        await followed(broker, relayed, reader)
+        await broker.store(subjects.work(Pool("mock", "1", Priority.STANDARD)), b"")
+        await broker.subscribe(subjects.ALL_FINDS, on_find)
+        await broker.js.purge_stream(topology.tokens(0))
+        for reconnected in broker.on_reconnect:
+            reconnected()
+        await eventually(lambda: len(questions) > 3)
+        assert reader.records[-1]["type"] == "chunk"
+        await broker.js.purge_stream(topology.WORK)
+        await eventually(lambda: reader.records[-1].get("code") == "log_lost")
         housekeeping.cancel()
 
 

@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gpu_worker.standing import Standing
+from gpu_worker.starts import Starts
 from streams import declaration, messages, topology
-from streams.connection import Broker, Stored, StoreRefused, connect
+from streams.connection import Broker, Stored, StoredMessage, StoreRefused, connect
+from streams.errors import BrokerUnavailable
 from streams.subjects import Log
 from streams.token_log import Fenced, TokenLog, write_ledger
 from tests.broker import NatsServer
@@ -93,6 +96,84 @@ async def test_a_refused_append_is_not_fenced_by_what_nobody_can_read(
     await writer.append(chunk(0))
     assert refused
     assert (await log(broker).read()).tokens == [0]
+
+
+async def test_an_ended_log_is_put_back_where_it_was_lost(
+    broker: Broker, nats_server: NatsServer
+) -> None:
+    """Whole and once, also when several miss it at the same time; twice asked is once done."""
+    writer = log(broker)
+    await writer.claim("m", "1", "w1")
+    for record in (chunk(0), chunk(1), DONE):
+        await writer.append(record)
+    before = (await log(broker).read()).records
+    nats_server.restart()
+    await eventually(lambda: redeclared(broker))
+    for _ in range(2):
+        await asyncio.gather(writer.put_back(), writer.put_back())
+        assert (await log(broker).read()).records == before
+
+
+async def test_a_half_of_a_log_is_made_whole(broker: Broker) -> None:
+    """Whoever puts it back may be interrupted, and is asked again."""
+    writer, part = log(broker), log(broker)
+    await writer.claim("m", "1", "w1")
+    for record in (chunk(0), chunk(1), DONE):
+        await writer.append(record)
+    before = (await log(broker).read()).records
+    await broker.js.purge_stream(topology.tokens(0))
+    for record in before[:2]:
+        await part.append(record)
+    await writer.put_back()
+    assert (await log(broker).read()).records == before
+
+
+async def redeclared(broker: Broker) -> bool:
+    try:
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+async def test_a_log_that_goes_on_elsewhere_is_not_put_back(broker: Broker) -> None:
+    """Another attempt found it empty and began anew: that is the log now."""
+    writer, other = log(broker), log(broker)
+    await writer.claim("m", "1", "w1")
+    await writer.append(DONE)
+    await broker.js.purge_stream(topology.tokens(0))
+    await other.claim("m", "1", "w2")
+    await writer.put_back()
+    await other.append(chunk(0))
+    assert [r["type"] for r in (await log(broker).read()).records] == ["started", "chunk"]
+
+
+@pytest.fixture
+def interrupted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The broker does not answer when a stream is first read; the streams of which this was so."""
+    read, failed = broker.read_subject, list[str]()
+
+    async def read_subject(stream: str, subject: str, after: int = 0) -> list[StoredMessage]:
+        if stream not in failed:
+            failed.append(stream)
+            raise BrokerUnavailable("no answer")
+        return await read(stream, subject, after)
+
+    monkeypatch.setattr(broker, "read_subject", read_subject)
+    return failed
+
+
+async def test_a_later_attempt_rides_out_a_broker_that_does_not_answer(
+    broker: Broker, interrupted: list[str]
+) -> None:
+    """A leader is elected just then; who gave up would cost the request another ack wait."""
+    await log(broker).claim("m", "1", "w1")
+    before = await log(broker).claim("m", "1", "w2")
+    assert before.attempts == 1
+    standing = Standing(broker, ADDRESS, "w2", Starts())
+    await standing.learn(before)
+    assert len(standing.history.tries) == 1
+    assert interrupted == [topology.tokens(0), topology.ATTEMPTS]
 
 
 async def test_an_append_rides_out_a_broker_restart(

@@ -18,6 +18,10 @@ NOBODY = cast(Any, None)  # nothing is sent or run
 GOALS = {Priority.INTERACTIVE: Goals(time_to_first_token_ms=250), Priority.BATCH: Goals()}
 
 
+def an_attempt(delivery: Delivery, who: Identity) -> Attempt:
+    return Attempt(Broker("", ""), NOBODY, NOBODY, delivery, ENVELOPE, who, NOBODY)
+
+
 @pytest.mark.parametrize(
     ("priority", "goal"),
     [(Priority.INTERACTIVE, 10_250), (Priority.STANDARD, None), (Priority.BATCH, None)],
@@ -27,7 +31,7 @@ def test_a_goal_counts_from_acceptance(priority: Priority, goal: int | None) -> 
     subject = subjects.work(Pool("m", "1", priority))
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
     who = Identity("m", "1", "worker", 1, GOALS)
-    assert Attempt(Broker("", ""), NOBODY, NOBODY, delivery, ENVELOPE, who).goal == goal
+    assert an_attempt(delivery, who).goal == goal
 
 
 @pytest.mark.parametrize("priority", Priority)
@@ -36,4 +40,4 @@ def test_the_priority_is_that_of_the_lane(priority: Priority) -> None:
     subject = subjects.work(Pool("m", "1", priority))
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, delivered=1, reply="")
     who = Identity("m", "1", "worker", 1)
-    assert Attempt(Broker("", ""), NOBODY, NOBODY, delivery, ENVELOPE, who).priority is priority
+    assert an_attempt(delivery, who).priority is priority

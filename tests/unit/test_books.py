@@ -172,6 +172,25 @@ def test_what_is_beyond_a_part_gives_way_where_engines_preempt() -> None:
     assert [item.tenant for item in cell.send()] == ["q1"] * 3
 
 
+def test_who_has_got_more_than_those_that_wait_is_not_calm() -> None:
+    """It asks bit by bit for less than two parts, and would have more than its share for ever."""
+    cell = Cell(preempts=True)
+    cell.ask("often")
+    for tenant in ("a", "b"):
+        cell.ask(tenant, 40)
+    cell.send()
+    stands = []
+    for _ in range(5):
+        cell.now += 1
+        cell.end("often", 8)
+        cell.ask("often", 8)
+        cell.send()
+        lanes = [lane for item, lane in cell.held.values() if item.tenant == "often"]
+        stands.append(500 * lanes.count(STANDARD))
+    assert stands[0] == 8 * 500
+    assert stands[-1] <= KV / 3
+
+
 def test_a_request_larger_than_a_part_gives_way() -> None:
     """A prompt of a thousand pages is not read before everybody's next sentence."""
     cell = Cell(preempts=True)

@@ -15,7 +15,13 @@ START = messages.started("m", "1", 1, "w")
 
 
 def chunk(index: int, count: int = 1) -> dict[str, Any]:
-    return {"type": "chunk", "index": index, "count": count, "text": "x", "tokens": [1] * count}
+    text = "".join(map(word, range(index, index + count)))
+    return {"type": "chunk", "index": index, "count": count, "text": text, "tokens": [1] * count}
+
+
+def word(index: int) -> str:
+    """A token's text; some have none, as the first half of a character."""
+    return "" if index % 5 == 3 else f"{index} "
 
 
 def records(counts: list[int]) -> list[dict[str, Any]]:
@@ -152,14 +158,56 @@ def test_a_log_made_anew_by_another_attempt_repeats_nothing() -> None:
     assert [r["type"] for r in sink.taken].count("started") == 1
 
 
-@pytest.mark.parametrize("contents", [[START, chunk(3), DONE], [START, chunk(0, 4), DONE]])
-def test_a_gap_or_an_overlap_ends_in_an_error(contents: list[dict[str, Any]]) -> None:
-    """A chunk cannot be cut: its text does not say which token is which."""
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=20),
+    others=st.lists(st.integers(1, 4), min_size=60),
+    seen=st.integers(1, 20),
+)
+def test_another_attempt_may_say_it_in_other_pieces(
+    counts: list[int], others: list[int], seen: int
+) -> None:
+    """How many tokens share a record is a matter of time; what the sink has had is cut off."""
+    contents, sink = records(counts), Sink()
+    reader, left = following(sink), sum(counts)
+    for place in range(min(seen, len(contents) - 1)):
+        reader.offer(Log.of(contents, first=500).reply(place))
+    pieces = []
+    while left > 0:
+        pieces.append(min(left, others.pop()))
+        left -= pieces[-1]
+    reader.doubted = True
+    catch_up(reader, Log.of(records(pieces), first=1), meanwhile=[])
+    chunks = [record for record in sink.taken if record["type"] == "chunk"]
+    assert [c["index"] for c in chunks] == [
+        sum(len(c["tokens"]) for c in chunks[:i]) for i in range(len(chunks))
+    ]
+    assert "".join(c["text"] for c in chunks) == "".join(map(word, range(sum(counts))))
+    assert sink.taken[-1] == DONE
+
+
+def test_text_behind_the_last_token_comes_once() -> None:
+    """What a stop string held back is told without a token; it is in the copy as well."""
+    flush = {"type": "chunk", "index": 2, "count": 0, "text": "rest", "tokens": []}
+    contents, sink = [START, chunk(0), chunk(1), flush, DONE], Sink()
+    reader = following(sink)
+    for place in range(4):
+        reader.offer(Log.of(contents, first=50).reply(place))
+    reader.doubted = True
+    catch_up(reader, Log.of(contents, first=1), meanwhile=[])
+    assert sink.taken == contents
+
+
+OTHER = {"type": "chunk", "index": 0, "count": 4, "text": "?", "tokens": [7] * 4}
+
+
+@pytest.mark.parametrize("contents", [[START, chunk(3), DONE], [START, OTHER, DONE]])
+def test_a_gap_or_another_text_ends_in_an_error(contents: list[dict[str, Any]]) -> None:
+    """What does not go on where the sink is must not look as if it did."""
     sink = Sink()
     reader = following(sink)
     for place in range(3):
         reader.offer(Log.of([START, chunk(0), chunk(1)], first=50).reply(place))
-    reader.last, reader.lost = 0, 1.0
+    reader.doubted = True
     catch_up(reader, Log.of(contents), meanwhile=[])
     assert sink.taken[-1]["code"] == "log_lost"
     assert reader.ended

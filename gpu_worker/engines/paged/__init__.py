@@ -9,6 +9,8 @@ attention  the attention function over the blocks
 adapters   which LoRA adapters are in memory, and who waits for one
 lora       their weights, added in the forward pass
 sampler    logits to tokens
-model      loading; what is refused, and why
-engine     one step: schedule, forward, sample, report
+model      the weights; what is refused, and why
+computation  a step's forward pass and samples, without those who make it fail
+engine     one step: schedule, compute, report
+loading    an engine from a directory, fitted to the memory
 """

@@ -146,7 +146,8 @@ class PagedAttention:
             for tile in chunks.tiles:
                 of, seen = slice(tile.runs), slice(tile.mask.shape[3])
                 at = of, slice(tile.first, tile.last)
-                made = prefill(query[at], keys[of, seen], values[of, seen], tile.mask, scaling)
+                mask = tile.mask_of(query.shape[2] // keys.shape[2])
+                made = prefill(query[at], keys[of, seen], values[of, seen], mask, scaling)
                 out.index_copy_(0, chunks.writes[at].flatten(), made.flatten(0, 1))
 
     def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,11 +167,12 @@ class PagedAttention:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros which, on a CPU, take no memory before they are written, and none after they are freed.
+    """Zeros which, on a CPU, take no memory after they are freed, as those from the heap would.
 
-    That is what the system's own pages do; from the heap they would be filled and kept.
+    Written here: the first touch of a page takes longer than writing KV to it, and it would come
+    in the middle of a prompt.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(pages, dtype=dtype).view(shape).zero_()

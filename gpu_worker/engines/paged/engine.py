@@ -1,33 +1,22 @@
 """The transformers engine. One step: schedule, one packed forward pass, sample, report."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
-
 import structlog
 import torch
 
-from gpu_worker.engine import (
-    DeviceLost,
-    DoesNotFit,
-    EngineError,
-    Output,
-    Room,
-    Sequence,
-)
+from gpu_worker.engine import DoesNotFit, EngineError, Output, Room, Sequence
 from gpu_worker.engines import memory
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged.adapters import Adapters
 from gpu_worker.engines.paged.blocks import BLOCK_TOKENS, blocks_for
 from gpu_worker.engines.paged.cache import Cache, pool_sizes
-from gpu_worker.engines.paged.fitting import check_kv, largest_step, warm_up
+from gpu_worker.engines.paged.computation import Computation, Computed, Failed, TooLarge
+from gpu_worker.engines.paged.fitting import largest_step, warm_up
 from gpu_worker.engines.paged.forward import ForwardPass
 from gpu_worker.engines.paged.generation import Generation, Vocabulary
 from gpu_worker.engines.paged.grammars import Grammars
 from gpu_worker.engines.paged.parallel import Group
-from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Run, Slice
-from gpu_worker.engines.paged.sampler import Sampled, sample
+from gpu_worker.engines.paged.sampler import Choice, Sampled
 from gpu_worker.engines.paged.scheduler import Scheduler
 from gpu_worker.engines.paged.stats import Stats
 from gpu_worker.limits import Limits
@@ -71,6 +60,7 @@ class TransformersEngine:
         self._forward = ForwardPass(loaded, sizes)
         self._group.allot(sizes)
         self._adapters = Adapters(self._model, adapter_bytes)
+        self._computation = Computation(self._forward, self._adapters, self._group, self._choice)
         longest = min(loaded.context, self._blocks * BLOCK_TOKENS)
         self._limits = Limits(loaded.vocabulary, longest, adapters=self._group.size == 1)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.ends)
@@ -81,89 +71,6 @@ class TransformersEngine:
         self._reserved = 0
         self._ready: list[Output] = []
         self._stats = Stats()
-
-    @classmethod
-    def load(
-        cls,
-        directory: Path,
-        *,
-        max_sequences: int = 64,
-        max_batch_tokens: int = 512,
-        kv_tokens: int | None = None,
-        memory_bytes: int | None = None,
-        threads: int | None = None,
-        prefix_cache: bool = True,
-        adapter_bytes: int = ADAPTER_BYTES,
-        device: str | None = None,
-        tensor_parallel_size: int = 1,
-        stage: Callable[[str], None] = lambda name: None,
-    ) -> "TransformersEngine":
-        """Load a Hugging Face directory and warm up; `stage` hears what is being done.
-
-        Without `kv_tokens` the KV gets what weights and the largest step leave of `memory_bytes`,
-        or of the memory that is free. Of several tensor parallel ranks this process is the first
-        and starts the others; they divide memory and `threads`. Raises `Unsupported`, with the
-        architecture's name, for what this engine cannot run, and `DoesNotFit`.
-        """
-        if threads:
-            torch.set_num_threads(threads)
-        stage("load")
-        models.check(directory, device, tensor_parallel_size)
-        with ExitStack() as stack:
-            group = Group.start(directory, models.place_for(device), tensor_parallel_size)
-            stack.callback(group.close)
-            loaded = models.load(directory, device, tensor_parallel_size)
-            stage("warm_up")
-            engine = cls.fitted(
-                loaded, max_sequences, max_batch_tokens, kv_tokens, memory_bytes,
-                prefix_cache=prefix_cache, adapter_bytes=adapter_bytes, group=group,
-            )  # fmt: skip
-            stack.pop_all()
-        return engine
-
-    @classmethod
-    def fitted(
-        cls,
-        loaded: models.Loaded,
-        max_sequences: int,
-        max_batch_tokens: int,
-        kv_tokens: int | None = None,
-        memory_bytes: int | None = None,
-        prefix_cache: bool = True,
-        adapter_bytes: int = ADAPTER_BYTES,
-        group: Group | None = None,
-    ) -> "TransformersEngine":
-        """As `load`, of a model that is loaded."""
-        group = group or Group()
-        if not kv_tokens:
-            step = cls._step_bytes(loaded, max_sequences, max_batch_tokens, group)
-            # after it: libraries are loaded by now
-            spare = group.least_spare(loaded.model, memory_bytes) - step
-            kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
-            check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
-        engine = cls(
-            loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes, group
-        )
-        engine.warm_up()
-        return engine
-
-    @classmethod
-    def _step_bytes(
-        cls, loaded: models.Loaded, max_sequences: int, max_batch_tokens: int, group: Group
-    ) -> int:
-        """What steps take beside weights and KV, measured.
-
-        The largest has all tokens and all samples; recorded decode steps keep what theirs took.
-        """
-        room = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
-        engine = cls(loaded, max_sequences, max_batch_tokens, room, prefix_cache=False, group=group)
-        for sequence in largest_step(max_batch_tokens, max_sequences, loaded.context):
-            engine.add(sequence)
-        try:
-            peak = memory.peak_bytes(loaded.model.device, engine._step_or_raise)
-            return peak + engine._forward.recorded_bytes()
-        finally:
-            engine._release()
 
     def warm_up(self) -> None:
         """Run prefill and decode over full and small batches, then forget them.
@@ -178,6 +85,17 @@ class TransformersEngine:
         self._forward.record()
         self._cache.forget()
         self._stats = Stats()
+
+    def step_bytes(self) -> int:
+        """What steps take beside weights and KV, measured; the engine is of no use after it.
+
+        The largest has all tokens and all samples; recorded decode steps keep what theirs took.
+        """
+        longest = self._limits.tokens
+        for sequence in largest_step(self._max_batch_tokens, self._max_sequences, longest):
+            self.add(sequence)
+        peak = memory.peak_bytes(self._model.device, self._step_or_raise)
+        return peak + self._forward.recorded_bytes()
 
     def _step_or_raise(self) -> None:
         for output in self.step():
@@ -267,16 +185,17 @@ class TransformersEngine:
     def close(self) -> None:
         """End the other ranks, forget every sequence, give back the memory of weights and KV."""
         self._group.close()
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """As `close`, but the other ranks stay, for another engine."""
         self._generations.clear()
         self._ready.clear()
         self._adapters.close()
         self._forward.close()
         self._grammars.close()
         device = self._model.device
-        del self._forward, self._model
+        del self._computation, self._forward, self._model
         memory.give_back(device)
 
     def _schedule(self, generation: Generation) -> None:
@@ -317,49 +236,33 @@ class TransformersEngine:
         self._ready.append(Output(generation.sequence.request_id, error=error))
 
     def _run(self, slices: list[Slice]) -> list[Output]:
-        """Compute slices together; if that fails, each alone, so that only the culprit fails.
+        outputs: list[Output] = []
+        for outcome in self._computation.outcomes(slices, self._stats):
+            match outcome:
+                case Computed():
+                    outputs += self._report(outcome)
+                case TooLarge():
+                    outputs += self._shrink(outcome)
+                case Failed(run, reason):
+                    outputs.append(self._fail(run, reason))
+        return outputs
 
-        What does not fit the memory is left to smaller steps.
-        """
-        plan = Plan(slices, self._model.dtype, self._model.device)
-        try:
-            sampled = self._compute(plan)
-        except Exception as error:  # whatever the model's code raises
-            if self._group.size > 1:  # the others wait for what this rank has not computed
-                reason = self._group.lost or f"{type(error).__name__}: {error}"
-                raise DeviceLost(reason) from error
-            if memory.is_out_of_memory(error):
-                return self._shrink(slices, str(error))
-            if isinstance(error, torch.AcceleratorError):
-                raise DeviceLost(str(error)) from error
-            if len(slices) == 1:
-                return [self._fail(slices[0].run, f"{type(error).__name__}: {error}")]
-            return [output for piece in slices for output in self._run([piece])]
+    def _report(self, computed: Computed) -> list[Output]:
         with self._stats.timed("report"):
-            self._scheduler.commit(slices)
-            self._stats.prefilled += sum(s.count for s in slices if not s.is_decode)
-            pairs = zip(plan.sampled, sampled, strict=True)
-            return [self._advance(piece.run, result) for piece, result in pairs]
+            self._scheduler.commit(computed.slices)
+            self._stats.prefilled += sum(s.count for s in computed.slices if not s.is_decode)
+            return [self._advance(run, sampled) for run, sampled in computed.sampled]
 
-    def _shrink(self, slices: list[Slice], reason: str) -> list[Output]:
+    def _shrink(self, step: TooLarge) -> list[Output]:
         """Have the next steps compute less; a single token that does not fit fails."""
-        self._forward.attention.shrink()
-        if self._scheduler.lower(slices):
-            log.warning("step_out_of_memory", budget=self._scheduler.budget, reason=reason)
+        if self._scheduler.lower(step.slices):
+            log.warning("step_out_of_memory", budget=self._scheduler.budget, reason=step.reason)
             return []
-        return [self._fail(slices[0].run, f"out of memory with one token: {reason}")]
+        reason = f"out of memory with one token: {step.reason}"
+        return [self._fail(step.slices[0].run, reason)]
 
-    def _compute(self, plan: Plan) -> list[Sampled]:
-        """One forward pass; the next token of each slice that reached its run's end."""
-        with self._stats.timed("build"):
-            choices = [self._generations[s.run.request_id].choice() for s in plan.sampled]
-            self._adapters.apply(plan)
-            compute = self._forward.prepared(plan, replay=not self._adapters.active)
-        with self._stats.timed("forward"):
-            self._group.compute(plan.slices)
-            logits = compute()
-        with self._stats.timed("sample"):
-            return sample(logits, choices)
+    def _choice(self, run: Run) -> Choice:
+        return self._generations[run.request_id].choice()
 
     def _advance(self, run: Run, sampled: Sampled) -> Output:
         """Append a token to its sequence and say what that made of it."""

@@ -15,7 +15,6 @@ import torch
 from gpu_worker.engines.paged import model as models
 from gpu_worker.engines.paged import parallel
 from gpu_worker.engines.paged.forward import ForwardPass
-from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Window
 
 
@@ -45,8 +44,7 @@ class Follower:
         self, slices: list[tuple[list[int], int, bool, list[tuple[Window, list[int]]]]]
     ) -> None:
         assert self._forward, "blocks were not allotted"
-        model = self._loaded.model
-        plan = Plan([parallel.unpacked(each) for each in slices], model.dtype, model.device)
+        plan = self._forward.plan([parallel.unpacked(each) for each in slices])
         self._forward.prepared(plan, replay=False)()
 
     def least_spare(self, memory_bytes: int | None) -> None:

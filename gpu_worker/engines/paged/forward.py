@@ -13,7 +13,7 @@ from gpu_worker.engines.paged.attention import PagedAttention
 from gpu_worker.engines.paged.decode_batch import DecodeBatch, DecodeStep
 from gpu_worker.engines.paged.graphs import DecodeGraphs
 from gpu_worker.engines.paged.plan import Plan
-from gpu_worker.engines.paged.run import Window
+from gpu_worker.engines.paged.run import Slice, Window
 
 log = structlog.get_logger()
 
@@ -49,6 +49,10 @@ class ForwardPass:
     def recorded_bytes(self) -> int:
         """What recording keeps of the device's memory, by doing it."""
         return memory.kept_bytes(self._model.device, self.record) if self.graphs else 0
+
+    def plan(self, slices: list[Slice]) -> Plan:
+        """A plan for slices, on the model's device."""
+        return Plan(slices, self._model.dtype, self._model.device)
 
     def prepared(self, plan: Plan, *, replay: bool) -> Callable[[], Tensor]:
         """The pass over a plan, its inputs on the device: logits of the rows that are sampled.

@@ -17,7 +17,7 @@ from gpu_worker.engines.paged.transfer import sent
 # and in bfloat16 one different bit grows to 1 % of the hidden states in a few layers: alone, or
 # resumed, a sequence would draw other tokens than in a batch.
 MIN_ROWS = 2  # of a linear layer
-TILE_ROWS = 4  # queries of one attention head, rounded up to a multiple; also faster than fewer
+TILE_ROWS = 4  # queries of one attention head, rounded up to a multiple
 SPLIT_BLOCKS = 32  # keys are taken in splits of this, counted from the start of the sequence;
 UNEVEN_BLOCKS = range(13, 24)  # a last split of this many is summed in another order
 PREFILL_ROWS = 64  # at once: they are not compared with keys that come after all of them
@@ -43,6 +43,13 @@ class Tile:
     first: int
     last: int
     mask: Tensor
+    _packed: dict[int, Tensor] = field(default_factory=dict)
+
+    def mask_of(self, heads: int) -> Tensor:
+        """The mask of as many heads' rows, a head's behind another's; made at the first layer."""
+        if heads not in self._packed:
+            self._packed[heads] = self.mask.repeat(1, 1, heads, 1)
+        return self._packed[heads]
 
 
 @dataclass(frozen=True)
