@@ -15,7 +15,7 @@ from nats.js.api import ConsumerInfo
 from dispatcher import dead_letters
 from dispatcher.books import Books
 from dispatcher.ending import end
-from dispatcher.metrics import observe_stall
+from dispatcher.metrics import observe_ended, observe_stall
 from dispatcher.placements import InFlight
 from dispatcher.recall import moved_from
 from dispatcher.stalls import Stalls
@@ -160,6 +160,7 @@ class Inventory:
         outcome = dead_letters.LATE if late else LOST
         if await end(self._broker, envelope, model, outcome, _WHY[outcome], self._shards):
             log.error("work_lost", request_id=envelope.request_id, outcome=outcome)
+            observe_ended(model, outcome)
         self._books.gone(envelope.request_id, flight.seq, time.monotonic())
 
     async def _bury(self, held: Held, infos: Infos) -> None:

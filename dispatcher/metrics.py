@@ -44,7 +44,7 @@ BLOCKED = Counter(
 )
 ENDED = Counter(
     "millstream_dispatcher_ended_total",
-    "Requests that ended without being sent to a worker, by outcome.",
+    "Requests that the dispatcher ended since no worker will, by outcome.",
     ["model", "outcome"],
 )
 PLACED = Counter(
@@ -89,7 +89,7 @@ def observe_stall(model: str, stream: str) -> None:
 
 
 def observe_ended(model: str, outcome: str) -> None:
-    """A request was ended in the queue."""
+    """A request was ended by the dispatcher: no worker will."""
     ENDED.labels(model, outcome).inc()
 
 

@@ -75,7 +75,8 @@ class Run:
         self.books.beat(beat(len(self.flying), pulled), now)
 
     def waiting(self) -> list[Queued]:
-        return [item for _, _, lane in self.books.queue.lanes() for item in lane.items]
+        lanes = (lane for _, _, lane in self.books.queue.lanes())
+        return [item for lane in lanes for item in lane.items if not item.gone]
 
     def successor(self, kept: Checkpoint, now: float) -> Books:
         """Another leader's books, from what the broker has."""
