@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     T5Config,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from gpu_worker.engines.factory import build
 from gpu_worker.engines.paged.attention import Layer
@@ -34,7 +35,7 @@ from gpu_worker.engines.paged.model import (
     load,
     refuse,
 )
-from gpu_worker.engines.paged.packing import GatedMLP
+from gpu_worker.engines.paged.packing import GatedMLP, pack
 from tests.engine.tiny import (
     ARCHITECTURES,
     CONTEXT,
@@ -133,6 +134,22 @@ def test_packed_weights_round_no_worse(tmp_path: Path) -> None:
         rounded, ours = plain(input_ids=ids).logits, packed(input_ids=ids).logits
         exact = plain.float()(input_ids=ids).logits
     assert (ours - exact).abs().mean() < 1.1 * (rounded - exact).abs().mean()
+
+
+class ClampedMLP(LlamaMLP):
+    """As in several models: the same layers, and one operation more."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.act_fn(self.gate_proj(x)).clamp(max=7.0)
+        return self.down_proj(gate * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("kind", "packed"), [(LlamaMLP, True), (ClampedMLP, False)])
+def test_an_mlp_that_does_more_is_left_as_it_is(kind: type[LlamaMLP], packed: bool) -> None:
+    """Its layers have the usual names, but to fuse them would leave out what lies between."""
+    holder = torch.nn.Sequential(kind(model("llama").config))
+    pack(holder)
+    assert isinstance(holder[0], GatedMLP) == packed
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -6,6 +6,7 @@ bfloat16 always gains.
 """
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Self, TypeGuard
 
 import torch
@@ -157,7 +158,21 @@ def _is_gated(module: nn.Module) -> bool:
     if children.keys() != GATED or type(children["act_fn"]) not in ACTIVATIONS:
         return False
     pair = children["gate_proj"], children["up_proj"]
-    return all(_is_plain(layer) and _can_pack(layer.weight) for layer in pair)
+    can_pack = all(_is_plain(layer) and _can_pack(layer.weight) for layer in pair)
+    return can_pack and _computes_gated(module)
+
+
+def _computes_gated(mlp: nn.Module) -> bool:
+    """Whether nothing else lies between the products: some models clamp, scale or drop there."""
+    if len(signature(mlp.forward).parameters) != 1:
+        return False
+    names = "gate_proj", "up_proj", "down_proj", "act_fn"
+    gate, up, down, activation = map(mlp.get_submodule, names)
+    weight = gate.get_parameter("weight")
+    row = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    rows = torch.stack([row, 1000 * row])  # the second is beyond any limit
+    with torch.inference_mode():
+        return torch.equal(mlp(rows), down(activation(gate(rows)) * up(rows)))
 
 
 def _stack(parent: nn.Module, names: Sequence[str]) -> None:
