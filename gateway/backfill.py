@@ -29,7 +29,6 @@ class Backfill:
         self._broker, self._wake = broker, wake
         self._breaks, self._forget = breaks, forget
         self._stale: set[Following] = set()
-        self._feeding = asyncio.Lock()
 
     def want(self, following: Following) -> None:
         """It has missed something, or may have. Idempotent."""
@@ -90,9 +89,7 @@ class Backfill:
             return False
         before = following.last
         page = await self.page(following, following.read_from, PAGE)
-        async with self._feeding:  # what streams live waits for one page at most, not for each
-            wanted = following.read(page, time.monotonic())
-            await asyncio.sleep(0)
+        wanted = following.read(page, time.monotonic())
         begins_anew = before > following.last
         return wanted and (begins_anew or len(page) == PAGE)
 
