@@ -64,9 +64,8 @@ class Audit:
 
     def _look_at_index(self, info: ConsumerInfo) -> None:
         """The pull on the index takes whatever there is: a new leader makes another consumer."""
-        deliveries = info.delivered.consumer_seq if info.delivered else 0
-        due = bool(info.num_pending)
-        if self._stalls.is_stalled(info.name, deliveries, time.monotonic(), due=due):
+        delivered, due = declaration.deliveries(info), bool(info.num_pending)
+        if self._stalls.is_stalled(info.name, delivered, time.monotonic(), due=due):
             observe_stall(self._books.model, topology.REQUESTS)
             raise IndexLost(f"the consumer {info.name} delivers nothing")
 

@@ -6,7 +6,7 @@ the formulas.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, log
 
@@ -159,10 +159,10 @@ class Division:
         """Whether nothing at all is in flight."""
         return not self._in_flight.requests
 
-    def judge(self, tenant: str, ahead: float) -> bool:
+    def judge(self, tenant: str, ahead: Callable[[], float]) -> bool:
         """Put a tenant on its side by what it asks for and holds; True if that has changed.
 
-        So does what it has got: `ahead` is its counter less the lowest of those that wait.
+        So does what it has got: `ahead` says its counter less the lowest of those that wait.
         """
         account = self.account(tenant)
         is_heavy = self._is_heavy(account, ahead)
@@ -173,7 +173,7 @@ class Division:
         self._side(account).count(account, +1)
         return True
 
-    def _is_heavy(self, account: Account, ahead: float) -> bool:
+    def _is_heavy(self, account: Account, ahead: Callable[[], float]) -> bool:
         """Whether it wants more than its part of what the (other) calm leave, or has got more."""
         asked, held, calm = account.asked, account.held, self._calm.held
         place, room = self._place, self._room
@@ -187,9 +187,9 @@ class Division:
             return True
         return wants > 0 and self._is_ahead(ahead)
 
-    def _is_ahead(self, ahead: float) -> bool:
+    def _is_ahead(self, ahead: Callable[[], float]) -> bool:
         """Whether a counter is a few parts beyond the lowest, where some tenants are heavy."""
-        return self._heavy.weight > 0 and ahead * self._active_weight > BURST * self._room
+        return self._heavy.weight > 0 and ahead() * self._active_weight > BURST * self._room
 
     # What is kept free
 

@@ -10,6 +10,7 @@ absence.
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dispatcher.accounts import Mean
 from dispatcher.division import Division
@@ -249,10 +250,13 @@ class FairQueue:
         return [*reversed(starving), *(p for p in _PRIORITIES if p not in starving)]
 
     def _judge(self, tenant: str) -> None:
-        own = self.counter(tenant)
-        lowest = min(self._counters(filter(is_urgent, _PRIORITIES)), default=own)
-        if self.division.judge(tenant, own - lowest):
+        if self.division.judge(tenant, partial(self._ahead, tenant)):
             self._moved(tenant)
+
+    def _ahead(self, tenant: str) -> float:
+        """A tenant's counter less the lowest of those whose urgent requests wait."""
+        own = self.counter(tenant)
+        return own - min(self._counters(filter(is_urgent, _PRIORITIES)), default=own)
 
     def _moved(self, tenant: str) -> None:
         if self.division.account(tenant).waiting:

@@ -171,9 +171,9 @@ class Inventory:
 
     async def _look_at_pool(self, pool: Pool, info: ConsumerInfo) -> None:
         """Workers have room and there is work for them: if it does not come, mend its consumer."""
+        delivered = declaration.deliveries(info)
         due = bool(info.num_pending) and self._books.fleet.is_free(pool.version, pool.priority)
-        deliveries = info.delivered.consumer_seq if info.delivered else 0
-        if not self._stalls.is_stalled(info.name, deliveries, time.monotonic(), due=due):
+        if not self._stalls.is_stalled(info.name, delivered, time.monotonic(), due=due):
             return
         observe_stall(self._books.model, topology.WORK)
         paused, js = bool(info.paused), self._broker.js

@@ -100,7 +100,8 @@ async def exchange(
     try:
         door.check_open()
         key = _key(request)
-        prepared = [each for s in submissions for each in await door.intake.prepare(tenant, s)]
+        prepare = door.intake.preparation.prepare
+        prepared = [each for s in submissions for each in await prepare(tenant, s)]
         tickets += await _accept(door, prepared, reader, key)
     except MillstreamError as error:
         count_refused(tenant.name, error.code)

@@ -46,7 +46,8 @@ class Intake:
     """Accepts requests for this gateway."""
 
     def __init__(self, broker: Broker, preparation: Preparation, relay: Relay) -> None:
-        self._broker, self._preparation, self._relay = broker, preparation, relay
+        self.preparation = preparation
+        self._broker, self._relay = broker, relay
         self._idempotency = Idempotency(broker)
         self.quotas = Quotas(broker)
         self._waits: dict[str, Waits] = defaultdict(Waits)
@@ -76,11 +77,11 @@ class Intake:
         Returns once the broker has stored it. Raises any `BadRequest` or `Refused`. When it is
         cancelled the request may have been accepted; it is then cancelled too.
         """
-        (prepared,) = await self.prepare(tenant, submission)
+        (prepared,) = await self.preparation.prepare(tenant, submission)
         return await self.accept(prepared, sink, key)
 
     async def accept(self, prepared: Prepared, sink: Sink, key: str | None = None) -> Ticket:
-        """The second half of `submit`."""
+        """As `submit`, of what has been prepared."""
         with self._relay.refusing():
             async with answered_within(ACCEPT_SECONDS):
                 following = await self._accept(prepared, sink, key)
@@ -103,7 +104,7 @@ class Intake:
         The first record of its log tells the producer which of its keys became which request. All
         of it may be repeated: the key stands for one request. Raises as `submit` does.
         """
-        (prepared,) = await self.prepare(tenant, submission)
+        (prepared,) = await self.preparation.prepare(tenant, submission)
         made, scoped = secrets.token_hex(16), _SUBMITTED + key
         known = await self._idempotency.claim(tenant.name, scoped, made, submission.digest)
         if not known.first and await leaders.is_known(self._broker, tenant.name, known.request_id):
@@ -118,10 +119,6 @@ class Intake:
     async def forwarded(self, tenant: str, key: str) -> str | None:
         """The id of the request that a producer's key has become, if any."""
         return await self._idempotency.find(tenant, _SUBMITTED + key)
-
-    async def prepare(self, tenant: Tenant, submission: Submission) -> list[Prepared]:
-        """The first half of `submit`: what is to be accepted, once for each choice wanted."""
-        return await self._preparation.prepare(tenant, submission)
 
     async def _follow(
         self, prepared: Prepared, sink: Sink, key: str | None

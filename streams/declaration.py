@@ -85,6 +85,11 @@ async def consumer_info(js: "JetStreamContext", stream: str, name: str) -> Consu
     return info
 
 
+def deliveries(info: ConsumerInfo) -> int:
+    """How many messages a consumer has delivered since it was made."""
+    return info.delivered.consumer_seq if info.delivered else 0
+
+
 async def declare_consumer(js: "JetStreamContext", stream: str, config: ConsumerConfig) -> None:
     """Create or update one consumer. Raises `TopologyMismatch` or `BrokerUnavailable`."""
     try:

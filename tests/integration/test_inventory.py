@@ -1,7 +1,6 @@
 """What is in WORK, and what the leader believes to be there."""
 
 from collections import Counter
-from itertools import count
 from typing import Any
 
 import pytest
@@ -29,6 +28,20 @@ LONG = {"ttft_ms": 1, "itl_ms": 5, "sequences": 1}
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds between two looks are of no use here."""
     monkeypatch.setattr(leader, "AUDIT_SECONDS", 0.2)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each stream is read."""
+    counted: Counter[str] = Counter()
+    read = Broker.read_subject
+
+    async def reading(self: Broker, stream: str, *words: Any) -> list[StoredMessage]:
+        counted[stream] += 1
+        return await read(self, stream, *words)
+
+    monkeypatch.setattr(Broker, "read_subject", reading)
+    return counted
 
 
 async def one_runs_and_two_wait(c: Client) -> tuple[str, list[str]]:
@@ -63,21 +76,16 @@ async def test_what_nobody_had_pulled_when_it_was_purged_ends_soon(nats_url: str
 
 
 async def test_what_runs_and_waits_in_order_is_not_read_again_and_again(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The payloads of a large fleet every two seconds would be most of what its broker sends."""
-    counted: Counter[str] = Counter()
-    read, look = Broker.read_subject, Inventory.look
-
-    async def reading(self: Broker, stream: str, *words: Any) -> list[StoredMessage]:
-        counted[stream] += 1
-        return await read(self, stream, *words)
+    ended: list[Inventory] = []
+    look = Inventory.look
 
     async def looking(self: Inventory) -> None:
         await look(self)
-        counted["looks"] += 1
+        ended.append(self)
 
-    monkeypatch.setattr(Broker, "read_subject", reading)
     monkeypatch.setattr(Inventory, "look", looking)
     monkeypatch.setattr(inventory, "TOLD_SECONDS", 1.0)
     async with (
@@ -86,29 +94,24 @@ async def test_what_runs_and_waits_in_order_is_not_read_again_and_again(
         running(gpu_worker.service, a_worker(nats_url)),
     ):
         runs, _ = await one_runs_and_two_wait(c)
-        counted.clear()
-        await eventually(lambda: counted["looks"] > 15)
-        assert counted[topology.WORK] < 5  # none, on a machine that beats in time
+        reads.clear()
+        ended.clear()
+        await eventually(lambda: len(ended) > 15)
+        assert reads[topology.WORK] < 5  # none, on a machine that beats in time
         await c.cancel(runs)
         await eventually(c.at_rest)
 
 
 async def test_what_is_doubted_once_is_not_read(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a large fleet there is always something that was pulled just now and not told of yet."""
-    counted: Counter[str] = Counter()
-    read, doubts = Broker.read_subject, count()
-
-    async def reading(self: Broker, stream: str, *words: Any) -> list[StoredMessage]:
-        counted[stream] += 1
-        return await read(self, stream, *words)
+    doubts: list[int] = []
 
     def one_after_another(self: Inventory, *words: Any) -> set[int]:
-        counted["looks"] += 1
-        return {next(doubts)}
+        doubts.append(len(doubts))
+        return {doubts[-1]}
 
-    monkeypatch.setattr(Broker, "read_subject", reading)
     monkeypatch.setattr(Inventory, "_doubted", one_after_another)
     async with (
         client(nats_url, **LONG) as c,
@@ -116,9 +119,10 @@ async def test_what_is_doubted_once_is_not_read(
         running(gpu_worker.service, a_worker(nats_url)),
     ):
         runs, _ = await one_runs_and_two_wait(c)
-        counted.clear()
-        await eventually(lambda: counted["looks"] > 5)
-        assert counted[topology.WORK] == 0
+        reads.clear()
+        doubted = len(doubts)
+        await eventually(lambda: len(doubts) > doubted + 5)
+        assert reads[topology.WORK] == 0
         await c.cancel(runs)
         await eventually(c.at_rest)
 
