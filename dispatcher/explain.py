@@ -6,7 +6,6 @@ until then.
 """
 
 from collections import Counter
-from dataclasses import asdict
 from typing import Any
 
 from dispatcher.backlog import Basin, basins
@@ -157,7 +156,7 @@ def _in_flight(books: Books, request_id: str, flight: InFlight, now: float) -> F
 
 def _fleet(beats: list[Beat]) -> list[Facts]:
     names = "worker", "version", "free_sequences", "free_tokens", "running", "waiting", "draining"
-    return [{name: asdict(beat)[name] for name in names} for beat in beats]
+    return [{name: getattr(beat, name) for name in names} for beat in beats]
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import structlog
 from nats.aio.msg import Msg
@@ -60,7 +60,7 @@ class Heart:
         if not self._holdings.is_due(now):
             return beat
         held = self.cache.holds() if self.cache else ()
-        return replace(beat, **asdict(self._holdings.tell(held, now)))
+        return replace(beat, **vars(self._holdings.tell(held, now)))
 
     async def _on_muster(self, msg: Msg) -> None:
         self._holdings.tell_all()

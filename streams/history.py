@@ -120,7 +120,7 @@ async def read(broker: Broker, address: Log, log: Contents) -> History:
 async def note(broker: Broker, address: Log, said: Note) -> None:
     """Store a note. Raises `BrokerUnavailable` or `StoreRefused`."""
     subject = subjects.attempts(address.tenant, address.request_id)
-    await broker.store_retrying(subject, messages.pack(asdict(said)), {}, _NOTE_SECONDS)
+    await broker.store_retrying(subject, messages.pack(said), {}, _NOTE_SECONDS)
 
 
 def noted(attempt: int, worker: str, kind: Kind, at: int, error: str = "") -> Note:

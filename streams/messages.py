@@ -7,7 +7,7 @@ A token log holds records in this order: `accepted` (only for requests that came
 
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, Self, TypeVar
 
@@ -31,7 +31,9 @@ def known(record: type[T], wire: Mapping[str, Any]) -> T:
 
 
 def pack(value: Any) -> bytes:
-    return msgpack.packb(value)  # type: ignore[no-any-return]
+    """A record becomes a map of its fields, wherever in `value` it is."""
+    # `asdict` would copy all that is in them: 1.7 ms of the event loop for a beat of 1,024 requests
+    return msgpack.packb(value, default=vars)  # type: ignore[no-any-return]
 
 
 def unpack(data: bytes) -> Any:
@@ -125,7 +127,7 @@ class Request:
     adapter: Adapter | None = None
 
     def pack(self) -> bytes:
-        return pack(asdict(self))
+        return pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -254,7 +256,7 @@ class Beat:
         return sequences, tokens
 
     def pack(self) -> bytes:
-        return pack(asdict(self))
+        return pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -307,7 +309,7 @@ class Pressure:
         return self.tenants.get(tenant, {}).get(priority, self.wait_seconds.get(priority))
 
     def pack(self) -> bytes:
-        return pack(asdict(self))
+        return pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:

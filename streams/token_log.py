@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from streams import messages, subjects, topology, usage
@@ -199,7 +199,7 @@ async def write_ledger(broker: Broker, record: LedgerRecord) -> Stored:
     await usage.settle(broker, record, PATIENCE_SECONDS)
     return await broker.store_retrying(
         subjects.ledger(record.tenant, record.model),
-        messages.pack(asdict(record)),
+        messages.pack(record),
         {MESSAGE_ID: record.request_id},
         PATIENCE_SECONDS,
     )

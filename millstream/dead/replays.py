@@ -8,7 +8,7 @@ recognises. Later than that is certain, the letter counts as replayed.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from streams import lanes, messages, subjects, topology
 from streams.connection import Broker, StoreRefused
@@ -69,7 +69,7 @@ async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
 async def _claim(broker: Broker, subject: str, wanted: Replay) -> int | None:
     """The sequence of the record; None if somebody was faster."""
     try:
-        data = messages.pack(asdict(wanted))
+        data = messages.pack(wanted)
         return (await broker.store(subject, data, {EXPECTED_LAST: "0"})).seq
     except StoreRefused as refusal:
         if not refusal.lost_race:
