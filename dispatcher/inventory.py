@@ -22,6 +22,7 @@ from dispatcher.stalls import Stalls
 from streams import declaration, subjects, topology
 from streams.connection import Broker, StoredMessage
 from streams.dead_letters import envelope_of
+from streams.headers import Envelope
 from streams.subjects import ANY, Pool
 
 log = structlog.get_logger()
@@ -147,12 +148,21 @@ class Inventory:
                 self._books.adopt(envelope, pool, message.seq, placement)
 
     async def _end_missing(self, missing: set[int]) -> None:
-        """What is in WORK no more has ended; if it has not, since it was removed, it ends here."""
-        for seq in missing & self._missing:
-            flight = self._books.lying.get(seq)
-            if flight and await self._broker.get(topology.WORK, seq) is None:
-                await self._end(flight)
+        """What is in WORK no more has ended; if it has not, since it was removed, it ends here.
+
+        Brokers may have lost the log of what has ended: a worker that is asked for it at the first
+        look has put it back by the second.
+        """
+        for seq in missing:
+            if flight := self._books.lying.get(seq):
+                if seq not in self._missing:
+                    await self._ask_for_log(flight.envelope)
+                elif await self._broker.get(topology.WORK, seq) is None:
+                    await self._end(flight)
         self._missing = missing
+
+    async def _ask_for_log(self, envelope: Envelope) -> None:
+        await self._broker.request(subjects.find(envelope.tenant, envelope.request_id))
 
     async def _end(self, flight: InFlight) -> None:
         envelope, model = flight.envelope, self._books.model

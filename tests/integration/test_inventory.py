@@ -4,12 +4,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 import dispatcher.service
 import gpu_worker.service
 from dispatcher import inventory, leader
 from dispatcher.books import Books
 from dispatcher.inventory import Inventory
+from dispatcher.leader import Leader
 from dispatcher.placements import Stray
 from dispatcher.recall import Recall
 from streams import declaration, messages, subjects, topology
@@ -125,6 +127,35 @@ async def test_what_is_doubted_once_is_not_read(
         assert reads[topology.WORK] == 0
         await c.cancel(runs)
         await eventually(c.at_rest)
+
+
+async def test_what_has_ended_is_not_lost_with_its_log(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader has missed the end, and the brokers forgot it: it was told, and billed."""
+
+    async def miss(self: Leader, msg: Msg) -> None:
+        return
+
+    monkeypatch.setattr(Leader, "_on_ledger", miss)
+    monkeypatch.setattr(inventory, "TOLD_SECONDS", 0.5)
+    async with (
+        client(nats_url, **LONG) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        request = await c.send()
+        await eventually(lambda: c.terminal(request))
+        await eventually(c.ledger)
+        await c.broker.js.purge_stream(topology.tokens(0))
+
+        async def is_settled() -> bool:
+            told = await c.report()
+            return told is not None and not any(lane["in_flight"] for lane in told["lanes"])
+
+        await eventually(is_settled)
+        assert ((await c.log(request)).terminal or {}).get("type") == "done"
+        assert await c.ledger() == {request: 1}
 
 
 async def test_what_others_have_put_there_is_in_nobodys_way(nats_url: str) -> None:
