@@ -26,16 +26,15 @@ ADAPTERS = Counter(
 )
 MOST_ADAPTERS = 50
 _adapters: set[tuple[str, str]] = set()
+_POOL = ["model", "version"]
 FREE_SEQUENCES = Gauge(
-    "millstream_worker_free_sequences", "Credit: sequences that may still be taken.", ["model"]
+    "millstream_worker_free_sequences", "Credit: sequences that may still be taken.", _POOL
 )
-FREE_TOKENS = Gauge(
-    "millstream_worker_free_kv_tokens", "Credit: KV tokens not reserved.", ["model"]
-)
+FREE_TOKENS = Gauge("millstream_worker_free_kv_tokens", "Credit: KV tokens not reserved.", _POOL)
 BATCH_FILL = Gauge(
-    "millstream_worker_batch_fill_ratio", "Running sequences over the most there may be.", ["model"]
+    "millstream_worker_batch_fill_ratio", "Running sequences over the most there may be.", _POOL
 )
-RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", ["model"])
+RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", _POOL)
 
 
 def observe_finished(finished: Finished) -> None:
@@ -60,7 +59,8 @@ def _label(model: str, adapter: str) -> str:
 
 def observe_beat(beat: Beat) -> None:
     """Show a worker's credit."""
-    FREE_SEQUENCES.labels(beat.model).set(beat.free_sequences)
-    FREE_TOKENS.labels(beat.model).set(beat.free_tokens)
-    BATCH_FILL.labels(beat.model).set(beat.running / beat.max_sequences)
-    RATE.labels(beat.model).set(beat.tokens_per_second)
+    pool = beat.model, beat.version
+    FREE_SEQUENCES.labels(*pool).set(beat.free_sequences)
+    FREE_TOKENS.labels(*pool).set(beat.free_tokens)
+    BATCH_FILL.labels(*pool).set(beat.running / beat.max_sequences)
+    RATE.labels(*pool).set(beat.tokens_per_second)
