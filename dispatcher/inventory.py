@@ -117,7 +117,7 @@ class Inventory:
         for seq in lying.keys() & held.keys():
             name = lying[seq].envelope.request_id
             self._books.lies_for(name, seq, subjects.placement(held[seq].subject))
-        self._adopt([message for seq, message in held.items() if seq not in lying])
+        await self._adopt([message for seq, message in held.items() if seq not in lying])
         await self._end_missing(suspicious - held.keys())
         await self._bury(held, infos)
 
@@ -140,12 +140,15 @@ class Inventory:
             if flight := self._books.lying.get(before or 0):
                 self._books.returned(flight.envelope.request_id, flight.seq, message.seq)
 
-    def _adopt(self, unknown: list[StoredMessage]) -> None:
+    async def _adopt(self, unknown: list[StoredMessage]) -> None:
+        """Count it in, or remove what nobody can read: its worker may be gone."""
         for message in unknown:
             if envelope := envelope_of(message.headers):
                 pool = subjects.parse_work(message.subject)
                 placement = subjects.placement(message.subject)
                 self._books.adopt(envelope, pool, message.seq, placement)
+            else:
+                await dead_letters.bury(self._broker, message, self._shards)
 
     async def _end_missing(self, missing: set[int]) -> None:
         """What is in WORK no more has ended; if it has not, since it was removed, it ends here.

@@ -182,6 +182,15 @@ async def test_what_others_have_put_there_is_in_nobodys_way(nats_url: str) -> No
             assert [message.subject for message in left] == UNHEARD_OF
 
 
+async def test_what_nobody_can_read_does_not_stay_with_a_worker_that_is_gone(nats_url: str) -> None:
+    """All of WORK would be read again and again for its sake."""
+    async with client(nats_url) as c, running(dispatcher.service, a_dispatcher(nats_url)):
+        lane = subjects.work(Pool("mock", "1", Priority.STANDARD), "gone")
+        await c.broker.store(lane, PAYLOAD, {"Made-By": "hand"})
+        await eventually(c.at_rest)
+        assert await c.held(topology.DEAD) == 1
+
+
 async def test_what_others_have_put_into_a_workers_lane_is_laid_aside(nats_url: str) -> None:
     """What is ours is taken back from there all the same."""
     async with client(nats_url) as c:
