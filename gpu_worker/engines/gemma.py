@@ -9,6 +9,9 @@ from gguf import GGUFReader, TokenType
 from tokenizers import AddedToken
 from transformers import GemmaTokenizer
 
+# The file calls them text; they are special to the model's own tokeniser, and no text to a reader.
+IMAGE_MARKS = "<start_of_image>", "<end_of_image>"
+
 
 def tokeniser(path: Path) -> GemmaTokenizer:
     """The BPE of a Gemma model, with `<bos>` before each text."""
@@ -18,7 +21,8 @@ def tokeniser(path: Path) -> GemmaTokenizer:
     vocabulary = {_spelling(token): number for number, token in enumerate(tokens)}
     merges = _merges(vocabulary)
     made = GemmaTokenizer(vocabulary, merges, add_bos_token=True)  # type: ignore[arg-type]
-    kinds = [pair for pair in zip(tokens, types, strict=True) if pair[0] in vocabulary]
+    kinds = {token: kind for token, kind in zip(tokens, types, strict=True) if token in vocabulary}
+    kinds |= dict.fromkeys(kinds.keys() & IMAGE_MARKS, TokenType.CONTROL)
     made.backend_tokenizer.add_special_tokens(_whole(kinds, TokenType.CONTROL))
     made.backend_tokenizer.add_tokens(_whole(kinds, TokenType.USER_DEFINED))
     return made
@@ -42,6 +46,6 @@ def _merges(vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     ]
 
 
-def _whole(kinds: list[tuple[str, int]], kind: TokenType) -> list[AddedToken]:
+def _whole(kinds: dict[str, int], kind: TokenType) -> list[AddedToken]:
     """Tokens that are found whole in a text, before it is cut into others."""
-    return [AddedToken(token, normalized=False) for token, found in kinds if found == kind]
+    return [AddedToken(token, normalized=False) for token, found in kinds.items() if found == kind]
