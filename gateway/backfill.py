@@ -88,13 +88,23 @@ class Backfill:
         if following.paused or following.ended:
             return False
         before = following.last
-        page = await self.page(following, following.read_from, PAGE)
+        page = await self.page(following)
         wanted = following.read(page, time.monotonic())
         begins_anew = before > following.last
         return wanted and (begins_anew or len(page) == PAGE)
 
-    async def page(self, following: Following, seq: int, size: int) -> list[Stored]:
-        """At most `size` records of a log from a sequence on. Raises `BrokerUnavailable`."""
-        query: dict[str, int | str] = {"next_by_subj": following.filter, "seq": seq, "batch": size}
+    async def find(self, following: Following) -> str | None:
+        """The subject of its log; None while there is no log. Raises `BrokerUnavailable`."""
+        if following.subject is None:
+            stream, pattern = following.stream, following.filter
+            following.subject = await self._broker.find_subject(stream, pattern)
+        return following.subject
+
+    async def page(self, following: Following) -> list[Stored]:
+        """At most `PAGE` records from `read_from` on. Raises `BrokerUnavailable`."""
+        if (subject := await self.find(following)) is None:
+            return []
+        seq = following.read_from
+        query: dict[str, int | str] = {"next_by_subj": subject, "seq": seq, "batch": PAGE}
         found = await self._broker.read(following.stream, query)
         return [Stored(message.seq, message.data) for message in found]

@@ -188,6 +188,16 @@ class Broker(Lifeline):
                 return found
             after = page.messages[-1].seq
 
+    async def find_subject(self, stream: str, pattern: str) -> str | None:
+        """The subject of the last message that matches; None if there is none.
+
+        To read on by a pattern the broker goes through all messages from there to the end of the
+        stream, and stores none meanwhile: 30 ms where 1,000 subjects have 120,000. The last one it
+        finds by the subjects, in 0.1 ms.
+        """
+        found = await self.read(stream, {"last_by_subj": pattern})
+        return found[0].subject if found else None
+
     async def read(self, stream: str, query: Mapping[str, int | str]) -> list[StoredMessage]:
         """A direct get (ADR-31), single or batched; raises `BrokerUnavailable` after a silence.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from gateway import backfill, protocols, relay, server, service
+from gateway import protocols, relay, server, service
 from gateway.backfill import Backfill
 from gateway.call import Call
 from gateway.following import Following, Record, Stored
@@ -193,10 +193,10 @@ async def test_a_log_that_is_slow_to_read_holds_nobody_up(
     """After a gateway's death all its clients come at once, and each log is read anew."""
     slow, read = asyncio.Event(), Backfill.page
 
-    async def page(self: Backfill, following: Following, seq: int, size: int) -> list[Stored]:
-        if following.request_id == ids[0] and size == backfill.PAGE:
+    async def page(self: Backfill, following: Following) -> list[Stored]:
+        if following.request_id == ids[0]:
             await slow.wait()
-        return await read(self, following, seq, size)
+        return await read(self, following)
 
     async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
         ids: list[str] = []
