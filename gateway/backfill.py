@@ -5,10 +5,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 from gateway.following import Following, Stored
+from gateway.outbound import LIMIT_BYTES
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
 
-PAGE = 200
+PAGE = 200  # records at most
 READS_AT_ONCE = 16
 
 
@@ -88,13 +89,30 @@ class Backfill:
         if following.paused or following.ended:
             return False
         before = following.last
-        page = await self.page(following, following.read_from, PAGE)
+        page, left = await self.page(following)
         wanted = following.read(page, time.monotonic())
         begins_anew = before > following.last
-        return wanted and (begins_anew or len(page) == PAGE)
+        return wanted and (begins_anew or left > 0)
 
-    async def page(self, following: Following, seq: int, size: int) -> list[Stored]:
-        """At most `size` records of a log from a sequence on. Raises `BrokerUnavailable`."""
-        query: dict[str, int | str] = {"next_by_subj": following.filter, "seq": seq, "batch": size}
-        found = await self._broker.read(following.stream, query)
-        return [Stored(message.seq, message.data) for message in found]
+    async def find(self, following: Following) -> str | None:
+        """The subject of its log; None while there is no log. Raises `BrokerUnavailable`."""
+        if following.subject is None:
+            stream, pattern = following.stream, following.filter
+            following.subject = await self._broker.find_subject(stream, pattern)
+        return following.subject
+
+    async def page(self, following: Following) -> tuple[list[Stored], int]:
+        """The log from `read_from` on, as much as a reader takes, and how many records are left.
+
+        The last record seen is the first of it, and not counted. Raises `BrokerUnavailable`.
+        """
+        if (subject := await self.find(following)) is None:
+            return [], 0
+        query: dict[str, int | str] = {
+            "next_by_subj": subject,
+            "seq": following.read_from,
+            "batch": PAGE,
+            "max_bytes": len(following.data) + LIMIT_BYTES,
+        }
+        page = await self._broker.read_page(following.stream, query)
+        return [Stored(message.seq, message.data) for message in page.messages], page.left

@@ -57,10 +57,11 @@ class Following:
     tenant: str
     request_id: str
     stream: str
-    filter: str
+    filter: str  # that the subject of its log matches
     sink: Sink
     heard: float
     expires: float  # by then it has ended in any case
+    subject: str | None = None  # of its log, once there was one
     known: bool = False  # it is durable: it has a log, or a place in a queue
     ended: bool = False
     paused: bool = False  # the sink is full; what comes meanwhile is read from the log later

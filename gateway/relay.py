@@ -284,7 +284,7 @@ class Relay:
 
     async def _is_known(self, following: Following) -> bool:
         """True if the request has a log, or somebody knows that it waits for one."""
-        if await self._backfill.page(following, 1, 1):
+        if await self._backfill.find(following) is not None:
             return True
         return await leaders.is_known(self._broker, following.tenant, following.request_id)
 

@@ -62,15 +62,15 @@ async def _answers(broker: Broker, models: list[str], asked: Facts) -> list[Fact
 async def _logged(broker: Broker, request_id: str, shards: int) -> Facts:
     """What the token log tells: attempts, tokens, and how it ended; empty without a log."""
     stream = topology.tokens_of(request_id, shards)
-    found = await broker.read_subject(stream, subjects.log_of_any_tenant(request_id, shards))
-    if not found:
+    subject = await broker.find_subject(stream, subjects.log_of_any_tenant(request_id, shards))
+    if subject is None:
         return {}
-    contents = token_log.contents(found)
+    contents = token_log.contents(await broker.read_subject(stream, subject))
     starts = [record for record in contents.records if record["type"] == "started"]
     facts: Facts = {
         "request_id": request_id,
         "state": "logged",
-        "tenant": subjects.parse_log(found[0].subject).tenant,
+        "tenant": subjects.parse_log(subject).tenant,
         "attempts": len(starts),
         "tokens": len(contents.tokens),
     }

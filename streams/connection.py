@@ -180,7 +180,7 @@ class Broker(Lifeline):
         """All messages on a subject (or filter) behind sequence `after`, oldest first."""
         found: list[StoredMessage] = []
         while True:
-            page = await self._read_page(
+            page = await self.read_page(
                 stream, {**_PAGE, "next_by_subj": subject, "seq": after + 1}
             )
             found += page.messages
@@ -188,19 +188,28 @@ class Broker(Lifeline):
                 return found
             after = page.messages[-1].seq
 
+    async def find_subject(self, stream: str, pattern: str) -> str | None:
+        """The subject of the last message that matches; None if there is none.
+
+        To read on by a pattern the broker goes through all messages from there to the end of the
+        stream, and stores none meanwhile: 30 ms where 1,000 subjects have 120,000. The last one it
+        finds by the subjects, in 0.1 ms.
+        """
+        found = await self.read(stream, {"last_by_subj": pattern})
+        return found[0].subject if found else None
+
     async def read(self, stream: str, query: Mapping[str, int | str]) -> list[StoredMessage]:
         """A direct get (ADR-31), single or batched; raises `BrokerUnavailable` after a silence.
 
         What is not there is not found: the list is empty.
         """
-        return (await self._read_page(stream, query)).messages
+        return (await self.read_page(stream, query)).messages
 
-    async def look_at_clock(self) -> Look:
-        """What time it is for the leader of the requests; raises `BrokerUnavailable`."""
-        return await self._ask(Telling(), _TIME, b"")
+    async def read_page(self, stream: str, query: Mapping[str, int | str]) -> Page:
+        """`read`, and how much more there is: any replica answers.
 
-    async def _read_page(self, stream: str, query: Mapping[str, int | str]) -> Page:
-        """Any replica answers, the broker chooses which: one that is frozen is not waited for."""
+        The broker chooses which, so one that is frozen is not waited for.
+        """
         subject, payload = f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(dict(query))
         for seconds in _READ_SECONDS:
             try:
@@ -209,6 +218,10 @@ class Broker(Lifeline):
             except TimeoutError:
                 continue
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
+
+    async def look_at_clock(self) -> Look:
+        """What time it is for the leader of the requests; raises `BrokerUnavailable`."""
+        return await self._ask(Telling(), _TIME, b"")
 
     async def _ask(
         self,

@@ -143,6 +143,14 @@ async def test_a_subject_is_read_to_its_end(broker: Broker) -> None:
     assert len(await broker.read_subject(topology.DEAD, "infer.dead.>")) == 2501
 
 
+async def test_the_subject_of_the_last_message_is_found_by_a_pattern(broker: Broker) -> None:
+    """Whoever knows but a part of it asks for it once, and reads by the whole one."""
+    for subject in ("infer.dead.acme.m", "infer.dead.other.m", "infer.dead.other.n"):
+        await broker.store(subject, b"x")
+    assert await broker.find_subject(topology.DEAD, "infer.dead.*.m") == "infer.dead.other.m"
+    assert await broker.find_subject(topology.DEAD, "infer.dead.*.o") is None
+
+
 async def test_a_replica_that_does_not_answer_is_not_waited_for(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

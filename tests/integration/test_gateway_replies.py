@@ -4,19 +4,21 @@ import asyncio
 import json
 import random
 import socket as sockets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
 
-from gateway import backfill, protocols, relay, server, service
+from gateway import protocols, relay, server, service
 from gateway.backfill import Backfill
 from gateway.call import Call
 from gateway.following import Following, Record, Stored
+from gateway.outbound import LIMIT_BYTES
 from gateway.relay import Relay
 from gateway.settings import GatewaySettings
 from streams import declaration, messages, subjects, topology
+from streams.answers import Page
 from streams.connection import Broker
 from streams.connection import connect as connect_nats
 from streams.subjects import Log, Pool, Priority
@@ -193,10 +195,10 @@ async def test_a_log_that_is_slow_to_read_holds_nobody_up(
     """After a gateway's death all its clients come at once, and each log is read anew."""
     slow, read = asyncio.Event(), Backfill.page
 
-    async def page(self: Backfill, following: Following, seq: int, size: int) -> list[Stored]:
-        if following.request_id == ids[0] and size == backfill.PAGE:
+    async def page(self: Backfill, following: Following) -> tuple[list[Stored], int]:
+        if following.request_id == ids[0]:
             await slow.wait()
-        return await read(self, following, seq, size)
+        return await read(self, following)
 
     async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
         ids: list[str] = []
@@ -235,6 +237,37 @@ async def followed(broker: Broker, relayed: Relay, reader: Reader) -> tuple[Foll
 
 
 CHUNK = {"type": "chunk", "index": 0, "count": 1, "text": "a", "tokens": [1]}
+
+
+async def test_no_more_of_a_log_is_read_at_once_than_may_wait_for_a_reader(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records differ in size by a thousand; one alone may be larger than that."""
+    pages, read = list[list[int]](), Broker.read_page
+
+    async def read_page(self: Broker, stream: str, query: Mapping[str, int | str]) -> Page:
+        page = await read(self, stream, query)
+        if "next_by_subj" in query:
+            pages.append([len(message.data) for message in page.messages])
+        return page
+
+    monkeypatch.setattr(Broker, "read_page", read_page)
+    texts = [size * "x" for size in (9_000, 200_000, 300_000, *[9_000] * 50, 300_000)]
+    async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        log = TokenLog(broker, Log("acme", "gw-b", "0a"), shards=1)
+        for index, text in enumerate(texts):
+            await log.append({**CHUNK, "index": index, "text": text})
+        await log.append(messages.done("stop", messages.usage(1, 1), {}))
+        relayed.go_on(await relayed.resume("acme", "0a", reader))
+        await eventually(lambda: len(relayed) == 0)
+        housekeeping.cancel()
+    assert [record["text"] for record in reader.records[:-1]] == texts
+    assert len(pages) > 5
+    assert all(sum(page[1:-1]) < LIMIT_BYTES for page in pages)
 
 
 async def test_a_log_that_nobody_puts_back_ends_in_an_error(

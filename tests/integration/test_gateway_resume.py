@@ -1,9 +1,14 @@
 """Resume, the grace period, and what happens to requests whose clients have gone."""
 
+from collections.abc import Mapping
 from typing import Any
+
+import orjson
+import pytest
 
 import dispatcher.service
 import gpu_worker.service
+from streams.client import Client
 from tests.eventually import eventually
 from tests.integration.gateways import (
     OTHER_KEY,
@@ -159,6 +164,32 @@ async def test_a_queued_request_is_not_denied_while_nobody_leads(nats_url: str) 
                 await eventually(lambda: c.terminal(request_id))
                 assert indices(await resume(socket, request_id, -1)) == list(range(5))
                 assert (await resume(socket, 32 * "0", -1))[-1]["code"] == "request_not_found"
+
+
+async def test_no_resume_makes_the_broker_search_its_stream(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read by a pattern, a log of 400 records kept everybody's tokens back for 30 ms each time."""
+    asked, offer = list[dict[str, Any]](), Client.offer
+
+    def noting(
+        self: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
+    ) -> bool:
+        if subject.startswith("$JS.API.DIRECT.GET.TOKENS"):
+            asked.append(orjson.loads(payload))
+        return offer(self, subject, payload, headers, reply)
+
+    monkeypatch.setattr(Client, "offer", noting)
+    async with cell(nats_url, mock={**SLOW, "sequences": 2}) as (gateway,):
+        request_id, _ = await begin(gateway)
+        async with gateway.socket() as socket:
+            for id in ("running", "ended"):
+                assert indices(await resume(socket, request_id, -1, id)) == list(range(400))
+            unknown = await resume(socket, 32 * "0", -1)
+            assert unknown[-1]["code"] == "request_not_found"
+    assert len([query for query in asked if "last_by_subj" in query]) == 3
+    (read,) = {query["next_by_subj"] for query in asked if "next_by_subj" in query}
+    assert "*" not in read
 
 
 async def test_a_request_is_its_tenants_own(nats_url: str) -> None:

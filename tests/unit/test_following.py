@@ -160,7 +160,7 @@ def test_a_log_made_anew_by_another_attempt_repeats_nothing() -> None:
 
 @given(
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=20),
-    others=st.lists(st.integers(1, 4), min_size=60),
+    others=st.lists(st.integers(1, 4), min_size=80),
     seen=st.integers(1, 20),
 )
 def test_another_attempt_may_say_it_in_other_pieces(
