@@ -13,7 +13,16 @@ async def cut_off(broker: Broker, ack_wait_seconds: float) -> None:
     pause = ack_wait_seconds / _LOOKS
     most = 2 * (ack_wait_seconds - pause)  # the last look takes two pauses
     heard = time.monotonic()
-    while time.monotonic() - heard < most:
-        await asyncio.sleep(pause)
-        if await broker.answers(pause):
-            heard = time.monotonic()
+
+    def hear() -> None:
+        nonlocal heard
+        heard = time.monotonic()
+
+    broker.on_reconnect.append(hear)  # while the server that is lost is still waited for
+    try:
+        while time.monotonic() - heard < most:
+            await asyncio.sleep(pause)
+            if await broker.answers(pause):
+                hear()
+    finally:
+        broker.on_reconnect.remove(hear)
