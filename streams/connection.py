@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 STORE_SECONDS = 2.5
 _RETRY_SECONDS = 0.25
-_READ_SECONDS = (0.1, 0.2, 0.4, 0.7, 1.1)  # for the tries of a read: STORE_SECONDS together
+_READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # for the tries of a read: STORE_SECONDS together
 _PAGE: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}  # whole in such a try
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _TIME = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
