@@ -3,71 +3,77 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from gateway.following import Following, Stored
 from gateway.outbound import LIMIT_BYTES
+from streams import topology
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
+from streams.patience import persistently
 
 PAGE = 200  # records at most
-READS_AT_ONCE = 16
+READS_AT_ONCE = 16  # of one stream: where it cannot be read, others can
 
 
 class Backfill:
-    """Who has to be read for, until `act` has done so.
+    """Reads for who wants it, as long as `run` runs.
 
-    `wake` is called when there is somebody, `breaks` when a sink has failed, and `forget` for each
-    that has come to its end.
+    `breaks` is called when a sink has failed, and `forget` for each that has come to its end.
     """
 
     def __init__(
         self,
         broker: Broker,
-        wake: Callable[[], None],
+        shards: int,
         breaks: Callable[[Following, Exception], None],
         forget: Callable[[Following], Awaitable[None]],
     ) -> None:
-        self._broker, self._wake = broker, wake
-        self._breaks, self._forget = breaks, forget
+        self._broker, self._breaks, self._forget = broker, breaks, forget
+        self._queues: dict[str, asyncio.Queue[Following]] = {
+            topology.tokens(shard): asyncio.Queue() for shard in range(shards)
+        }
         self._stale: set[Following] = set()
+        self._being_read: set[Following] = set()
 
     def want(self, following: Following) -> None:
         """It has missed something, or may have. Idempotent."""
-        self._stale.add(following)
-        self._wake()
+        if following not in self._stale:
+            self._stale.add(following)
+            self._put(following)
 
-    async def act(self) -> None:
-        """Read for all that want it, several at once. Raises `BrokerUnavailable` if some cannot be.
+    async def run(self) -> None:
+        """Read until cancelled.
 
         What many clients resume after a gateway's death comes together.
         """
-        unreadable: dict[str, str] = {}
-        stale = iter(list(self._stale))
-
-        async def catch_up() -> None:
-            for following in stale:
-                try:
-                    if following.stream not in unreadable:
-                        await self._catch_up(following)
-                except BrokerUnavailable as error:
-                    unreadable[following.stream] = str(error)
-
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(len(self._stale), READS_AT_ONCE)):
-                tasks.create_task(catch_up(), name="catch-up")
-        if unreadable:
-            raise BrokerUnavailable(f"logs cannot be read: {unreadable}")
+            for queue in self._queues.values():
+                for _ in range(READS_AT_ONCE):
+                    tasks.create_task(self._read_each(queue), name="backfill")
+
+    def _put(self, following: Following) -> None:
+        """Have it read once more, but never by two at a time."""
+        if following in self._stale and following not in self._being_read:
+            self._queues[following.stream].put_nowait(following)
+
+    async def _read_each(self, queue: asyncio.Queue[Following]) -> None:
+        while True:
+            following = await queue.get()
+            self._stale.discard(following)
+            self._being_read.add(following)
+            await persistently(partial(self._catch_up, following))
+            self._being_read.discard(following)
+            self._put(following)
 
     async def _catch_up(self, following: Following) -> None:
         """Read what the log holds behind the last record seen, as far as the sink takes it."""
-        self._stale.discard(following)
         following.catching_up = True
         try:
             while await self._read_page(following):
                 pass
             self._flow(following)
-        except (BrokerUnavailable, asyncio.CancelledError):
-            self._stale.add(following)
+        except BrokerUnavailable:
             raise
         except Exception as error:
             self._breaks(following, error)

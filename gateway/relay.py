@@ -51,7 +51,7 @@ class Relay:
         self._round_at = 0.0  # when to look at all of them again
         self._refused_at = float("-inf")
         self._wake = asyncio.Event()
-        self._backfill = Backfill(broker, self._wake.set, self._break, self.forget)
+        self._backfill = Backfill(broker, shards, self._break, self.forget)
 
     def __len__(self) -> int:
         return len(self._own) + len(self._attached)
@@ -152,6 +152,7 @@ class Relay:
     async def run(self) -> None:
         """Read back what was missed, repeat cancels, end grace periods; never ends by itself."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._backfill.run(), name="backfill")
             while True:
                 try:
                     async with asyncio.timeout(LOOK_SECONDS):
@@ -225,7 +226,6 @@ class Relay:
             self._round_at = now + LOOK_SECONDS
             self._look_round(now, tasks)
         await self._cancel_due(now)
-        await self._backfill.act()
 
     def _look_round(self, now: float, tasks: asyncio.TaskGroup) -> None:
         for following in self._all():

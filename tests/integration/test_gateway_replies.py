@@ -193,10 +193,11 @@ async def test_a_log_that_is_slow_to_read_holds_nobody_up(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a gateway's death all its clients come at once, and each log is read anew."""
-    slow, read = asyncio.Event(), Backfill.page
+    begun, slow, read = asyncio.Event(), asyncio.Event(), Backfill.page
 
     async def page(self: Backfill, following: Following) -> tuple[list[Stored], int]:
         if following.request_id == ids[0]:
+            begun.set()
             await slow.wait()
         return await read(self, following)
 
@@ -206,8 +207,9 @@ async def test_a_log_that_is_slow_to_read_holds_nobody_up(
             await socket.generate(name, max_tokens=20)
             ids.append((await socket.until(name, "done"))[0]["request_id"])
         monkeypatch.setattr(Backfill, "page", page)
-        for name, request_id in zip(("a", "b"), ids, strict=True):
-            await socket.send(type="resume", id=name, request_id=request_id, after=-1)
+        await socket.send(type="resume", id="a", request_id=ids[0], after=-1)
+        await begun.wait()
+        await socket.send(type="resume", id="b", request_id=ids[1], after=-1)
         assert indices(await socket.until("b", "done")) == list(range(20))
         slow.set()
         assert indices(await socket.until("a", "done")) == list(range(20))
