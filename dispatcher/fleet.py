@@ -90,6 +90,10 @@ class _Pool:
         part = beat.kv_tokens / max(1, self.whole.tokens) * self._held
         return Standing(sequences - taken.sequences, tokens - taken.tokens, held - part)
 
+    def for_any(self, priority: Priority) -> int:
+        """Tokens that are under way to any worker, and may not give way to this priority."""
+        return self.unpulled.for_any(self._seen_by(priority))
+
     @property
     def _held(self) -> int:
         """Tokens that its workers hold, or are sent."""
@@ -199,20 +203,29 @@ class Fleet:
         return version in self._pools and self._pools[version].fits(priority, cost)
 
     def fits_one(self, version: str, priority: Priority, cost: int) -> bool:
-        """True unless a request is large, and no worker alone would run it at once."""
-        return not self.is_large(version, cost) or bool(self.roomiest(version, priority, cost))
+        """True unless a request is large, and no worker alone would surely run it at once.
+
+        What is under way to any worker may yet come to that one, or be placed on it.
+        """
+        if not self.is_large(version, cost):
+            return True
+        return bool(self.roomiest(version, priority, cost, self._pools[version].for_any(priority)))
 
     def is_large(self, version: str, cost: int) -> bool:
         """Whether a request takes much of what one of several workers has."""
         pool = self._pools[version]
         return pool.workers > 1 and cost * pool.workers > LARGE * pool.whole.tokens
 
-    def roomiest(self, version: str, priority: Priority, cost: int) -> str:
-        """The worker with the most room that would run a request at once; "" if none would."""
+    def roomiest(self, version: str, priority: Priority, cost: int, beside: int = 0) -> str:
+        """The worker with the most room that would run a request at once; "" if none would.
+
+        So it would `beside` so many tokens of others that may come there before.
+        """
         best, most = "", 0
         for (worker, of), (beat, _) in self._beats.items():
             standing = self.standing(version, worker, priority) if of == version else None
-            if standing and standing.tokens > most and standing.may_take(min(cost, beat.kv_tokens)):
+            needed = min(cost, beat.kv_tokens) + beside
+            if standing and standing.tokens > most and standing.may_take(needed):
                 best, most = worker, standing.tokens
         return best
 

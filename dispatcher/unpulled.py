@@ -116,6 +116,11 @@ class Unpulled:
         own = self._own.get(worker)
         return own.taken if own else _NOTHING
 
+    def for_any(self, priority: Priority) -> int:
+        """Tokens, as a priority sees them, of what is for whoever has room."""
+        placed = sum(own.taken.of[priority].tokens for own in self._own.values())
+        return self.taken.of[priority].tokens - placed
+
     @property
     def sequences(self) -> set[int]:
         for_anybody = {seq for lane in self._lanes.values() for seq, _ in lane.waiting}

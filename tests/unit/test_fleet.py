@@ -86,6 +86,17 @@ def test_a_large_request_waits_until_one_worker_has_room_for_it() -> None:
     assert fleet.roomiest("1", STANDARD, 600) == "w1"
 
 
+def test_what_is_under_way_to_any_worker_may_take_the_room_of_a_large_request() -> None:
+    """Of two that are sent at once the second would find that the first was placed there."""
+    fleet = Fleet()
+    fleet.beat(beat("w1", tokens=1000), 0)
+    fleet.beat(beat("w2", tokens=500), 0)
+    fleet.sending("1", STANDARD, 450)
+    assert not fleet.fits_one("1", STANDARD, 600)
+    fleet.place("1", STANDARD, 450, "w2")
+    assert fleet.fits_one("1", STANDARD, 600)
+
+
 def test_what_was_pulled_waits_no_more() -> None:
     """The beat that says so also says what is free now."""
     fleet = Fleet()
