@@ -231,16 +231,17 @@ class Division:
     def is_beyond_part(self, tenant: str, cost: int) -> bool:
         """Whether a request takes a tenant beyond its weight's part, and others may want that.
 
-        The calm may go beyond it, but not by a single request that is larger than all of it.
+        The calm may go beyond it, but not by a single request that is larger than what they may
+        ask for at once.
         """
         if self._active.keys() <= {tenant}:
             return False
         account = self.account(tenant)
-        requests, tokens = 1, cost
+        requests, tokens, parts = 1, cost, BURST
         if account.is_heavy:
-            requests, tokens = account.held.requests + 1, account.held.tokens + cost
+            requests, tokens, parts = account.held.requests + 1, account.held.tokens + cost, 1
         with_it = room_of(requests, tokens, self._place)
-        return with_it * self._active_weight > self._room * account.weight
+        return with_it * self._active_weight > parts * self._room * account.weight
 
     def _unfilled(self) -> float:
         """What the calm may still take until they have all of their weights' part."""

@@ -191,13 +191,18 @@ def test_who_has_got_more_than_those_that_wait_is_not_calm() -> None:
     assert stands[-1] <= KV / 3
 
 
-def test_a_request_larger_than_a_part_gives_way() -> None:
-    """A prompt of a thousand pages is not read before everybody's next sentence."""
+@pytest.mark.parametrize(("cost", "lane"), [(KV // 5, STANDARD), (KV // 4, BATCH)])
+def test_a_request_larger_than_two_parts_gives_way(cost: int, lane: Priority) -> None:
+    """A prompt of a thousand pages is not read before everybody's next sentence.
+
+    What a calm tenant may ask for in pieces it may ask for at once: among work that gives way it
+    would wait behind all that of a loud one.
+    """
     cell = Cell(preempts=True)
-    cell.live(10, QUIET)
-    cell.ask("long", cost=KV // 2)
+    cell.live(16, tuple(f"q{number}" for number in range(8)))
+    cell.ask("long", cost=cost)
     (item,) = cell.send()
-    assert cell.held[item.request_id][1] is BATCH
+    assert cell.held[item.request_id][1] is lane
 
 
 def test_a_fleet_full_of_batch_work_takes_an_urgent_request() -> None:
