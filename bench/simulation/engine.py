@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bench.simulation.prefixes import Prefixes
 from bench.simulation.request import Fate
 from bench.simulation.step_model import StepModel
-from gpu_worker.engines.paged.scheduler import RETURN_STEPS
+from gpu_worker.engines.paged.scheduler import LESS_URGENT, RETURN_STEPS
 from streams.subjects import Priority
 
 
@@ -122,10 +122,14 @@ class Engine:
         self._step = chunks
         held_up = False
         for line in self._lines.values():
+            before = self._spare
             self._continue(line, chunks)
             if not held_up:
                 self._admit(line, chunks)
             held_up = held_up or bool(line.waiting)
+            if (prefill := before - self._spare) > 0:
+                beside = int(LESS_URGENT * self.model.max_batch_tokens)
+                self._spare = min(self._spare, max(prefill, beside))
         prefill = sum(count for _, count in chunks.values())
         seconds = self.model.seconds(self._decoding, self._context, prefill)
         self.busy_seconds += seconds

@@ -249,7 +249,17 @@ def test_an_urgent_prompt_is_prefilled_before_an_older_one() -> None:
     _complete(scheduler)
     scheduler.add(Run("b", [2] * 40, priority=INTERACTIVE))
     counts = [{s.run.request_id: s.count for s in _complete(scheduler)} for _ in range(2)]
-    assert counts == [{"b": 32}, {"b": 8, "a": 24}]
+    assert counts == [{"b": 32}, {"b": 8, "a": 10}]
+
+
+def test_a_step_with_an_urgent_prompt_has_little_of_the_others() -> None:
+    """Its first token waits for the whole step; without it they have all of the step again."""
+    scheduler = _scheduler(blocks=32)
+    scheduler.add(Run("a", [1] * 200, priority=BATCH))
+    scheduler.add(Run("b", [2] * 10, priority=STANDARD))
+    scheduler.add(Run("c", [3] * 6, priority=INTERACTIVE))
+    counts = [{s.run.request_id: s.count for s in _complete(scheduler)} for _ in range(2)]
+    assert counts == [{"c": 6, "b": 10}, {"b": 1, "c": 1, "a": 30}]
 
 
 @pytest.mark.parametrize(("steps", "returns"), [(0, True), (2 * BLOCK_TOKENS, False)])

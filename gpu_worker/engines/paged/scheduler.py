@@ -4,7 +4,9 @@ Runs of one priority keep the order of their arrival, running before waiting. Wh
 the newest of the lowest priority gives way: it loses its KV, returns to the head of its priority,
 and is computed again later, once the others have room to go on for a while: it would soon give way
 again otherwise. Who waits may take the place of lower priorities, never of its own. When memory for
-a step runs out the budget of a step is halved, and recovers slowly.
+a step runs out the budget of a step is halved, and recovers slowly. A step with an urgent prompt
+has no more of less urgent ones than of it, or a third of the budget: its first token waits for all
+of the step.
 """
 
 from collections import deque
@@ -15,6 +17,7 @@ from gpu_worker.engines.paged.cache import Cache
 from gpu_worker.engines.paged.run import Run, Slice
 from streams.subjects import Priority
 
+LESS_URGENT = 1 / 3  # of the budget: a step's share of less urgent prompts beside an urgent one
 RETURN_STEPS = 64  # that the others can go on for when one returns that gave way
 RECOVERY_STEPS = 64  # that fit, before a lowered budget grows again
 RECOVERY_PARTS = 16  # by a sixteenth of itself
@@ -88,10 +91,13 @@ class Scheduler:
         slices: list[Slice] = []
         held_up = False
         for line in self._lines.values():
+            before = self._spare
             slices += self._continue(line)
             if not held_up:
                 slices += self._admit(line)
             held_up = held_up or bool(line.waiting)
+            if (prefill := before - self._spare) > 0:
+                self._spare = min(self._spare, max(prefill, int(LESS_URGENT * self.budget)))
         return slices
 
     def commit(self, slices: list[Slice]) -> None:
