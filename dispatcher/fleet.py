@@ -5,6 +5,7 @@ dispatched and, by their own account, has not been pulled yet. It is told by pri
 take the place of less urgent work for more urgent.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -205,29 +206,30 @@ class Fleet:
     def fits_one(self, version: str, priority: Priority, cost: int) -> bool:
         """True unless a request is large, and no worker alone would surely run it at once.
 
-        What is under way to any worker may yet come to that one, or be placed on it.
+        What is under way to any worker may yet take the room that it would leave there, or be
+        placed on it; to keep it from all of them it has to be more than they would have left.
         """
         if not self.is_large(version, cost):
             return True
-        return bool(self.roomiest(version, priority, cost, self._pools[version].for_any(priority)))
+        left = [max(0, room - cost) for _, room in self._roomy(version, priority, cost)]
+        return bool(left) and sum(left) >= self._pools[version].for_any(priority)
 
     def is_large(self, version: str, cost: int) -> bool:
         """Whether a request takes much of what one of several workers has."""
         pool = self._pools[version]
         return pool.workers > 1 and cost * pool.workers > LARGE * pool.whole.tokens
 
-    def roomiest(self, version: str, priority: Priority, cost: int, beside: int = 0) -> str:
-        """The worker with the most room that would run a request at once; "" if none would.
+    def roomiest(self, version: str, priority: Priority, cost: int) -> str:
+        """The worker with the most room that would run a request at once; "" if none would."""
+        roomy = self._roomy(version, priority, cost)
+        return max(roomy, key=lambda each: each[1], default=("", 0))[0]
 
-        So it would `beside` so many tokens of others that may come there before.
-        """
-        best, most = "", 0
+    def _roomy(self, version: str, priority: Priority, cost: int) -> Iterator[tuple[str, int]]:
+        """The workers that would run a request at once, and the tokens that each has."""
         for (worker, of), (beat, _) in self._beats.items():
             standing = self.standing(version, worker, priority) if of == version else None
-            needed = min(cost, beat.kv_tokens) + beside
-            if standing and standing.tokens > most and standing.may_take(needed):
-                best, most = worker, standing.tokens
-        return best
+            if standing and standing.may_take(min(cost, beat.kv_tokens)):
+                yield worker, standing.tokens
 
     def room(self, priority: Priority) -> Credit:
         """What would run at once, over all pools."""

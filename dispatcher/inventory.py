@@ -117,7 +117,7 @@ class Inventory:
         for seq in lying.keys() & held.keys():
             name = lying[seq].envelope.request_id
             self._books.lies_for(name, seq, subjects.placement(held[seq].subject))
-        await self._adopt([message for seq, message in held.items() if seq not in lying])
+        self._adopt([message for seq, message in held.items() if seq not in lying])
         await self._end_missing(suspicious - held.keys())
         await self._bury(held, infos)
 
@@ -140,15 +140,12 @@ class Inventory:
             if flight := self._books.lying.get(before or 0):
                 self._books.returned(flight.envelope.request_id, flight.seq, message.seq)
 
-    async def _adopt(self, unknown: list[StoredMessage]) -> None:
-        """Count it in, or remove what nobody can read: its worker may be gone."""
+    def _adopt(self, unknown: list[StoredMessage]) -> None:
         for message in unknown:
             if envelope := envelope_of(message.headers):
                 pool = subjects.parse_work(message.subject)
                 placement = subjects.placement(message.subject)
                 self._books.adopt(envelope, pool, message.seq, placement)
-            else:
-                await dead_letters.bury(self._broker, message, self._shards)
 
     async def _end_missing(self, missing: set[int]) -> None:
         """What is in WORK no more has ended; if it has not, since it was removed, it ends here.
@@ -177,7 +174,7 @@ class Inventory:
         self._books.gone(envelope.request_id, flight.seq, time.monotonic())
 
     async def _bury(self, held: Held, infos: Infos) -> None:
-        stuck = _stuck(held, infos)
+        stuck = _stuck(held, infos) | _unreadable(held)
         for seq in (self._late() | (stuck & self._suspects)) & held.keys():
             await dead_letters.bury(self._broker, held[seq], self._shards)
         self._suspects = stuck
@@ -214,6 +211,11 @@ def _stuck(held: Held, infos: Infos) -> set[int]:
     settled = {name: _settled_up_to(info) for name, info in infos.items()}
     consumers = {seq: topology.consumer_of(message.subject) for seq, message in held.items()}
     return {seq for seq, name in consumers.items() if seq <= settled.get(name, 0)}
+
+
+def _unreadable(held: Held) -> set[int]:
+    """What no worker that has it can do; that of a lane may be gone."""
+    return {seq for seq, message in held.items() if envelope_of(message.headers) is None}
 
 
 def _settled_up_to(info: ConsumerInfo) -> int:

@@ -72,6 +72,7 @@ class Relay:
         """Follow a request that is about to be published on this gateway's route."""
         subject = subjects.log(Log(tenant, self.route, request_id), self._shards)
         following = self._own[request_id] = self._following(tenant, request_id, subject, sink)
+        following.subject = subject
         return following
 
     async def resume(self, tenant: str, request_id: str, sink: Sink) -> Following:

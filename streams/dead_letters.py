@@ -24,6 +24,7 @@ UNKNOWN = "unknown"  # the tenant of work whose headers say nothing
 EXHAUSTED, MALFORMED = "attempts_exhausted", "malformed"
 REPLAY_OF = "Replay-Of"  # on a replayed request and its work: the dead letter that it came from
 _REASON, _ENDED, _TRIES = "Reason", "Ended", "Tries"
+_HEADER_BYTES = 4096  # at most, of a letter
 
 
 class Work(Protocol):
@@ -53,7 +54,8 @@ async def keep(
         _TRIES: json.dumps(tried.pack()),
     }
     subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, pool.model)
-    await broker.store_retrying(subject, work.data, headers, PATIENCE_SECONDS)
+    fits = len(work.data) + _HEADER_BYTES <= broker.max_payload  # else the connection would close
+    await broker.store_retrying(subject, work.data if fits else b"", headers, PATIENCE_SECONDS)
 
 
 async def lay_aside(broker: Broker, delivery: Delivery) -> None:

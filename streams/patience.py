@@ -26,11 +26,14 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
 
 async def persistently(act: Callable[[], Awaitable[T]]) -> T:
     """What `act` returns, asked again and again while it raises `BrokerUnavailable`."""
+    told = ""
     while True:
         try:
             return await act()
         except BrokerUnavailable as error:
-            log.warning("broker_awaited", reason=str(error))
+            if str(error) != told:
+                told = str(error)
+                log.warning("broker_awaited", reason=told)
             await asyncio.sleep(PAUSE_SECONDS)
 
 

@@ -97,6 +97,16 @@ def test_what_is_under_way_to_any_worker_may_take_the_room_of_a_large_request() 
     assert fleet.fits_one("1", STANDARD, 600)
 
 
+def test_what_is_under_way_cannot_take_the_room_of_all_workers_at_once() -> None:
+    """In a large fleet something always is; heavy tenants' large requests would never go."""
+    fleet = Fleet()
+    for number in range(64):
+        fleet.beat(beat(f"w{number}", tokens=10_000), 0)
+    for _ in range(20):
+        fleet.sending("1", STANDARD, 500)
+    assert fleet.fits_one("1", STANDARD, 1300)
+
+
 def test_what_was_pulled_waits_no_more() -> None:
     """The beat that says so also says what is free now."""
     fleet = Fleet()
