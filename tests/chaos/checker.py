@@ -69,8 +69,9 @@ def gap_free(story: Story) -> Broken:
 
 def stored_gap_free(story: Story) -> Broken:
     """So does its log (2, 3)."""
+    aged = _ids(story.accepted) - _ids(story.kept)
     for log in story.logs.values():
-        if broken := _first_gap(log.chunks):
+        if log.request_id not in aged and (broken := _first_gap(log.chunks)):
             yield log.request_id, f"in its log: {broken}"
 
 
@@ -88,7 +89,7 @@ def undisturbed(story: Story) -> Broken:
 
 def stored_first(story: Story) -> Broken:
     """What a client saw is in the log, and nothing else is (3); where logs were not forgotten."""
-    for stream in [] if story.began.forgets else story.accepted:
+    for stream in [] if story.began.forgets else story.kept:
         log = story.logs.get(stream.request_id)
         if log is None:
             yield stream.submitted.request, "has no log"
@@ -196,6 +197,10 @@ RULES: tuple[Callable[[Story], Broken], ...] = (
     back_to_baseline,
     only_the_deaf_are_cut,
 )
+
+
+def _ids(streams: Iterable[Stream]) -> set[str]:
+    return {stream.request_id for stream in streams}
 
 
 def _first_gap(chunks: Iterable[tuple[int, int, str]]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from streams.topology import LOG_SECONDS
 from tests.chaos.history import (
     Accepted,
     Began,
@@ -25,6 +26,7 @@ from tests.chaos.history import (
 )
 
 E = TypeVar("E", bound=Event)
+READ_SECONDS = 120.0  # from the last end until all that is stored has been read
 
 
 @dataclass
@@ -81,6 +83,8 @@ class Story:
         self.probes, self.left = self.all(Probed), self.all(Left)
         self.held, self.strikes = self.all(Held), self.all(Struck)
         self.dropped, self.readers = self.all(Dropped), _readers(self.strikes)
+        read_at = max((end.at for end in self.all(Ended)), default=0.0) + READ_SECONDS
+        self._kept_since = read_at - LOG_SECONDS
 
     def _tell(self) -> None:
         """Give each stream its events."""
@@ -107,6 +111,11 @@ class Story:
     def accepted(self) -> list[Stream]:
         """The requests to which something was promised."""
         return [stream for stream in self.streams.values() if stream.accepted]
+
+    @property
+    def kept(self) -> list[Stream]:
+        """Those of which the brokers still had the whole log: they drop it with its age."""
+        return [each for each in self.accepted if each.submitted.at >= self._kept_since]
 
 
 def _readers(strikes: list[Struck]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from tests.chaos import history
 from tests.chaos.checker import RULES, check
 from tests.chaos.figures import figures
 from tests.chaos.history import (
+    Accepted,
     Began,
     Billed,
     Cancelled,
@@ -109,6 +110,25 @@ def test_brokers_that_forget_may_have_no_logs_left() -> None:
     forgetful = changed(one(Began, "made"), forgets=True)(GOOD)
     assert check(without(LOG)(forgetful)) == []
     assert check(without(one(Billed, "id-a"))(without(LOG)(forgetful))) != []
+
+
+LATER: list[Event] = [
+    Submitted(2000.0, "c", "acme", ["six "], "client-0"),
+    Accepted(2000.1, "c", "id-c"),
+    Chunk(2000.2, "c", 0, 1, "six "),
+    Ended(2000.3, "c", "length", 1),
+    Logged("id-c", "acme", [(0, 1, "six ")], ["length"], 1),
+    Billed("id-c", "acme", 1, "length"),
+]
+
+
+def test_logs_are_dropped_with_their_age_and_nothing_else_is() -> None:
+    """Brokers keep them for as long as a client may come back; a run may last longer."""
+    whole = [*GOOD, *LATER]
+    assert check(without(LOG)(whole)) == []
+    assert check(changed(LOG, chunks=LOG.chunks[1:])(whole)) == []
+    assert [v.rule for v in check(without(LATER[-2])(whole))] == ["stored_first"]
+    assert check(without(one(Billed, "id-a"))(whole)) != []
 
 
 def test_who_reads_nothing_is_cut_and_who_reads_again_in_time_is_not() -> None:
