@@ -12,12 +12,11 @@ from gateway.waits import Wish, goal_seconds
 from registry.models import Model, Version
 from registry.store import Registry
 from registry.tenants import Tenant
+from streams import headers
 from streams.connection import Broker
 from streams.errors import PayloadTooLarge
 from streams.headers import Envelope
 from streams.subjects import Lane
-
-_OVERHEAD_BYTES = 4096  # of max_payload, for headers
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Preparation:
         choices = submission.each()
         reference = adapter.reference if adapter else None
         admitted = [admit(each, model, tenant, encoded, splits, reference) for each in choices]
-        _check_size(admitted[0], self._broker.max_payload - _OVERHEAD_BYTES)
+        _check_size(admitted[0], self._broker.max_payload - headers.MOST_BYTES)
         lane = Lane(tenant.name, model.name, submission.priority)
         pin = _pin(submission.model, model, version)
         name = adapter.name if adapter else ""

@@ -12,7 +12,7 @@ import structlog
 
 from streams import history, subjects, topology
 from streams.connection import Broker, StoredMessage
-from streams.headers import MESSAGE_ID, PRIORITY, Envelope
+from streams.headers import MESSAGE_ID, MOST_BYTES, PRIORITY, Envelope
 from streams.history import History
 from streams.pull import Delivery
 from streams.subjects import Priority
@@ -24,7 +24,6 @@ UNKNOWN = "unknown"  # the tenant of work whose headers say nothing
 EXHAUSTED, MALFORMED = "attempts_exhausted", "malformed"
 REPLAY_OF = "Replay-Of"  # on a replayed request and its work: the dead letter that it came from
 _REASON, _ENDED, _TRIES = "Reason", "Ended", "Tries"
-_HEADER_BYTES = 4096  # at most, of a letter
 
 
 class Work(Protocol):
@@ -54,7 +53,7 @@ async def keep(
         _TRIES: json.dumps(tried.pack()),
     }
     subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, pool.model)
-    fits = len(work.data) + _HEADER_BYTES <= broker.max_payload  # else the connection would close
+    fits = len(work.data) + MOST_BYTES <= broker.max_payload  # else the connection would close
     await broker.store_retrying(subject, work.data if fits else b"", headers, PATIENCE_SECONDS)
 
 

@@ -18,6 +18,7 @@ PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"
 TOLD_WAIT = "Told-Wait"
 CLAIM = "Claim"  # on `started` records: which claim it is
+MOST_BYTES = 4096  # of the broker's `max_payload`, kept for all headers of a message
 
 
 @dataclass(frozen=True, slots=True)

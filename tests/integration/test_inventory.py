@@ -1,6 +1,8 @@
 """What is in WORK, and what the leader believes to be there."""
 
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -32,6 +34,17 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "AUDIT_SECONDS", 0.2)
 
 
+@asynccontextmanager
+async def served(nats_url: str) -> AsyncIterator[Client]:
+    """A client of a dispatcher and a worker with one place."""
+    async with (
+        client(nats_url, **LONG) as c,
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url)),
+    ):
+        yield c
+
+
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each stream is read."""
@@ -61,11 +74,7 @@ async def one_runs_and_two_wait(c: Client) -> tuple[str, list[str]]:
 
 async def test_what_nobody_had_pulled_when_it_was_purged_ends_soon(nats_url: str) -> None:
     """Its client would wait until the deadline; what runs has no need of its work."""
-    async with (
-        client(nats_url, **LONG) as c,
-        running(dispatcher.service, a_dispatcher(nats_url)),
-        running(gpu_worker.service, a_worker(nats_url)),
-    ):
+    async with served(nats_url) as c:
         runs, waiting = await one_runs_and_two_wait(c)
         await c.broker.js.purge_stream(topology.WORK)
         await eventually(lambda: all(c.terminal(request) for request in waiting))
@@ -90,11 +99,7 @@ async def test_what_runs_and_waits_in_order_is_not_read_again_and_again(
 
     monkeypatch.setattr(Inventory, "look", looking)
     monkeypatch.setattr(inventory, "TOLD_SECONDS", 1.0)
-    async with (
-        client(nats_url, **LONG) as c,
-        running(dispatcher.service, a_dispatcher(nats_url)),
-        running(gpu_worker.service, a_worker(nats_url)),
-    ):
+    async with served(nats_url) as c:
         runs, _ = await one_runs_and_two_wait(c)
         reads.clear()
         ended.clear()
@@ -115,11 +120,7 @@ async def test_what_is_doubted_once_is_not_read(
         return {doubts[-1]}
 
     monkeypatch.setattr(Inventory, "_doubted", one_after_another)
-    async with (
-        client(nats_url, **LONG) as c,
-        running(dispatcher.service, a_dispatcher(nats_url)),
-        running(gpu_worker.service, a_worker(nats_url)),
-    ):
+    async with served(nats_url) as c:
         runs, _ = await one_runs_and_two_wait(c)
         reads.clear()
         doubted = len(doubts)
@@ -139,11 +140,7 @@ async def test_what_has_ended_is_not_lost_with_its_log(
 
     monkeypatch.setattr(Leader, "_on_ledger", miss)
     monkeypatch.setattr(inventory, "TOLD_SECONDS", 0.5)
-    async with (
-        client(nats_url, **LONG) as c,
-        running(dispatcher.service, a_dispatcher(nats_url)),
-        running(gpu_worker.service, a_worker(nats_url)),
-    ):
+    async with served(nats_url) as c:
         request = await c.send()
         await eventually(lambda: c.terminal(request))
         await eventually(c.ledger)
