@@ -23,11 +23,6 @@ from millstream.up.preparation import cache_directory
 OURS = "millstream"
 VLLM_PYTHON = "MILLSTREAM_BENCH_VLLM"
 ROUNDS = 2  # of one turn
-VLLM = {
-    "VLLM_CPU_KVCACHE_SPACE": "2",
-    "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
 
 
 @dataclass(frozen=True)
@@ -93,10 +88,20 @@ def _rounds(case: Case, directory: Path, name: str) -> list[float]:
     sizes = (case.prompt_tokens, case.output_tokens, case.concurrency, ROUNDS)
     python = os.environ[VLLM_PYTHON] if name == "vllm" else sys.executable
     command = [python, "-m", f"bench.contenders.{name}", str(directory), *map(str, sizes)]
-    environment = {**os.environ, **ALLOCATOR, **(VLLM if name == "vllm" else {})}
+    environment = {**os.environ, **ALLOCATOR, **(_vllm(Path(python)) if name == "vllm" else {})}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-4000:]}")
     rates: list[float] = json.loads(done.stdout.splitlines()[-1])
     return rates
+
+
+def _vllm(python: Path) -> dict[str, str]:
+    """Its settings, with Intel's OpenMP loaded before all else, as its documentation advises."""
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"),
+    }

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.engines import openmp
 from tests.broker import NatsServer
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine.md, "Exactness").
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-# As a worker has it (engines/factory.py): beside load, threads that spin for long starve others.
-os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+openmp.choose()
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's own library reads it as well, at its import
 

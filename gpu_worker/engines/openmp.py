@@ -1,0 +1,38 @@
+"""The OpenMP runtime in which torch's threads meet, chosen before torch is imported.
+
+On a CPU every operation ends at a barrier. Tokens/s of Gemma 3 270M, 32 at once, two cores, alone
+and beside a busy neighbour: torch's own libgomp 355 and 180 as set below, 390 and 80 with longer
+spinning; Intel's runtime 405 and 219 (its default of 200 ms 408 and 143, no spinning 254 and 246).
+"""
+
+import ctypes
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+_LIBRARY = "libiomp5.so"
+_SPINNING = {  # how long a thread spins at a barrier before it sleeps, unless the operator said
+    "KMP_BLOCKTIME": "1",  # milliseconds, of Intel's
+    "GOMP_SPINCOUNT": "4000",  # of libgomp, where the other is not to be had
+}
+
+
+def choose() -> None:
+    """Load Intel's runtime where it is installed, so that torch's calls find it before libgomp.
+
+    A torch that is there already keeps its own.
+    """
+    for key, value in _SPINNING.items():
+        os.environ.setdefault(key, value)
+    if "torch" not in sys.modules and (library := _installed()):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def _installed() -> Path | None:
+    """Where the package `intel-openmp`, of Linux on x86-64 alone, has put it."""
+    try:
+        found = files("intel-openmp") or []
+    except PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in found if file.name == _LIBRARY), None)
