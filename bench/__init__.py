@@ -17,7 +17,3 @@ simulate      the scheduler on a virtual clock, run by `python -m bench.simulate
 simulation    its parts
 live          isolation, overload and dispatch on a running system
 """
-
-from gpu_worker.engines import openmp
-
-openmp.choose()  # as a worker has it, for everything measured in Python here, others' engines too

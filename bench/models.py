@@ -1,17 +1,29 @@
 """Models made for measuring: real shapes, random weights."""
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-
-import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 10_240
 
 
 def small_llama(directory: Path) -> Path:
-    """A Llama of 28 million parameters in float32."""
+    """A Llama of 28 million parameters in float32.
+
+    Made in a process of its own: whoever measures has no torch yet when its engine chooses the
+    OpenMP runtime, like a worker.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(_make_llama, directory).result()
+    return directory
+
+
+def _make_llama(directory: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=512,
@@ -27,4 +39,3 @@ def small_llama(directory: Path) -> Path:
     LlamaForCausalLM(config).save_pretrained(directory)
     words = {f"w{number}": number for number in range(VOCABULARY)}
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
-    return directory
