@@ -2,7 +2,7 @@
 
 On a CPU every operation ends at a barrier. Tokens/s of Gemma 3 270M, 32 at once, two cores, alone
 and beside a busy neighbour: torch's own libgomp 355 and 180 as set below, 390 and 80 with longer
-spinning; Intel's runtime 405 and 219 (its default of 200 ms 408 and 143, no spinning 254 and 246).
+spinning; Intel's runtime 405 and 219 (its default of 200 ms 408 and 143, no spinning 254 and 233).
 """
 
 import ctypes
