@@ -1,6 +1,7 @@
 """Our engine beside others: generated tokens per second, prefill included, all prompts at once.
 
-Contenders take turns, each turn in a fresh process that warms up first. vLLM is measured where
+Contenders take turns, each turn in a fresh process that warms up first, as their users have them:
+ours with a worker's allocator, vLLM with the OpenMP runtime that its documentation advises, where
 MILLSTREAM_BENCH_VLLM names the Python of an environment that has it.
 """
 
@@ -88,8 +89,8 @@ def _rounds(case: Case, directory: Path, name: str) -> list[float]:
     sizes = (case.prompt_tokens, case.output_tokens, case.concurrency, ROUNDS)
     python = os.environ[VLLM_PYTHON] if name == "vllm" else sys.executable
     command = [python, "-m", f"bench.contenders.{name}", str(directory), *map(str, sizes)]
-    environment = {**os.environ, **ALLOCATOR, **(_vllm(Path(python)) if name == "vllm" else {})}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    own = {OURS: ALLOCATOR, "vllm": _vllm(Path(python))}.get(name, {})
+    environment = {**os.environ, **own, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-4000:]}")
@@ -98,7 +99,7 @@ def _rounds(case: Case, directory: Path, name: str) -> list[float]:
 
 
 def _vllm(python: Path) -> dict[str, str]:
-    """Its settings, with Intel's OpenMP loaded before all else, as its documentation advises."""
+    """Its settings; the last one is Intel's OpenMP, which its wheel brings along."""
     return {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": "0-1",
