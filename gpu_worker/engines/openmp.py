@@ -35,4 +35,5 @@ def _installed() -> Path | None:
         found = files("intel-openmp") or []
     except PackageNotFoundError:
         return None
-    return next((Path(str(file.locate())) for file in found if file.name == _LIBRARY), None)
+    places = (Path(str(file.locate())) for file in found if file.name == _LIBRARY)
+    return next(filter(Path.exists, places), None)  # `pip install --target` moves it
