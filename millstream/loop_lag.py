@@ -5,8 +5,8 @@ import time
 
 from prometheus_client import Gauge
 
-LOOK_SECONDS = 0.1
-WINDOW = 50  # looks
+LOOK_SECONDS = 0.25  # ten a second were a quarter of all that an idle worker does
+WINDOW = 20  # looks
 
 LAG = Gauge("millstream_event_loop_lag_seconds", "The longest delay of a timer, last 5 seconds.")
 
