@@ -19,6 +19,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     T5Config,
@@ -57,6 +58,23 @@ CONFIGS: dict[str, tuple[PreTrainedConfig, str]] = {
     "llama4_text": (Llama4TextConfig(**GROUPED), "chunked_attention"),
     "lfm2": (Lfm2Config(**SHAPE, full_attn_idxs=[1]), "layers of type conv"),
     "mamba": (MambaConfig(), "linear_attention"),
+    "llama": (
+        LlamaConfig(**GROUPED, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+        "rotary embeddings that depend on the longest sequence",
+    ),
+    "phi3": (
+        Phi3Config(
+            **GROUPED,
+            rope_parameters={
+                "rope_type": "longrope",
+                "short_factor": [1.0] * 6,
+                "long_factor": [2.0] * 6,
+                "original_max_position_embeddings": 32,
+                "factor": 2.0,
+            },
+        ),
+        "rotary embeddings that depend on the longest sequence",
+    ),
 }
 
 SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2}
