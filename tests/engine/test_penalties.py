@@ -150,15 +150,15 @@ def test_logprobs_are_the_models_own() -> None:
 def test_min_p_cuts_before_the_other_cuts(
     min_p: float, top_p: float, top_k: int, temperature: float, seed: int
 ) -> None:
-    """As in vLLM: after the temperature; top-p is a share of what is left."""
+    """As in vLLM: after the temperature; top-p is a share of what min-p and top-k have left."""
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 2
     weights = (logits[0].double() / temperature).softmax(-1)
     weights = weights * (weights >= min_p * weights.max() * (1 - 1e-6))
-    ordered = (weights / weights.sum()).sort(descending=True)
-    nucleus = (ordered.values.cumsum(-1) - ordered.values < top_p * (1 + 1e-6)) & (
-        ordered.values > 0
-    )
-    allowed = set(ordered.indices[nucleus][: top_k or None].tolist())
+    ordered = weights.sort(descending=True)
+    left = ordered.values[: top_k or None]
+    before = (left.cumsum(-1) - left) / left.sum()
+    nucleus = (before < top_p * (1 + 1e-6)) & (left > 0)
+    allowed = set(ordered.indices[: len(left)][nucleus].tolist())
     sampling = Sampling(temperature=temperature, min_p=min_p, top_p=top_p, top_k=top_k)
     choices = [Choice(sampling, (i + 0.5) / 200) for i in range(200)]
     drawn = {s.token for s in sample(logits.repeat(200, 1), choices)}

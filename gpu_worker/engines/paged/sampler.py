@@ -4,8 +4,8 @@ The draw inverts the cumulative distribution in vocabulary order. In order of ra
 logits that rounding swaps would move every boundary behind them; here they move none. So a sequence
 gets the same tokens alone, in any batch, and on the worker that resumes it.
 
-The order is vLLM's: what shapes a row (a grammar, bias, penalties), temperature, min-p, top-k and
-top-p.
+The order is vLLM's: what shapes a row (a grammar, bias, penalties), temperature, min-p, top-k, then
+top-p as a share of what top-k has left.
 """
 
 from collections.abc import Callable
@@ -177,11 +177,12 @@ def _kept(logits: Tensor, choices: list[Choice], candidates: int) -> tuple[Tenso
     top_k = [c.sampling.top_k if c.sampling.top_k > 0 else vocabulary for c in choices]
     ranks_kept = _rows(top_k, logits)[:, None]
     top_p = _column([c.sampling.top_p for c in choices], logits)
-    total = logits.logsumexp(-1, keepdim=True)
     best = logits.topk(count, -1).values
-    weights = (best - total).exp()
-    enough = (weights.sum(-1, keepdim=True) >= top_p) | (ranks_kept <= count)
     ranks = torch.arange(count, device=logits.device)
+    first = best.masked_fill(ranks >= ranks_kept, -torch.inf).logsumexp(-1, keepdim=True)
+    uncut = ranks_kept >= vocabulary
+    weights = (best - torch.where(uncut, logits.logsumexp(-1, keepdim=True), first)).exp()
+    enough = (ranks_kept <= count) | uncut & (weights.sum(-1, keepdim=True) >= top_p)
     keep = (weights.cumsum(-1) - weights < top_p) & (ranks < ranks_kept)
     bounds = best.gather(-1, keep.sum(-1, keepdim=True).clamp(min=1) - 1)
     return bounds, enough[:, 0] | (count == vocabulary)
