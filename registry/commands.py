@@ -30,7 +30,8 @@ async def add(settings: AddSettings, stop: asyncio.Event) -> None:
 
 async def _add_model(settings: AddSettings) -> None:
     described = await asyncio.to_thread(_described, settings)
-    model = described.model_copy(update={name: getattr(settings, name) for name in PRICES})
+    prices = {name: getattr(settings, name) for name in PRICES}
+    model = described.model_copy(update={**prices, "goals": settings.goals})
     async with opened(settings.nats) as registry:
         await registry.put(model)
         if settings.alias:

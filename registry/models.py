@@ -60,7 +60,6 @@ class Goals(Record):
     """What a priority's latency should be: goals, not promises. None means no goal."""
 
     time_to_first_token_ms: float | None = Field(default=None, gt=0)
-    inter_token_ms: float | None = Field(default=None, gt=0)
 
 
 class Version(Record):

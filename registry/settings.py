@@ -5,10 +5,10 @@ from pathlib import Path
 from pydantic import Field, model_validator
 from pydantic.config import JsonDict
 
-from registry.models import Name, Task
+from registry.models import Goals, Name, Task
 from registry.remote import Api, Url
 from streams.settings import ClientSettings
-from streams.subjects import token
+from streams.subjects import Priority, token
 
 POSITIONAL: JsonDict = {"positional": True}
 
@@ -55,10 +55,25 @@ class AddSettings(ClientSettings):
     completion_price: float | None = Field(
         None, ge=0, description="price of a million generated tokens"
     )
+    interactive_goal_ms: float | None = Field(
+        None, gt=0, description="longest time to first token that interactive requests should see"
+    )
+    standard_goal_ms: float | None = Field(None, gt=0, description="the same of standard requests")
+    batch_goal_ms: float | None = Field(None, gt=0, description="the same of batch requests")
     first_seconds: float = Field(
         60, gt=0, description="time for the server's first token, or its whole answer"
     )
     chunk_seconds: float = Field(30, gt=0, description="time between the parts of a stream")
+
+    @property
+    def goals(self) -> dict[Priority, Goals]:
+        """Those that are given."""
+        wanted = {
+            Priority.INTERACTIVE: self.interactive_goal_ms,
+            Priority.STANDARD: self.standard_goal_ms,
+            Priority.BATCH: self.batch_goal_ms,
+        }
+        return {of: Goals(time_to_first_token_ms=ms) for of, ms in wanted.items() if ms is not None}
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "AddSettings":

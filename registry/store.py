@@ -194,6 +194,10 @@ def _merged(old: Model | Alias | Adapter | None, new: Model) -> bytes:
         known = old.versions.get(version.id)
         if known and known.digest != version.digest:
             raise VersionExists(new.name, version.id)
-    both = {"versions": {**old.versions, **new.versions}, "created": old.created}
+    both = {
+        "versions": {**old.versions, **new.versions},
+        "goals": {**old.goals, **new.goals},
+        "created": old.created,
+    }
     prices = {name: getattr(old, name) for name in PRICES if getattr(new, name) is None}
     return new.model_copy(update=both | prices).model_dump_json().encode()

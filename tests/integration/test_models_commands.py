@@ -11,6 +11,7 @@ from registry.commands import add, list_models, opened, show
 from registry.settings import AddSettings, ListSettings, ShowSettings
 from registry.store import VersionExists
 from streams.errors import ModelNotFound
+from streams.subjects import Priority
 from tests.safetensors import write_adapter
 
 STOP = asyncio.Event()
@@ -157,6 +158,20 @@ async def test_a_new_version_costs_what_the_model_did(nats_url: str) -> None:
     async with opened(nats_url) as registry:
         model = registry.models["far"]
         assert (len(model.versions), model.prompt_price, model.completion_price) == (2, 2, 3)
+
+
+async def test_goals_are_given_by_priority_and_stay(nats_url: str) -> None:
+    """A new version is to be as fast as the one before, unless it says otherwise."""
+    far = {"name": "far", "context_length": "512"}
+    first = {"interactive_goal_ms": "300", "batch_goal_ms": "60000"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", **first, **far)
+    await run_add_remote(nats_url, "http://other:8000/v1", interactive_goal_ms="250", **far)
+    async with opened(nats_url) as registry:
+        goals = registry.models["far"].goals
+        assert {of: goal.time_to_first_token_ms for of, goal in goals.items()} == {
+            Priority.INTERACTIVE: 250,
+            Priority.BATCH: 60_000,
+        }
 
 
 async def test_what_a_server_may_do_at_once_can_change_and_where_it_is_cannot(
