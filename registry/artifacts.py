@@ -50,7 +50,7 @@ def scan(directory: Path) -> dict[str, str]:
     root = _root(directory)
     paths = sorted(_files(root))
     for path in paths:
-        if path.endswith(".json"):
+        if path.lower().endswith(".json"):
             _check_json(root, path)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="sha256") as threads:
         return dict(zip(paths, threads.map(_sha256, [root / path for path in paths]), strict=True))
@@ -172,3 +172,5 @@ def _check_relative(path: str) -> None:
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path:
         raise ArtifactRefused(path, "leads out of the directory")
+    if any(part.startswith(".") for part in parts.parts):
+        raise ArtifactRefused(path, "is hidden, so it is no part of the version")

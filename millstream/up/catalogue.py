@@ -9,7 +9,7 @@ from pathlib import Path
 from millstream.settings import UpSettings
 from millstream.up.preparation import prepare
 from registry.description import model_from
-from registry.models import Model, mock_model
+from registry.models import Model, mock_model, valid_name
 from registry.store import Registry
 from streams.connection import connect
 from streams.errors import MillstreamError
@@ -36,6 +36,14 @@ class NotInstalled(MillstreamError):
         self.name, self.extras = name, extras
 
 
+class BadName(MillstreamError):
+    """A directory's name cannot be a model's."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"{source} cannot be served under its folder's name: {reason}")
+        self.source = source
+
+
 class NameTwice(MillstreamError):
     """Two models would be served under one name."""
 
@@ -48,7 +56,7 @@ def wanted(settings: UpSettings) -> dict[str, str]:
     """What to serve: each name that clients will use, and where the model comes from.
 
     The demo's language model brings the demo's embedding model along. Raises before anything is
-    started: `UnknownModel`, `NotInstalled` or `NameTwice`.
+    started: `UnknownModel`, `NotInstalled`, `BadName` or `NameTwice`.
     """
     sources = list(settings.model)
     if sources == [GEMMA] and find_spec(WHEELS[MINILM]):
@@ -69,7 +77,14 @@ def _name(source: str) -> str:
         raise NotInstalled(source, "worker,demo")
     if not find_spec("torch"):
         raise NotInstalled(source, "worker")
-    return source if source in WHEELS else Path(source).resolve().name
+    return source if source in WHEELS else _folder(source)
+
+
+def _folder(source: str) -> str:
+    try:
+        return valid_name(Path(source).resolve().name)
+    except ValueError as error:
+        raise BadName(source, str(error)) from None
 
 
 async def register(models: dict[str, str], settings: UpSettings, url: str, logs: Path) -> None:

@@ -67,6 +67,14 @@ def test_a_shard_index_cannot_lead_out_of_the_directory(version: Path, shard: st
         scan(version)
 
 
+def test_a_shard_index_cannot_name_what_is_not_hashed(version: Path) -> None:
+    """Hidden files are left out of a version; the loader would open them all the same."""
+    index = {"weight_map": {"layer": ".cache/model.safetensors"}}
+    (version / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ArtifactRefused, match="hidden"):
+        scan(version)
+
+
 def test_a_sentence_encoder_cannot_bring_its_own_modules(version: Path) -> None:
     """sentence-transformers imports the class that modules.json names."""
     modules = [{"type": "custom_st.Transformer", "path": ""}]

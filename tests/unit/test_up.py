@@ -136,6 +136,14 @@ def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
         catalogue.wanted(UpSettings(model=("mokc",)))
 
 
+@pytest.mark.parametrize("name", ["my model", "m*", "a@b"])
+def test_a_folder_whose_name_no_client_could_ask_for_is_refused(tmp_path: Path, name: str) -> None:
+    """Before anything is started, and with the reason."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(catalogue.BadName, match="folder's name: .* contains"):
+        catalogue.wanted(UpSettings(model=(f"{tmp_path}/{name}",)))
+
+
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     """A client could not say which it means."""
     for parent in ("a", "b"):
