@@ -223,8 +223,8 @@ def floats(vector: bytes) -> list[float]:
     return numbers.tolist()
 
 
-def model_card(model: Model, name: str | None = None) -> Answer:
-    """One entry of /v1/models; `name` is an alias that it goes by."""
+def model_card(model: Model, workers: int, name: str | None = None) -> Answer:
+    """One entry of /v1/models; `name` is an alias that it goes by, `workers` serve it now."""
     return {
         "id": name or model.name,
         "object": "model",
@@ -233,12 +233,13 @@ def model_card(model: Model, name: str | None = None) -> Answer:
         "task": model.task,
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
+        "workers": workers,
     }
 
 
-def adapter_card(model: Model, adapter: Adapter, name: str | None = None) -> Answer:
+def adapter_card(model: Model, workers: int, adapter: Adapter, name: str | None = None) -> Answer:
     """An adapter's entry of /v1/models, with its model as `parent`, as vLLM lists them."""
-    entry = model_card(model, name or adapter.id)
+    entry = model_card(model, workers, name or adapter.id)
     return entry | {"created": adapter.created, "parent": model.name}
 
 

@@ -97,14 +97,15 @@ class _Socket:
 async def _models(door: Door, request: Request) -> Response:
     door.authenticate(authorization(request))
     models, aliases = door.registry.models, door.registry.aliases
-    cards = [answers.model_card(model) for model in models.values()]
+    workers = door.workers
+    cards = [answers.model_card(model, workers[model.name]) for model in models.values()]
     cards += [
-        answers.adapter_card(models[adapter.model], adapter)
+        answers.adapter_card(models[adapter.model], workers[adapter.model], adapter)
         for adapter in door.registry.adapters.values()
         if adapter.model in models
     ]
     cards += [
-        answers.model_card(models[alias.model], name)
+        answers.model_card(models[alias.model], workers[alias.model], name)
         for name, alias in aliases.items()
         if alias.model in models
     ]
@@ -115,9 +116,10 @@ async def _model(door: Door, request: Request) -> Response:
     door.authenticate(authorization(request))
     name = request.path_params["model"]
     model, _, adapter = door.registry.target(name)
+    workers = door.intake.workers(model.name)
     if adapter:
-        return _json(answers.adapter_card(model, adapter, name))
-    return _json(answers.model_card(model, name))
+        return _json(answers.adapter_card(model, workers, adapter, name))
+    return _json(answers.model_card(model, workers, name))
 
 
 async def _healthz(request: Request) -> Response:

@@ -39,8 +39,9 @@ async function loadModels() {
     const answer = await fetch("/v1/models", { headers: { Authorization: `Bearer ${key}` } });
     const body = await answer.json();
     if (!answer.ok) return showModels([], "no models", `${body.error.code}: ${body.error.message}`);
-    const names = body.data.filter((m) => m.task === "generate").map((m) => m.id);
-    showModels(names, "no models", "");
+    const able = body.data.filter((m) => m.task === "generate");
+    able.sort((a, b) => (b.workers > 0) - (a.workers > 0)); // what answers at once comes first
+    showModels(able.map((m) => m.id), "no models", "");
   } catch (error) {
     showModels([], "no models", `The gateway cannot be reached: ${error.message}`);
   }

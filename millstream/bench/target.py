@@ -32,7 +32,7 @@ def _kept_key() -> str | None:
 
 
 async def models(address: Address, names: tuple[str, ...], clock: Clock) -> list[Model]:
-    """The named models, or the first that generates.
+    """The named models, or the first that generates, of those with workers if any has.
 
     Raises `ModelNotFound`, or `Unreachable` with the gateway's own words.
     """
@@ -45,7 +45,8 @@ async def models(address: Address, names: tuple[str, ...], clock: Clock) -> list
     able = [name for name, entry in offered.items() if entry.get("task", "generate") == "generate"]
     if not able:
         raise Unreachable(f"{address.url} has no model that generates")
-    return [_model(able[0], offered)]
+    served = (name for name in able if offered[name].get("workers", 1))
+    return [_model(next(served, able[0]), offered)]
 
 
 def _model(name: str, offered: dict[str, Any]) -> Model:

@@ -1,10 +1,16 @@
 """The bundled page in a real browser: what a person types, sees and interrupts."""
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from millstream.bench import target
+from millstream.bench.clients import Address
+from registry.commands import opened
+from registry.models import mock_model
 from tests.e2e.browser import CONTROL, ENTER, ESCAPE, Browser, chromium
 from tests.e2e.running import KEY, Running
 from tests.e2e.wire import wire
@@ -116,6 +122,24 @@ def test_the_key_is_kept_only_on_request(browser: Browser, mock_up: Running) -> 
     browser.until(MODELS)
     browser.click("remember")
     assert browser.script("return localStorage.length") == 0
+
+
+def test_a_model_without_workers_is_not_the_first_choice(chrome: Browser, mock_up: Running) -> None:
+    """What an earlier start has registered stays; who asked it would wait for nothing."""
+    asyncio.run(_register("a-mill", mock_up))
+    try:
+        enter(chrome, mock_up.url, KEY)
+        assert chrome.script("return document.getElementById('model').value") == "mock"
+        assert chrome.script("return document.getElementById('model').length") == 2
+        asked = asyncio.run(target.models(Address(mock_up.url, KEY), (), time.monotonic))
+        assert [model.name for model in asked] == ["mock"]
+    finally:
+        asyncio.run(_register("a-mill", mock_up, remove=True))
+
+
+async def _register(name: str, up: Running, remove: bool = False) -> None:
+    async with opened(up.nats) as registry:
+        await (registry.remove(name) if remove else registry.put(mock_model(name)))
 
 
 def test_the_page_keeps_its_own_content_policy(browser: Browser) -> None:

@@ -236,7 +236,7 @@ def test_the_best_documents_come_first() -> None:
 
 def test_models_are_openais() -> None:
     """An alias is listed under its own name."""
-    card = answers.model_card(mock_model("m"), "chat")
+    card = answers.model_card(mock_model("m"), 2, "chat")
     assert Model.model_validate(card, strict=True).id == "chat"
     assert answers.model_list([card]) == {"object": "list", "data": [card]}
 
