@@ -116,7 +116,7 @@ async def _model(door: Door, request: Request) -> Response:
     door.authenticate(authorization(request))
     name = request.path_params["model"]
     model, _, adapter = door.registry.target(name)
-    workers = door.intake.workers(model.name)
+    workers = door.workers[model.name]
     if adapter:
         return _json(answers.adapter_card(model, workers, adapter, name))
     return _json(answers.model_card(model, workers, name))

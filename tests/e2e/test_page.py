@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from millstream.bench import target
 from millstream.bench.clients import Address
 from registry.commands import opened
 from registry.models import mock_model
+from registry.store import Registry
 from tests.e2e.browser import CONTROL, ENTER, ESCAPE, Browser, chromium
 from tests.e2e.running import KEY, Running
 from tests.e2e.wire import wire
@@ -126,7 +127,7 @@ def test_the_key_is_kept_only_on_request(browser: Browser, mock_up: Running) -> 
 
 def test_a_model_without_workers_is_not_the_first_choice(chrome: Browser, mock_up: Running) -> None:
     """What an earlier start has registered stays; who asked it would wait for nothing."""
-    asyncio.run(_register("a-mill", mock_up))
+    asyncio.run(_change(mock_up, lambda registry: registry.put(mock_model("a-mill"))))
     try:
         enter(chrome, mock_up.url, KEY)
         assert chrome.script("return document.getElementById('model').value") == "mock"
@@ -134,12 +135,12 @@ def test_a_model_without_workers_is_not_the_first_choice(chrome: Browser, mock_u
         asked = asyncio.run(target.models(Address(mock_up.url, KEY), (), time.monotonic))
         assert [model.name for model in asked] == ["mock"]
     finally:
-        asyncio.run(_register("a-mill", mock_up, remove=True))
+        asyncio.run(_change(mock_up, lambda registry: registry.remove("a-mill")))
 
 
-async def _register(name: str, up: Running, remove: bool = False) -> None:
+async def _change(up: Running, change: Callable[[Registry], Awaitable[None]]) -> None:
     async with opened(up.nats) as registry:
-        await (registry.remove(name) if remove else registry.put(mock_model(name)))
+        await change(registry)
 
 
 def test_the_page_keeps_its_own_content_policy(browser: Browser) -> None:

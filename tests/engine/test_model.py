@@ -58,10 +58,6 @@ CONFIGS: dict[str, tuple[PreTrainedConfig, str]] = {
     "llama4_text": (Llama4TextConfig(**GROUPED), "chunked_attention"),
     "lfm2": (Lfm2Config(**SHAPE, full_attn_idxs=[1]), "layers of type conv"),
     "mamba": (MambaConfig(), "linear_attention"),
-    "llama": (
-        LlamaConfig(**GROUPED, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
-        "rotary embeddings that depend on the longest sequence",
-    ),
     "phi3": (
         Phi3Config(
             **GROUPED,

@@ -50,6 +50,8 @@ SHAPE: dict[str, Any] = {
 }
 GROUPED: dict[str, Any] = SHAPE | {"num_key_value_heads": 2, "head_dim": 16}
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+
 
 def _gemma3() -> PreTrainedConfig:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -58,6 +60,10 @@ def _gemma3() -> PreTrainedConfig:
 
 ARCHITECTURES: dict[str, tuple[Callable[[], PreTrainedConfig], type[PreTrainedModel]]] = {
     "llama": (lambda: LlamaConfig(**GROUPED), LlamaForCausalLM),
+    "llama, dynamic RoPE": (
+        lambda: LlamaConfig(**GROUPED, rope_parameters=DYNAMIC),
+        LlamaForCausalLM,
+    ),
     "qwen3": (lambda: Qwen3Config(**GROUPED), Qwen3ForCausalLM),
     "gemma3": (_gemma3, Gemma3ForCausalLM),
     "mistral": (lambda: MistralConfig(**GROUPED, sliding_window=24), MistralForCausalLM),

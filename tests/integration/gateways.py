@@ -291,3 +291,19 @@ async def cell(
         for each in found:
             await eventually(each.is_ready)
         yield found
+
+
+@asynccontextmanager
+async def door(nats_url: str, model: Model) -> AsyncIterator[Gateway]:
+    """A gateway with one model and a worker of it behind it, ready to serve."""
+    async with connect_nats(nats_url, "test") as broker:
+        registry = await Registry.open(broker)
+        await registry.put(model)
+        await registry.close()
+    async with (
+        gateways(nats_url) as (found,),
+        running(dispatcher.service, a_dispatcher(nats_url)),
+        running(gpu_worker.service, a_worker(nats_url, model=(model.name,))),
+    ):
+        await eventually(found.is_ready)
+        yield found

@@ -16,18 +16,13 @@ from typing import Any
 
 import pytest
 
-import dispatcher.service
-import gpu_worker.service
-from registry.remote import Api, RemoteServer, remote_model
-from registry.store import Registry
-from streams.connection import connect
-from tests.eventually import eventually
-from tests.integration.gateways import Gateway, gateways
-from tests.integration.services import a_dispatcher, a_worker, running
+from registry.remote import RemoteServer, remote_model
+from tests.integration.gateways import Gateway, door
 
 SERVER = os.environ.get("MILLSTREAM_TEST_SERVER", "")
 TOKENIZER = Path(os.environ.get("MILLSTREAM_TEST_TOKENIZER", "."))
 PROMPTS = [f"The old mill by the stream had {number} wheels, and" for number in range(8)]
+JSON = {"Content-Type": "application/json"}
 GREEDY: dict[str, Any] = {"model": "far", "max_tokens": 32, "temperature": 0}
 
 pytestmark = pytest.mark.skipif(not SERVER, reason="no MILLSTREAM_TEST_SERVER")
@@ -36,28 +31,16 @@ pytestmark = pytest.mark.skipif(not SERVER, reason="no MILLSTREAM_TEST_SERVER")
 @pytest.fixture(params=["vllm", "openai"])
 async def gateway(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[Gateway]:
     """With token ids, and with texts alone."""
-    api: Api = request.param
-    server = RemoteServer(url=SERVER, model="far", api=api)
-    async with connect(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
-        await registry.put(remote_model(server, "far", tokenizer=TOKENIZER, context=1024))
-        await registry.close()
-    async with (
-        gateways(nats_url) as (gateway,),
-        running(dispatcher.service, a_dispatcher(nats_url)),
-        running(gpu_worker.service, a_worker(nats_url, model=("far",))),
-    ):
-        await eventually(gateway.is_ready)
-        yield gateway
+    server = RemoteServer(url=SERVER, model="far", api=request.param)
+    async with door(nats_url, remote_model(server, "far", tokenizer=TOKENIZER)) as found:
+        yield found
 
 
 def _directly(prompt: str) -> str:
     body = json.dumps({**GREEDY, "prompt": prompt}).encode()
-    headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(
-        urllib.request.Request(SERVER + "/completions", body, headers)
-    ) as r:
-        return str(json.load(r)["choices"][0]["text"])
+    asked = urllib.request.Request(SERVER + "/completions", body, JSON)
+    with urllib.request.urlopen(asked) as answer:
+        return str(json.load(answer)["choices"][0]["text"])
 
 
 @pytest.mark.parametrize("stream", [True, False])

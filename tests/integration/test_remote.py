@@ -15,7 +15,7 @@ from registry.store import Registry
 from streams import topology
 from streams.connection import connect
 from tests.eventually import eventually
-from tests.integration.gateways import KEY, Gateway, cell, gateways
+from tests.integration.gateways import KEY, Gateway, cell, door
 from tests.integration.services import Client, a_dispatcher, a_worker, client_of, running
 from tests.upstream import (
     ANSWER,
@@ -157,22 +157,6 @@ async def test_usage_is_the_servers_count(nats_url: str) -> None:
             terminal = await eventually(lambda: c.terminal(request))
     assert terminal["usage"]["prompt_tokens"] == len(words(PROMPT))
     assert terminal["usage"]["completion_tokens"] == len(words(ANSWER))
-
-
-@asynccontextmanager
-async def door(nats_url: str, model: Model) -> AsyncIterator[Gateway]:
-    """A gateway with a remote model behind it."""
-    async with connect(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
-        await registry.put(model)
-        await registry.close()
-    async with (
-        gateways(nats_url) as (gateway,),
-        running(dispatcher.service, a_dispatcher(nats_url)),
-        running(gpu_worker.service, a_worker(nats_url, model=(model.name,))),
-    ):
-        await eventually(gateway.is_ready)
-        yield gateway
 
 
 async def test_a_model_without_tokenizer_takes_texts_alone(nats_url: str) -> None:

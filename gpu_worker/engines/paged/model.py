@@ -27,7 +27,6 @@ from gpu_worker.engines.paged.sharding import settle
 
 SURVEY = "millstream_survey"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-BATCH_ROPE = {"dynamic", "longrope"}  # transformers chooses their frequencies for a whole batch
 
 
 class Unsupported(Exception):
@@ -103,8 +102,7 @@ def refuse(config: PreTrainedConfig) -> None:
         "bidirectional attention": getattr(text, "use_bidirectional_attention", False),
         "KV shared between layers": getattr(text, "num_kv_shared_layers", 0),
         f"layers of type {', '.join(sorted(kinds))}": kinds,
-        "rotary embeddings that depend on the longest sequence of a batch": _rope(text)
-        & BATCH_ROPE,
+        "rotary embeddings that depend on the longest sequence of a batch": _has_longrope(text),
         "state-space layers": getattr(text, "state_size", 0) or getattr(text, "ssm_cfg", None),
     }
     for reason, present in reasons.items():
@@ -112,11 +110,14 @@ def refuse(config: PreTrainedConfig) -> None:
             raise Unsupported(f"{name} cannot run on this engine: it has {reason}")
 
 
-def _rope(text: PreTrainedConfig) -> set[str]:
-    """The types of a model's rotary embeddings; layers of different types may have one each."""
+def _has_longrope(text: PreTrainedConfig) -> bool:
+    """Whether transformers chooses frequencies by the largest position of a forward pass.
+
+    It does for `dynamic`, too, but only beyond the context. Layers of each type may have their own.
+    """
     rope = getattr(text, "rope_parameters", None) or {}
     each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return {str(parameters.get("rope_type")) for parameters in each}
+    return any(parameters.get("rope_type") == "longrope" for parameters in each)
 
 
 def refuse_ranks(config: PreTrainedConfig, ranks: int, device: torch.device) -> None:
