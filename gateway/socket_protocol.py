@@ -13,6 +13,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.server import ServerProtocol
 
+from gateway.gathered import Gathered
 from gateway.metrics import CUT
 from gateway.pace import Pace
 from gateway.protocols import Impatient
@@ -42,6 +43,7 @@ class SocketProtocol(Impatient, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.transport = Gathered(self.transport, self.loop)
         self.conn = Conversation(max_size=self.config.ws_max_size, logger=self.logger)
         self.ping_interval = random.uniform(*PING_SECONDS)
         self._rest = bytearray()  # read and not parsed

@@ -1,0 +1,77 @@
+"""Writes of one turn of the loop leave together, in order, and none is kept for longer."""
+
+import asyncio
+
+from gateway.gathered import MOST_BYTES, Gathered
+
+
+class Recorder(asyncio.Transport):
+    """What the transport behind it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[bytes | str] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.calls.append(bytes(data))
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+    def is_closing(self) -> bool:
+        return bool({"close", "abort"} & set(self.calls))
+
+    def get_write_buffer_size(self) -> int:
+        return 100
+
+
+def gathered() -> tuple[Gathered, Recorder]:
+    behind = Recorder()
+    return Gathered(behind, asyncio.get_running_loop()), behind
+
+
+async def test_writes_of_one_turn_are_one() -> None:
+    transport, behind = gathered()
+    for turn in (b"12", b"34"):
+        transport.write(turn[:1])
+        transport.write(turn[1:])
+        await asyncio.sleep(0)
+    assert behind.calls == [b"12", b"34"]
+
+
+async def test_much_is_passed_on_at_once_and_in_order() -> None:
+    transport, behind = gathered()
+    much = b"m" * MOST_BYTES
+    for data in (b"a", much, b"z"):
+        transport.write(data)
+    assert behind.calls == [b"a" + much]
+    await asyncio.sleep(0)
+    assert behind.calls == [b"a" + much, b"z"]
+
+
+async def test_what_was_written_goes_before_the_close() -> None:
+    transport, behind = gathered()
+    transport.write(b"goodbye")
+    transport.close()
+    transport.write(b"too late")
+    await asyncio.sleep(0)
+    assert behind.calls == [b"goodbye", "close"]
+
+
+async def test_an_abort_drops_what_was_written() -> None:
+    transport, behind = gathered()
+    transport.write(b"unread")
+    transport.abort()
+    await asyncio.sleep(0)
+    assert behind.calls == ["abort"]
+
+
+async def test_what_is_gathered_counts_as_not_sent() -> None:
+    transport, _ = gathered()
+    transport.write(b"12345")
+    assert transport.get_write_buffer_size() == 105
+    await asyncio.sleep(0)
+    assert transport.get_write_buffer_size() == 100
