@@ -31,8 +31,7 @@ class Gathered(asyncio.Transport):
         self._transport.close()
 
     def abort(self) -> None:
-        self._written.clear()
-        self._bytes = 0
+        self._written, self._bytes = [], 0
         self._transport.abort()
 
     def is_closing(self) -> bool:
@@ -51,7 +50,6 @@ class Gathered(asyncio.Transport):
         self._transport.resume_reading()
 
     def _pass_on(self) -> None:
-        if self._written and not self._transport.is_closing():
-            self._transport.write(b"".join(self._written))
-        self._written.clear()
-        self._bytes = 0
+        written, self._written, self._bytes = self._written, [], 0
+        if written and not self._transport.is_closing():
+            self._transport.write(b"".join(written))

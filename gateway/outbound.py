@@ -1,7 +1,7 @@
 """What waits to be written to one socket: bounded by bytes, written by one task.
 
-Behind it are 80 KiB that `gateway/gathered.py`, the transport and the kernel (`gateway/server.py`)
-keep, so that all that a client can make us keep by not reading is under 256 KiB.
+Behind it are 16 KiB of `gateway/gathered.py`, 64 of the transport and 32 of the kernel
+(`gateway/server.py`), so that all that a client can make us keep by not reading is under 256 KiB.
 """
 
 import asyncio

@@ -72,6 +72,10 @@ class SocketProtocol(Impatient, WebSocketsSansIOProtocol):
         else:
             self._parse(data)
 
+    def eof_received(self) -> None:
+        """The transport closes itself after this; what is gathered goes first."""
+        self.transport.close()
+
     async def receive(self) -> ASGIReceiveEvent:
         event = await super().receive()
         self._steer()

@@ -178,6 +178,14 @@ def test_the_survey_sees_the_kv_of_each_layer(architecture: str) -> None:
     assert found.context == CONTEXT
 
 
+def test_no_pass_asks_whether_its_positions_need_other_frequencies() -> None:
+    """Within the context none does, and a GPU would be waited for, which no recording may."""
+    rotary = describe(model("llama, dynamic RoPE"), tokenizer()).model.model.rotary_emb
+    before, far = rotary.inv_freq, torch.tensor([[2 * rotary.max_seq_len_cached]])
+    rotary(torch.zeros(1), far)
+    assert rotary.inv_freq is before
+
+
 def test_kv_is_never_more_than_could_be_used() -> None:
     """A tiny model takes little of a large machine."""
     assert kv_tokens_for(loaded("llama"), 2, 512, 1 << 40) == 2 * CONTEXT

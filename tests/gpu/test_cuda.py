@@ -33,7 +33,9 @@ def _engine(architecture: str, dtype: torch.dtype = torch.float32) -> Transforme
     return TransformersEngine(describe(made, tokenizer()), 8, 64, 2048)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral", "gpt_neox"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "llama, dynamic RoPE", "gemma3", "mistral", "gpt_neox"]
+)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_greedy_tokens_equal_those_of_a_cpu(architecture: str, recorded: bool) -> None:
     """In float32, with mixed steps, padded steps and windows."""

@@ -1,8 +1,14 @@
 """Writes of one turn of the loop leave together, in order, and none is kept for longer."""
 
 import asyncio
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from uvicorn.server import ServerState
 
 from gateway.gathered import MOST_BYTES, Gathered
+from gateway.protocols import Config
+from gateway.socket_protocol import SocketProtocol
 
 
 class Recorder(asyncio.Transport):
@@ -11,9 +17,11 @@ class Recorder(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[bytes | str] = []
+        self.written: Callable[[], None] = lambda: None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.calls.append(bytes(data))
+        self.written()
 
     def close(self) -> None:
         self.calls.append("close")
@@ -61,12 +69,32 @@ async def test_what_was_written_goes_before_the_close() -> None:
     assert behind.calls == [b"goodbye", "close"]
 
 
+async def test_what_was_written_goes_before_a_client_that_hung_up() -> None:
+    """The transport behind closes itself as soon as the protocol has heard of the end."""
+    behind = Recorder()
+    socket = SocketProtocol(Config(Starlette(), lifespan="off"), ServerState(), {})
+    socket.connection_made(behind)
+    socket.transport.write(b"goodbye")
+    socket.eof_received()
+    assert behind.calls == [b"goodbye", "close"]
+
+
 async def test_an_abort_drops_what_was_written() -> None:
     transport, behind = gathered()
     transport.write(b"unread")
     transport.abort()
     await asyncio.sleep(0)
     assert behind.calls == ["abort"]
+
+
+async def test_what_is_passed_on_is_counted_once() -> None:
+    """`pause_writing` comes from within `write`, and judges by it whether a client reads."""
+    transport, behind = gathered()
+    sizes = []
+    behind.written = lambda: sizes.append(transport.get_write_buffer_size())
+    transport.write(b"12345")
+    await asyncio.sleep(0)
+    assert sizes == [100]
 
 
 async def test_what_is_gathered_counts_as_not_sent() -> None:

@@ -84,6 +84,7 @@ def describe(model: PreTrainedModel, tokenizer: Tokenizer) -> Loaded:
     """Look at a loaded model: its attention layers, vocabulary, context and ends."""
     refuse(model.config)
     model.eval()  # type: ignore[no-untyped-call]
+    _keep_frequencies(model)
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or 4096
     layers = survey(model)
@@ -111,13 +112,24 @@ def refuse(config: PreTrainedConfig) -> None:
 
 
 def _has_longrope(text: PreTrainedConfig) -> bool:
-    """Whether transformers chooses frequencies by the largest position of a forward pass.
-
-    It does for `dynamic`, too, but only beyond the context. Layers of each type may have their own.
-    """
+    """Whether frequencies depend on the largest position; each type of layers may have its own."""
     rope = getattr(text, "rope_parameters", None) or {}
     each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return any(parameters.get("rope_type") == "longrope" for parameters in each)
+
+
+def _keep_frequencies(model: PreTrainedModel) -> None:
+    """Let rotary embeddings be, which transformers changes for longer sequences than the context.
+
+    Whether it must, it asks in each forward pass, and waits for the device (`dynamic`).
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if kinds == "dynamic":
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kinds, dict):  # for each type of layers
+            for layer, kind in kinds.items():
+                kinds[layer] = "default" if kind == "dynamic" else kind
 
 
 def refuse_ranks(config: PreTrainedConfig, ranks: int, device: torch.device) -> None:
