@@ -123,32 +123,36 @@ def test_what_killed_workers_were_at_goes_on_at_once(tmp_path: Path) -> None:
 
 def test_streams_of_a_killed_worker_go_on_on_the_same_socket(up: Running) -> None:
     """Without a gap, and with the text of undisturbed ones."""
-    asked: dict[str, Any] = {"model": "mock", "max_tokens": 400}
-    with ask(up, prompt="mill", **asked) as answer:
+    asked: dict[str, Any] = {"prompt": "mill", "max_tokens": 1000}
+    with ask(up, **asked) as answer:
         undisturbed = json.load(answer)["choices"][0]["text"]
     texts = {str(number): "" for number in range(8)}
     counts, running = dict.fromkeys(texts, 0), set(texts)
     attempts: set[int] = set()
-    is_killed = False
+
+    def read() -> None:
+        """One frame."""
+        frame = json.loads(stream.recv(timeout=30))
+        name, kind = frame["id"], frame["type"]
+        assert kind in ("accepted", "started", "chunk", "done"), frame
+        if kind == "started":
+            attempts.add(frame["attempt"])
+        elif kind == "chunk":
+            assert frame["index"] == counts[name]
+            counts[name] += frame["count"]
+            texts[name] += frame["text"]
+        elif kind == "done":
+            running.remove(name)
+
     door = up.url.replace("http", "ws") + "/v1/stream"
     with connect(door, additional_headers={"Authorization": f"Bearer {KEY}"}) as stream:
         for name in texts:
-            stream.send(json.dumps({"type": "generate", "id": name, "prompt": "mill", **asked}))
+            stream.send(json.dumps({"type": "generate", "id": name, "model": "mock", **asked}))
+        while not all(counts.values()):
+            read()
+        os.kill(up.pids("worker")[0], signal.SIGKILL)
         while running:
-            frame = json.loads(stream.recv(timeout=30))
-            name, kind = frame["id"], frame["type"]
-            assert kind in ("accepted", "started", "chunk", "done"), frame
-            if kind == "started":
-                attempts.add(frame["attempt"])
-            elif kind == "chunk":
-                assert frame["index"] == counts[name]
-                counts[name] += frame["count"]
-                texts[name] += frame["text"]
-            elif kind == "done":
-                running.remove(name)
-            if not is_killed and all(counts.values()):
-                os.kill(up.pids("worker")[0], signal.SIGKILL)
-                is_killed = True
+            read()
     assert set(texts.values()) == {undisturbed}
     assert 2 in attempts
 

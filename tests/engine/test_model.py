@@ -40,6 +40,7 @@ from gpu_worker.engines.paged.packing import GatedMLP, pack
 from tests.engine.tiny import (
     ARCHITECTURES,
     CONTEXT,
+    DYNAMIC,
     GROUPED,
     SHAPE,
     drive,
@@ -178,12 +179,18 @@ def test_the_survey_sees_the_kv_of_each_layer(architecture: str) -> None:
     assert found.context == CONTEXT
 
 
-def test_no_pass_asks_whether_its_positions_need_other_frequencies() -> None:
+@pytest.mark.parametrize("layer", [None, "full_attention"])
+def test_no_pass_asks_whether_its_positions_need_other_frequencies(layer: str | None) -> None:
     """Within the context none does, and a GPU would be waited for, which no recording may."""
-    rotary = describe(model("llama, dynamic RoPE"), tokenizer()).model.model.rotary_emb
-    before, far = rotary.inv_freq, torch.tensor([[2 * rotary.max_seq_len_cached]])
-    rotary(torch.zeros(1), far)
-    assert rotary.inv_freq is before
+    config, kind = ARCHITECTURES["gemma3" if layer else "llama"]
+    made = config()
+    made.rope_parameters = dict.fromkeys(made.layer_types, DYNAMIC) if layer else DYNAMIC
+    rotary = describe(kind(made), tokenizer()).model.model.rotary_emb
+    before, far = dict(rotary.named_buffers()), torch.tensor([[2 * rotary.max_seq_len_cached]])
+    rotary(torch.zeros(1), far, **({"layer_type": layer} if layer else {}))
+    after = dict(rotary.named_buffers())
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
 
 
 def test_kv_is_never_more_than_could_be_used() -> None:
