@@ -24,13 +24,11 @@ from streams import declaration
 from streams.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.patience import persistently
-from streams.settings import KeySettings, TenantSettings
+from streams.settings import TenantSettings
 from streams.timekeeping import set_clock
 from streams.topology import Scale
 
 log = structlog.get_logger()
-
-DEFAULT_TENANT = "default"
 
 
 async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
@@ -44,21 +42,22 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
-        await tenants.declare(_configured(settings))
+        await _declare(tenants, settings)
         door = await _open(stack, settings, broker, registry, tenants)
         await _reconcile(door, scale)
         await set_clock(broker)
         await _serve(door, scale, listener, stop)
 
 
-def _configured(settings: GatewaySettings) -> dict[str, TenantSettings]:
-    """The configuration's tenants, and `default` with the API key that was given, if any."""
-    tenants = dict(settings.tenants)
+async def _declare(tenants: Tenants, settings: GatewaySettings) -> None:
+    """Only what this gateway was given: others may have been given the rest.
+
+    An empty table `[tenants]` removes all that came from a configuration.
+    """
+    if "tenants" in settings.model_fields_set:
+        await tenants.declare(settings.tenants)
     if settings.api_key:
-        default = tenants.get(DEFAULT_TENANT, TenantSettings())
-        keys = (*default.keys, KeySettings(key=settings.api_key))
-        tenants[DEFAULT_TENANT] = default.model_copy(update={"keys": keys})
-    return tenants
+        await tenants.declare_key(settings.api_key)
 
 
 async def _open(

@@ -16,7 +16,8 @@ from streams.subjects import token
 BUCKET = "tenants"
 _TENANT, _KEY = "tenant.", "key."
 _SHORT_DIGEST = 8  # of a key that has no name
-Source = Literal["config", "api"]
+DEFAULT = "default"  # whose key `--api-key` is
+Source = Literal["config", "api_key", "api"]
 
 
 class KeyTaken(MillstreamError):
@@ -139,17 +140,37 @@ class Tenants:
         Those no longer in it are removed; those that came another way stay. Idempotent. Raises
         `KeyTaken` before anything is written if two tenants have the same key.
         """
-        kept = {k: v for k, v in self._view.values.items() if v.source != "config"}
+        kept = self._not_from("config")
         records: dict[str, Tenant | KeyHolder] = {}
         for name, settings in configured.items():
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
             _refuse_taken(added := _records(tenant, settings.keys), {**kept, **records})
             records |= added
+        await self._replace(records, kept)
+
+    async def declare_key(self, key: SecretStr) -> None:
+        """Make this the API key of the tenant `default`, beside those of a configuration.
+
+        The tenant is made unless it is there; a key that was declared so before is removed.
+        Idempotent. Raises `KeyTaken` before anything is written if it is another tenant's.
+        """
+        kept = self._not_from("api_key")
+        tenant = Tenant(name=DEFAULT, source="api_key")
+        _refuse_taken(records := _records(tenant, [KeySettings(key=key)]), kept)
+        await self._replace({k: v for k, v in records.items() if k not in kept}, kept)
+
+    def _not_from(self, source: Source) -> dict[str, Tenant | KeyHolder]:
+        return {k: v for k, v in self._view.values.items() if v.source != source}
+
+    async def _replace(
+        self, records: Mapping[str, Tenant | KeyHolder], kept: Mapping[str, Tenant | KeyHolder]
+    ) -> None:
+        """Have these records and those that are kept, and no other ones."""
         for key in self._view.values.keys() - kept.keys() - records.keys():
             await self._view.write(key, lambda _: None)
         await self._write(records)
 
-    async def _write(self, records: Mapping[str, "Tenant | KeyHolder"]) -> None:
+    async def _write(self, records: Mapping[str, Tenant | KeyHolder]) -> None:
         for key, record in records.items():
             await self._view.write(key, _always(record.model_dump_json().encode()))
 

@@ -36,18 +36,21 @@ class Home:
         """Where nats-server keeps its streams."""
         return self.path / "nats"
 
-    def api_key(self) -> str:
-        """The key made at the first start and kept since, readable by its owner alone."""
+    def api_key(self, given: str | None = None) -> str:
+        """The key: the one given, or the one in use before, or a new one.
+
+        It is kept in a file that its owner alone can read, where clients look for it.
+        """
         file = self.path / KEY_FILE
-        if not file.exists():
-            self._make_key(file)
+        if given or not file.exists():
+            self._keep(file, given or f"sk-{secrets.token_urlsafe(24)}")
         return file.read_text().strip()
 
-    def _make_key(self, file: Path) -> None:
+    def _keep(self, file: Path, key: str) -> None:
         fresh = file.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         with open(fresh, "x", opener=_owner_only) as out:
-            out.write(f"sk-{secrets.token_urlsafe(24)}\n")
+            out.write(f"{key}\n")
         fresh.replace(file)
 
 

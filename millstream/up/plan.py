@@ -1,7 +1,6 @@
 """Which processes `millstream up` runs, and what each is told.
 
-Settings and the key travel by environment: a command line is for everybody to read, and names one
-service only.
+Settings travel by environment: a command line is for everybody to read, and names one service only.
 """
 
 import json
@@ -59,7 +58,7 @@ class Plan:
         return self.seconds(service) + CLOSING_SECONDS[service]
 
     def gateway(self) -> Program:
-        told = {"host": self.settings.host, "port": self.port, "api_key": self.key}
+        told = {"host": self.settings.host, "port": self.port}
         return self._program("gateway", "gateway", told)
 
     def dispatcher(self) -> Program:

@@ -5,6 +5,7 @@ import os
 from functools import partial
 
 import structlog
+from pydantic import SecretStr
 
 from millstream import state
 from millstream.settings import UpSettings
@@ -13,6 +14,7 @@ from millstream.up.child import Child, Mourn, Program
 from millstream.up.home import Home, opened
 from millstream.up.plan import SHARES, Plan
 from millstream.up.welcome import welcome
+from registry.tenants import Tenants
 from streams import journal
 from streams.connection import connect
 from streams.errors import BrokerUnavailable
@@ -42,7 +44,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
 
 
 def _plan(settings: UpSettings, home: Home, models: tuple[str, ...]) -> Plan:
-    key = settings.api_key.get_secret_value() if settings.api_key else home.api_key()
+    key = home.api_key(settings.api_key.get_secret_value() if settings.api_key else None)
     port = broker.claim_port(settings.host, settings.port, "--port")
     nats_port = broker.claim_port(broker.HOST, settings.nats_port, "--nats-port")
     return Plan(settings, port, nats_port, key, models)
@@ -81,6 +83,7 @@ async def _start(crew: Crew, models: dict[str, str]) -> None:
     crew.add("nats", broker.program(plan.nats_port, home.store))
     await broker.until_answers(plan.nats_port)
     state.write(home.path, state.State(pid=os.getpid(), nats=plan.nats, url=plan.url))
+    await _declare_tenants(plan)
     crew.add("dispatcher", plan.dispatcher())
     crew.add("gateway", plan.gateway())
     await catalogue.register(models, plan.settings, plan.nats, home.logs)
@@ -89,6 +92,17 @@ async def _start(crew: Crew, models: dict[str, str]) -> None:
     await _until_ready(plan)
     crew.started()
     print(welcome(plan, home), flush=True)
+
+
+async def _declare_tenants(plan: Plan) -> None:
+    """Those of the configuration and the API key, and none that a former start had."""
+    async with connect(plan.nats, "millstream-up") as broker:
+        tenants = await Tenants.open(broker)
+        try:
+            await tenants.declare(plan.settings.tenants)
+            await tenants.declare_key(SecretStr(plan.key))
+        finally:
+            await tenants.close()
 
 
 async def _release(plan: Plan, worker: str) -> None:

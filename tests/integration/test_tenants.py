@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from pydantic import SecretStr
 
 from registry.tenants import KeyTaken, Tenant, Tenants, hashed
 from streams.connection import connect
@@ -70,6 +71,28 @@ async def test_what_left_the_configuration_is_removed(nats_url: str) -> None:
         found = [name_of(tenants, key) for key in ("sk-1", "sk-2", "sk-3", "sk-m")]
         assert found == [None, "acme", None, "manual"]
         assert set(tenants.by_name) == {"acme", "manual"}
+
+
+async def test_a_key_by_itself_and_a_configuration_leave_each_other_alone(nats_url: str) -> None:
+    """`--api-key` is for `default`, who may have keys and a weight in the file too."""
+    async with tenants_at(nats_url) as tenants:
+        await tenants.declare_key(SecretStr("sk-1"))
+        await tenants.declare({"acme": settings("sk-2")})
+        assert [name_of(tenants, key) for key in ("sk-1", "sk-2")] == ["default", "acme"]
+        await tenants.declare({"default": settings("sk-3", weight=5)})
+        await tenants.declare_key(SecretStr("sk-4"))
+        found = [name_of(tenants, f"sk-{number}") for number in (1, 2, 3, 4)]
+        assert found == [None, None, "default", "default"]
+        assert tenants.by_name["default"].weight == 5
+
+
+async def test_a_key_by_itself_cannot_be_anothers(nats_url: str) -> None:
+    """Nor is the tenant made for it then."""
+    async with tenants_at(nats_url) as tenants:
+        await tenants.declare({"acme": settings("sk-1")})
+        with pytest.raises(KeyTaken, match=r"'default'.*'acme'"):
+            await tenants.declare_key(SecretStr("sk-1"))
+        assert set(tenants.by_name) == {"acme"}
 
 
 async def test_gateways_may_declare_at_once(nats_url: str) -> None:
