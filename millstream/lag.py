@@ -3,6 +3,8 @@
 import asyncio
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
@@ -27,9 +29,12 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
         registry = await Registry.open(broker)
         try:
             if settings.watch:
-                return await _watch(broker, registry, stop)
+                return await _watch(broker, registry, settings.as_json, stop)
             report = await collect(broker, registry)
-            _print(report, settings.as_json)
+            if settings.as_json:
+                print(json.dumps(report, indent=2))
+            else:
+                _console().print(tables(report))
             return NOT_FOUND if report["unanswered"] else 0
         finally:
             await registry.close()
@@ -53,10 +58,10 @@ async def _ask(broker: Broker, model: str) -> Report | None:
     return json.loads(answer) if answer else None
 
 
-async def _watch(broker: Broker, registry: Registry, stop: asyncio.Event) -> int:
-    with Live(auto_refresh=False) as live:
+async def _watch(broker: Broker, registry: Registry, as_json: bool, stop: asyncio.Event) -> int:
+    with _showing(as_json) as show:
         while not stop.is_set():
-            live.update(tables(await collect(broker, registry)), refresh=True)
+            show(await collect(broker, registry))
             try:
                 async with asyncio.timeout(WATCH_SECONDS):
                     await stop.wait()
@@ -65,11 +70,21 @@ async def _watch(broker: Broker, registry: Registry, stop: asyncio.Event) -> int
     return 0
 
 
-def _print(report: Report, as_json: bool) -> None:
+@contextmanager
+def _showing(as_json: bool) -> Iterator[Callable[[Report], None]]:
+    """What shows one report after the other: in its place on a terminal, else behind it."""
+    console = _console()
     if as_json:
-        print(json.dumps(report, indent=2))
+        yield lambda report: print(json.dumps(report), flush=True)
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda report: live.update(tables(report), refresh=True)
     else:
-        Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(tables(report))
+        yield lambda report: console.print(tables(report))
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def tables(report: Report) -> Group:

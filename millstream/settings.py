@@ -3,14 +3,20 @@
 from pathlib import Path
 
 from pydantic import Field, SecretStr, model_validator
-from pydantic.config import JsonDict
 
 from millstream.durations import Duration
-from streams.settings import ClientSettings, Name, Port, Settings, TenantSettings
+from streams.settings import (
+    DATA_DIR,
+    FLAG_ONLY,
+    POSITIONAL,
+    ClientSettings,
+    Name,
+    Port,
+    Settings,
+    TenantSettings,
+)
 from streams.subjects import token
 
-DATA_DIR = Path("~/.millstream")
-FLAG_ONLY: JsonDict = {"flag_only": True}
 CLOSING_SECONDS = 4.5  # for the goodbyes of all services, one after the other
 
 
@@ -31,7 +37,8 @@ class UpSettings(Settings):
     )
     api_key: SecretStr | None = Field(
         None,
-        description="API key of the tenant `default`; by default made once, kept in the data dir",
+        description="API key of the tenant `default`, kept in the data directory; by default the "
+        "one kept there, made at the first start",
     )
     threads: int = Field(
         0, ge=0, description="CPU threads of each worker's engine; 0: the cores, divided"
@@ -56,7 +63,9 @@ class LagSettings(ClientSettings):
     """How to show the lanes and workers."""
 
     watch: bool = Field(False, description="show again every second until interrupted")
-    as_json: bool = Field(False, alias="json", description="print JSON instead of tables")
+    as_json: bool = Field(
+        False, alias="json", description="print JSON instead of tables; with --watch, a line each"
+    )
 
 
 class DrainSettings(ClientSettings):
@@ -64,7 +73,7 @@ class DrainSettings(ClientSettings):
 
     worker: Name = Field(
         description="id of the worker, as `millstream lag` shows it",
-        json_schema_extra={"positional": True, "flag_only": True},
+        json_schema_extra=POSITIONAL,
     )
     within: Duration = Field(
         20, ge=0, description="time until it has to be gone, as 20s", json_schema_extra=FLAG_ONLY
@@ -86,7 +95,7 @@ class WhySettings(ClientSettings):
     request_id: str | None = Field(
         None,
         description="request to explain",
-        json_schema_extra={"positional": True, "flag_only": True},
+        json_schema_extra=POSITIONAL,
     )
     tenant: Name | None = Field(
         None, description="tenant to explain, instead of a request", json_schema_extra=FLAG_ONLY

@@ -17,8 +17,7 @@ from pydantic.fields import FieldInfo
 
 from millstream import state
 from millstream.commands import COMMANDS
-from millstream.settings import DATA_DIR
-from streams.settings import Settings
+from streams.settings import DATA_DIR, Settings
 
 PREFIX = "MILLSTREAM_"
 FILE = Path("millstream.toml")
@@ -72,7 +71,7 @@ def is_positional(info: FieldInfo) -> bool:
 def is_flag_only(info: FieldInfo) -> bool:
     """True for what is asked once, and is no setting of an installation."""
     extra = info.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("flag_only"))
+    return is_positional(info) or (isinstance(extra, dict) and bool(extra.get("flag_only")))
 
 
 def flag(key: str) -> str:
@@ -107,8 +106,10 @@ def load(
 
 def _find_server(found: Found) -> None:
     data_dir = Path(str(found.values.get("data_dir", DATA_DIR)))
-    if "nats" not in found.values and (up := state.read(data_dir)):
-        found.put("nats", up.nats, str(state.path(data_dir)))
+    if up := state.read(data_dir):
+        for key, value in (("nats", up.nats), ("url", up.url)):
+            if key not in found.values:
+                found.put(key, value, str(state.path(data_dir)))
 
 
 def _shaped(value: object, info: FieldInfo) -> object:

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, model_validator
+from pydantic.config import JsonDict
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 CLOSING_SECONDS = 2.0  # for goodbyes, when what was running has finished
+POSITIONAL: JsonDict = {"positional": True}
+FLAG_ONLY: JsonDict = {"flag_only": True}  # asked once, and no setting of an installation
+DATA_DIR = Path("~/.millstream")
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
@@ -40,7 +44,15 @@ class Settings(BaseModel):
         return CLOSING_SECONDS
 
 
-class ClientSettings(Settings):
+class FindingSettings(Settings):
+    """Settings of a command that looks for what a running `millstream up` has told of itself."""
+
+    data_dir: Path = Field(
+        DATA_DIR, description="data directory of the `millstream up` to look for"
+    )
+
+
+class ClientSettings(FindingSettings):
     """Settings of a command that talks to NATS, and is quiet while all is well."""
 
     log_level: LogLevel = Field("error", description="least severe log event to write")

@@ -29,7 +29,7 @@ async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
     if settings.plot:
         plot.require()
     measured = processes.parse(settings.pids)
-    address, clock = target.address(settings.url, settings.api_key), time.perf_counter
+    address, clock = target.address(settings), time.perf_counter
     models = await target.models(address, settings.model, clock)
     first, due = _arrivals(settings, models)
     async with _client(settings, address, clock) as client:

@@ -5,13 +5,13 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from streams.settings import Settings
+from streams.settings import FindingSettings
 from streams.subjects import Priority
 
 DEFAULT_SECONDS = 30.0
 
 
-class BenchSettings(Settings):
+class BenchSettings(FindingSettings):
     """The load: where to, how much, of what, and what to report.
 
     `rate` or `trace` make an open loop, which sends on time whatever comes back; `concurrency` a
@@ -19,11 +19,14 @@ class BenchSettings(Settings):
     """
 
     url: str = Field(
-        "http://127.0.0.1:8080", pattern="^https?://", description="address of the gateway"
+        "http://127.0.0.1:8080",
+        pattern="^https?://",
+        description="address of the gateway; found in the data directory of a running "
+        "`millstream up`, else the default",
     )
     api_key: SecretStr | None = Field(
         None,
-        description="API key; by default the one that `millstream up` keeps in ~/.millstream",
+        description="API key; by default the one that `millstream up` keeps in its data directory",
     )
     model: tuple[str, ...] = Field(
         (), description="model to ask, by default the first that generates; several take turns"

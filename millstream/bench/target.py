@@ -1,13 +1,12 @@
 """What the gateway offers: the models to ask, their vocabulary and their context length."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-from pydantic import SecretStr
 
 from millstream.bench.clients import Address, Clock, Unreachable
 from millstream.bench.http import get_json
-from millstream.settings import DATA_DIR
+from millstream.bench.settings import BenchSettings
 from millstream.up.home import KEY_FILE
 from streams.errors import ModelNotFound
 
@@ -21,13 +20,15 @@ class Model:
     context: int | None
 
 
-def address(url: str, key: SecretStr | None) -> Address:
-    """Where to go, by default with the key that a `millstream up` of this user has made."""
-    return Address(url.rstrip("/"), key.get_secret_value() if key else _kept_key())
+def address(settings: BenchSettings) -> Address:
+    """Where to go, by default with the key that `millstream up` keeps in the data directory."""
+    key = settings.api_key
+    shown = key.get_secret_value() if key else _kept_key(settings.data_dir)
+    return Address(settings.url.rstrip("/"), shown)
 
 
-def _kept_key() -> str | None:
-    file = DATA_DIR.expanduser() / KEY_FILE
+def _kept_key(data_dir: Path) -> str | None:
+    file = data_dir.expanduser() / KEY_FILE
     return file.read_text().strip() if file.exists() else None
 
 

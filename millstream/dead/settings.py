@@ -1,14 +1,10 @@
 """Settings of `millstream dead list`, `show`, `replay` and `drop`."""
 
 from pydantic import Field, model_validator
-from pydantic.config import JsonDict
 
 from millstream.durations import Duration
-from streams.settings import ClientSettings, Name
+from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings, Name
 from streams.subjects import token
-
-FLAG_ONLY: JsonDict = {"flag_only": True}
-ONE: JsonDict = {"positional": True, "flag_only": True}
 
 
 class ChoiceSettings(ClientSettings):
@@ -32,7 +28,7 @@ class ListSettings(ChoiceSettings):
 class ShowSettings(ClientSettings):
     """Which to show, and how."""
 
-    request_id: str = Field(description="request to show", json_schema_extra=ONE)
+    request_id: str = Field(description="request to show", json_schema_extra=POSITIONAL)
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
@@ -42,7 +38,7 @@ class ChangeSettings(ChoiceSettings):
     request_id: str | None = Field(
         None,
         description="request; instead of it, any of --tenant, --model and --since",
-        json_schema_extra=ONE,
+        json_schema_extra=POSITIONAL,
     )
     yes: bool = Field(
         False, description="do so though it is more than one", json_schema_extra=FLAG_ONLY

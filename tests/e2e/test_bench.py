@@ -16,18 +16,19 @@ TRACE = "t_s,prompt_tokens,output_tokens,tenant_id\n" + "".join(
 
 
 def bench(up: Running, *words: str, key: str = KEY) -> "subprocess.CompletedProcess[str]":
-    command = [
-        sys.executable,
-        "-m",
-        "millstream",
-        "bench",
-        "--url",
-        up.url,
-        "--api-key",
-        key,
-        *words,
-    ]
+    return run("--url", up.url, "--api-key", key, *words)
+
+
+def run(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "millstream", "bench", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_it_finds_the_gateway_and_the_key_that_up_left(mock_up: Running) -> None:
+    """Whatever its port, and whether the key was made or given."""
+    done = run("--data-dir", str(mock_up.home / "data"), "--requests", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["report"]["completed"] == 3
 
 
 def report(up: Running, *words: str) -> Any:

@@ -9,8 +9,10 @@ from pydantic import ValidationError
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from millstream import state
+from millstream.bench.settings import BenchSettings
 from millstream.settings import LagSettings, UpSettings, WhySettings
 from millstream.sources import UsageError, load
+from registry.settings import AddSettings
 
 
 @pytest.fixture(autouse=True)
@@ -164,8 +166,10 @@ def test_commands_find_the_server_of_a_running_up(tmp_path: Path) -> None:
     state.write(data_dir, running)
     found = load(LagSettings, {}, {"MILLSTREAM_DATA_DIR": str(data_dir)})
     assert found.model_dump()["nats"] == running.nats
+    assert load(LagSettings, {"data_dir": str(data_dir)}, {}).model_dump()["nats"] == running.nats
     told = load(LagSettings, {"nats": "nats://a"}, {"MILLSTREAM_DATA_DIR": str(data_dir)})
     assert told.model_dump()["nats"] == "nats://a"
+    assert load(BenchSettings, {"data_dir": str(data_dir)}, {}).model_dump()["url"] == running.url
 
 
 @pytest.mark.parametrize("left", ["", "[]", "{}", '{"pid": 999999999, "nats": "n", "url": "u"}'])
@@ -182,3 +186,11 @@ def test_what_is_asked_once_is_no_setting() -> None:
     settings = load(WhySettings, {"tenant": "acme"}, {"MILLSTREAM_MODEL": "a"})
     assert isinstance(settings, WhySettings)
     assert (settings.tenant, settings.model) == ("acme", None)
+
+
+def test_what_the_load_generator_is_set_to_is_no_limit_of_a_model() -> None:
+    """Both call something `concurrency` and `max_output_tokens`."""
+    write("concurrency = 8\nmax_output_tokens = 64")
+    settings = load(AddSettings, {"path": ".", "name": "m"}, {})
+    assert isinstance(settings, AddSettings)
+    assert settings.max_output_tokens is None
