@@ -13,6 +13,7 @@ from streams.errors import (
     BadRequest,
     ContextLengthExceeded,
     InputTooLong,
+    OutputTooLong,
     UnsupportedValue,
 )
 from streams.messages import Adapter, Request, pack_tokens
@@ -57,7 +58,8 @@ def admit(
     """The request for the engine; `encoded` is the prompt, or each input, as token ids.
 
     `splits` are for inputs that are pairs: where in each the second text begins. Raises
-    `ContextLengthExceeded` or `InputTooLong`, or `UnsupportedValue` for a model of another task.
+    `ContextLengthExceeded`, `InputTooLong` or `OutputTooLong`, or `UnsupportedValue` for a model of
+    another task.
     """
     if model.task != submission.kind:
         raise UnsupportedValue(
@@ -78,7 +80,7 @@ def _admit_prompt(
     count = model.token_count(prompt)
     if count == 0:
         raise BadRequest("the prompt has no tokens", "prompt")
-    _within_tenant(tenant, count)
+    _check_tenants("prompt", count, tenant)
     max_tokens = _max_tokens(submission, model, tenant, count)
     if count + max_tokens > model.context_length:
         whose = f"model {model.name!r}"
@@ -93,20 +95,15 @@ def _admit_prompt(
 
 
 def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tokens: int) -> int:
-    """What was asked for, or else the model's default as far as context and tenant allow."""
-    asked, most = submission.sampling.max_tokens, tenant.max_output_tokens
-    if asked == 0:
-        room = max(1, model.context_length - prompt_tokens)
-        return min(model.default_max_tokens, room, most or room)
-    if most is not None and asked > most:
-        raise ContextLengthExceeded(prompt_tokens, asked, most, "output of this tenant")
-    return asked
-
-
-def _within_tenant(tenant: Tenant, prompt_tokens: int) -> None:
-    most = tenant.max_prompt_tokens
-    if most is not None and prompt_tokens > most:
-        raise ContextLengthExceeded(prompt_tokens, 0, most, "a prompt of this tenant")
+    """What was asked for, or else the model's default as far as context and limits allow."""
+    asked, limits = submission.sampling.max_tokens, []
+    for owner, whose in ((tenant, "this tenant"), (model, f"model {model.name!r}")):
+        if owner.max_output_tokens is not None:
+            limits.append(owner.max_output_tokens)
+            if asked > owner.max_output_tokens:
+                raise OutputTooLong(asked, owner.max_output_tokens, whose)
+    room = max(1, model.context_length - prompt_tokens)
+    return asked or min(model.default_max_tokens, room, *limits)
 
 
 def _admit_inputs(
@@ -138,9 +135,13 @@ def _check_input(field: str, count: int, model: Model, tenant: Tenant) -> None:
         raise BadRequest(f"{field} has no tokens", field)
     if count > model.context_length:
         raise InputTooLong(field, count, model.context_length, f"model {model.name!r}")
+    _check_tenants(field, count, tenant)
+
+
+def _check_tenants(field: str, count: int, tenant: Tenant) -> None:
     most = tenant.max_prompt_tokens
     if most is not None and count > most:
-        raise InputTooLong(field, count, most, "an input of this tenant")
+        raise InputTooLong(field, count, most, "this tenant")
 
 
 def _check_scores(model: Model) -> None:

@@ -232,6 +232,7 @@ def model_card(model: Model, workers: int, name: str | None = None) -> Answer:
         "owned_by": OWNER,
         "task": model.task,
         "context_length": model.context_length,
+        "max_output_tokens": model.max_output_tokens,
         "vocab_size": model.vocab_size,
         "workers": workers,
     }

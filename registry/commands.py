@@ -11,7 +11,7 @@ from rich.table import Table
 from registry.adapters import adapter_from
 from registry.artifacts import SHORT_DIGEST
 from registry.description import model_from
-from registry.models import PRICES, Adapter, Model
+from registry.models import KEPT, Adapter, Model
 from registry.remote import RemoteServer, remote_model
 from registry.settings import AddSettings, ListSettings, ShowSettings
 from registry.store import Registry
@@ -30,8 +30,9 @@ async def add(settings: AddSettings, stop: asyncio.Event) -> None:
 
 async def _add_model(settings: AddSettings) -> None:
     described = await asyncio.to_thread(_described, settings)
-    prices = {name: getattr(settings, name) for name in PRICES}
-    model = described.model_copy(update={**prices, "goals": settings.goals})
+    asked = {name: getattr(settings, name) for name in KEPT}
+    given = {name: value for name, value in asked.items() if value is not None}
+    model = described.model_copy(update={**given, "goals": settings.goals})
     async with opened(settings.nats) as registry:
         await registry.put(model)
         if settings.alias:

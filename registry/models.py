@@ -14,7 +14,7 @@ EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
 MOCK_VERSION = "1"
-PRICES = ("prompt_price", "completion_price")
+KEPT = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
     "*": "a NATS wildcard",
@@ -83,6 +83,7 @@ class Model(Record):
     embedding_dimensions: int | None = Field(default=None, gt=0)
     num_labels: int | None = Field(default=None, gt=0)
     default_max_tokens: int = Field(default=256, gt=0)
+    max_output_tokens: int | None = Field(default=None, gt=0)
     versions: dict[str, Version] = Field(min_length=1)
     default_version: str
     goals: dict[Priority, Goals] = {}

@@ -7,10 +7,12 @@ from pydantic.config import JsonDict
 
 from registry.models import Goals, Name, Task
 from registry.remote import Api, Url
-from streams.settings import ClientSettings
+from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings
 from streams.subjects import Priority, token
 
-POSITIONAL: JsonDict = {"positional": True}
+_OF = "of"
+MODEL: JsonDict = {**FLAG_ONLY, _OF: "model"}  # adapters have no such thing
+SERVER: JsonDict = {**FLAG_ONLY, _OF: "server"}  # files have no such thing
 
 
 class AddSettings(ClientSettings):
@@ -23,9 +25,13 @@ class AddSettings(ClientSettings):
     )
     name: Name = Field(description="name that clients ask for")
     version: Name | None = Field(
-        None, description="name of this version; by default the beginning of its digest"
+        None,
+        description="name of this version; by default the beginning of its digest",
+        json_schema_extra=MODEL,
     )
-    alias: Name | None = Field(None, description="another name that shall mean this model")
+    alias: Name | None = Field(
+        None, description="another name that shall mean this model", json_schema_extra=MODEL
+    )
     adapter_of: str | None = Field(
         None, description="the files are a LoRA adapter of this model: ask for it as MODEL:NAME"
     )
@@ -35,35 +41,75 @@ class AddSettings(ClientSettings):
         "for OpenAI's API, the whole of it for a single-item API",
     )
     remote_model: str | None = Field(
-        None, description="what the server calls the model; by default the same name"
+        None,
+        description="what the server calls the model; by default the same name",
+        json_schema_extra=SERVER,
     )
-    api: Api = Field("openai", description="what the server speaks")
-    task: Task = Field("generate", description="what the remote model does")
+    api: Api = Field("openai", description="what the server speaks", json_schema_extra=SERVER)
+    task: Task = Field(
+        "generate", description="what the remote model does", json_schema_extra=SERVER
+    )
     tokenizer: Path | None = Field(
-        None, description="directory with the remote model's tokenizer.json; without: texts only"
+        None,
+        description="directory with the remote model's tokenizer.json; without: texts only",
+        json_schema_extra=SERVER,
     )
     context_length: int | None = Field(
-        None, ge=1, description="tokens of the remote model's context; by default of config.json"
+        None,
+        ge=1,
+        description="tokens of the remote model's context; by default of config.json",
+        json_schema_extra=SERVER,
     )
-    concurrency: int = Field(16, ge=1, description="most calls of a worker to the server at once")
+    concurrency: int = Field(
+        16,
+        ge=1,
+        description="most calls of a worker to the server at once",
+        json_schema_extra=SERVER,
+    )
     api_key_variable: str = Field(
-        "", description="environment variable of the worker that holds the server's API key"
+        "",
+        description="environment variable of the worker that holds the server's API key",
+        json_schema_extra=SERVER,
     )
     prompt_price: float | None = Field(
-        None, ge=0, description="price of a million prompt tokens, for caps on spending"
+        None,
+        ge=0,
+        description="price of a million prompt tokens, for caps on spending",
+        json_schema_extra=MODEL,
     )
     completion_price: float | None = Field(
-        None, ge=0, description="price of a million generated tokens"
+        None, ge=0, description="price of a million generated tokens", json_schema_extra=MODEL
+    )
+    default_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens of an answer whose request names no limit; 256 unless told",
+        json_schema_extra=MODEL,
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="most tokens that a request may ask for", json_schema_extra=MODEL
     )
     interactive_goal_ms: float | None = Field(
-        None, gt=0, description="longest time to first token that interactive requests should see"
+        None,
+        gt=0,
+        description="longest time to first token that interactive requests should see",
+        json_schema_extra=MODEL,
     )
-    standard_goal_ms: float | None = Field(None, gt=0, description="the same of standard requests")
-    batch_goal_ms: float | None = Field(None, gt=0, description="the same of batch requests")
+    standard_goal_ms: float | None = Field(
+        None, gt=0, description="the same of standard requests", json_schema_extra=MODEL
+    )
+    batch_goal_ms: float | None = Field(
+        None, gt=0, description="the same of batch requests", json_schema_extra=MODEL
+    )
     first_seconds: float = Field(
-        60, gt=0, description="time for the server's first token, or its whole answer"
+        60,
+        gt=0,
+        description="time for the server's first token, or its whole answer",
+        json_schema_extra=SERVER,
     )
-    chunk_seconds: float = Field(30, gt=0, description="time between the parts of a stream")
+    chunk_seconds: float = Field(
+        30, gt=0, description="time between the parts of a stream", json_schema_extra=SERVER
+    )
 
     @property
     def goals(self) -> dict[Priority, Goals]:
@@ -79,14 +125,26 @@ class AddSettings(ClientSettings):
     def _has_one_source(self) -> "AddSettings":
         if (self.path is None) == (self.remote is None):
             raise ValueError("give either PATH or --remote")
+        if self.path and (given := _given(self, "server")):
+            raise ValueError(f"only for --remote: {given}")
         if self.adapter_of:
             self._check_adapter()
         return self
 
     def _check_adapter(self) -> None:
-        if self.path is None or self.version or self.alias:
-            raise ValueError("an adapter has a PATH, no --alias, and no --version but its digest")
+        if self.path is None:
+            raise ValueError("an adapter has a PATH")
+        if given := _given(self, "model"):
+            raise ValueError(f"not for an adapter: {given}")
         token(self.name)
+
+
+def _given(settings: AddSettings, kind: str) -> str:
+    """The flags of a kind that were given."""
+    extras = {name: info.json_schema_extra for name, info in AddSettings.model_fields.items()}
+    of_kind = [name for name, e in extras.items() if isinstance(e, dict) and e.get(_OF) == kind]
+    given = (name for name in of_kind if name in settings.model_fields_set)
+    return ", ".join("--" + name.replace("_", "-") for name in given)
 
 
 class ListSettings(ClientSettings):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
-from registry.models import PRICES, Adapter, Alias, Model, Version
+from registry.models import KEPT, Adapter, Alias, Model, Version
 from registry.view import OPEN_SECONDS, View
 from streams.connection import Broker
 from streams.errors import MillstreamError, ModelNotFound
@@ -199,5 +199,5 @@ def _merged(old: Model | Alias | Adapter | None, new: Model) -> bytes:
         "goals": {**old.goals, **new.goals},
         "created": old.created,
     }
-    prices = {name: getattr(old, name) for name in PRICES if getattr(new, name) is None}
-    return new.model_copy(update=both | prices).model_dump_json().encode()
+    kept = {name: getattr(old, name) for name in KEPT if name not in new.model_fields_set}
+    return new.model_copy(update=both | kept).model_dump_json().encode()

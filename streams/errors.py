@@ -2,8 +2,8 @@
 
     MillstreamError
     ├── BadRequest           change the request
-    │   ├── UnknownField, UnsupportedValue, ContextLengthExceeded, InputTooLong, TokenOutOfRange
-    │   ├── BadGrammar
+    │   ├── UnknownField, UnsupportedValue, TokenOutOfRange, BadGrammar
+    │   ├── ContextLengthExceeded, InputTooLong, OutputTooLong
     │   ├── Unauthenticated, Forbidden
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   ├── PayloadTooLarge, HeadTooLarge, TooSlow
@@ -96,7 +96,7 @@ class UnsupportedValue(BadRequest):
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and output together do not fit the model, or the tenant's limit."""
+    """Prompt and output together do not fit the model."""
 
     code = "context_length_exceeded"
 
@@ -110,13 +110,25 @@ class ContextLengthExceeded(BadRequest):
 
 
 class InputTooLong(BadRequest):
-    """One input of several, or a pair of texts, does not fit the model, or the tenant's limit."""
+    """One input or prompt does not fit the model, or the tenant's limit."""
 
     code = "context_length_exceeded"
 
     def __init__(self, field: str, tokens: int, limit: int, whose: str) -> None:
         super().__init__(f"{field} has {tokens} tokens, the limit of {whose} is {limit}", field)
         self.tokens, self.limit = tokens, limit
+
+
+class OutputTooLong(BadRequest):
+    """More tokens are asked for than the tenant, or the model, allows."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, max_tokens: int, limit: int, whose: str) -> None:
+        super().__init__(
+            f"max_tokens is {max_tokens}, the limit of {whose} is {limit}", "max_tokens"
+        )
+        self.max_tokens, self.limit = max_tokens, limit
 
 
 class TokenOutOfRange(BadRequest):

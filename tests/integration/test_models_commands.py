@@ -117,6 +117,22 @@ def test_what_an_adapter_cannot_have_is_refused(files: Path, wrong: dict[str, st
         AddSettings.model_validate({"path": files, "name": "a", "adapter_of": "m", **wrong})
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"context_length": 9}, "only for --remote: --context-length"),
+        ({"concurrency": 16, "task": "embed"}, "only for --remote: --task, --concurrency"),
+        ({"adapter_of": "m", "max_output_tokens": 9}, "not for an adapter: --max-output-tokens"),
+    ],
+)
+def test_an_option_that_would_mean_nothing_is_refused(
+    files: Path, given: dict[str, object], why: str
+) -> None:
+    """Nobody gives one to have it passed over."""
+    with pytest.raises(ValueError, match=why):
+        AddSettings.model_validate({"path": files, "name": "m", **given})
+
+
 async def test_showing_an_unknown_model_is_an_error(nats_url: str) -> None:
     """Scripts rely on the exit status."""
     with pytest.raises(ModelNotFound, match="'nope'"):
@@ -158,6 +174,16 @@ async def test_a_new_version_costs_what_the_model_did(nats_url: str) -> None:
     async with opened(nats_url) as registry:
         model = registry.models["far"]
         assert (len(model.versions), model.prompt_price, model.completion_price) == (2, 2, 3)
+
+
+async def test_limits_are_given_and_stay(nats_url: str, files: Path) -> None:
+    """A new version is bounded as the one before, unless it says otherwise."""
+    await run_add(nats_url, files, name="m", version="1", max_output_tokens="40")
+    await run_add(nats_url, files, name="m", version="2", default_max_tokens="20")
+    async with opened(nats_url) as registry:
+        model = registry.models["m"]
+        assert (model.max_output_tokens, model.default_max_tokens) == (40, 20)
+        assert len(model.versions) == 2
 
 
 async def test_goals_are_given_by_priority_and_stay(nats_url: str) -> None:

@@ -12,6 +12,7 @@ from streams.errors import (
     BadRequest,
     ContextLengthExceeded,
     InputTooLong,
+    OutputTooLong,
     UnsupportedValue,
 )
 from streams.messages import Kind, Request, Sampling, unpack_tokens
@@ -47,15 +48,31 @@ def test_what_does_not_fit_the_context_is_refused(prompt: int, asked: int) -> No
         admit(submission(max_tokens=asked), MODEL, TENANT, [[1] * prompt])
 
 
-def test_a_tenants_own_limits_are_tighter() -> None:
+@pytest.mark.parametrize(
+    ("tenants", "models", "most", "whose"),
+    [(7, None, 7, "this tenant"), (None, 7, 7, "model 'mock'"), (9, 7, 7, "model 'mock'")],
+)
+def test_limits_of_tenant_and_model_are_tighter(
+    tenants: int | None, models: int | None, most: int, whose: str
+) -> None:
     """What was not asked for is cut to them, what was asked for is refused."""
-    tenant = Tenant(name="small", max_prompt_tokens=5, max_output_tokens=7)
-    admitted = admit(submission(), MODEL, tenant, [[1] * 5])
-    assert Request.unpack(admitted.payload).sampling.max_tokens == 7
-    with pytest.raises(ContextLengthExceeded, match="7 tokens of output of this tenant"):
-        admit(submission(max_tokens=8), MODEL, tenant, [[1] * 5])
-    with pytest.raises(ContextLengthExceeded, match="5 tokens of a prompt of this tenant"):
+    tenant = Tenant(name="small", max_output_tokens=tenants)
+    model = MODEL.model_copy(update={"max_output_tokens": models})
+    admitted = admit(submission(), model, tenant, [[1] * 50])
+    assert Request.unpack(admitted.payload).sampling.max_tokens == most
+    admit(submission(max_tokens=most), model, tenant, [[1] * 50])
+    with pytest.raises(OutputTooLong, match=f"is 8, the limit of {whose} is 7") as refused:
+        admit(submission(max_tokens=most + 1), model, tenant, [[1] * 50])
+    assert (refused.value.code, refused.value.field) == ("context_length_exceeded", "max_tokens")
+
+
+def test_a_tenants_prompts_have_a_limit() -> None:
+    """As long as the context or not."""
+    tenant = Tenant(name="small", max_prompt_tokens=5)
+    admit(submission(), MODEL, tenant, [[1] * 5])
+    with pytest.raises(InputTooLong, match="6 tokens, the limit of this tenant is 5") as refused:
         admit(submission(), MODEL, tenant, [[1] * 6])
+    assert refused.value.field == "prompt"
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
