@@ -14,32 +14,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from websockets.sync.client import connect
 
-from tests.e2e.running import KEY, Running, command_line, descendants, is_gone, wait_until
+from tests.e2e.running import (
+    KEY,
+    Running,
+    command_line,
+    descendants,
+    free_port,
+    is_gone,
+    wait_until,
+)
+from tests.engine import tiny
 
 MOCK = ("--model", "mock", "--mock-ttft-ms", "5", "--mock-itl-ms", "2", "--api-key", KEY)
 
 
-def ask(up: Running, key: str = KEY, **body: Any) -> Any:
+def ask(up: Running, key: str = KEY, port: int | None = None, **body: Any) -> Any:
     """An open answer to a completion request; raises HTTPError for a refusal."""
     request = urllib.request.Request(
-        f"{up.url}/v1/completions",
+        f"http://127.0.0.1:{port or up.port}/v1/completions",
         data=json.dumps({"model": "mock", "prompt": "hello", "max_tokens": 4, **body}).encode(),
         headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
     )
     return urllib.request.urlopen(request, timeout=30)
 
 
-def tokens(up: Running, key: str = KEY, **body: Any) -> int:
+def tokens(up: Running, key: str = KEY, **options: Any) -> int:
     """How many tokens a completion had."""
-    with ask(up, key, **body) as answer:
+    with ask(up, key, **options) as answer:
         return int(json.load(answer)["usage"]["completion_tokens"])
 
 
-def answers(up: Running) -> bool:
+def answers(up: Running, port: int | None = None) -> bool:
+    """Whether its gateway, or another one of it at `port`, serves the key that it was given."""
     try:
-        return tokens(up) == 4
+        return tokens(up, port=port) == 4
     except OSError:
         return False
 
@@ -123,7 +135,24 @@ def test_what_killed_workers_were_at_goes_on_at_once(tmp_path: Path) -> None:
 
 def test_streams_of_a_killed_worker_go_on_on_the_same_socket(up: Running) -> None:
     """Without a gap, and with the text of undisturbed ones."""
-    asked: dict[str, Any] = {"prompt": "mill", "max_tokens": 1000}
+    _outlive_a_worker(up, "mock")
+
+
+def test_greedy_streams_of_a_killed_engine_go_on_on_the_same_socket(tmp_path: Path) -> None:
+    """The other worker's engine continues behind the stored tokens as if nothing had been."""
+    settings = LlamaConfig(**tiny.GROUPED | {"max_position_embeddings": 2048})
+    torch.manual_seed(7)
+    LlamaForCausalLM(settings).save_pretrained(tmp_path / "llama")
+    tiny.tokenizer().save(str(tmp_path / "llama/tokenizer.json"))
+    words = ("--model", str(tmp_path / "llama"), "--workers", "2", "--api-key", KEY)
+    with Running(tmp_path, *words) as up:
+        _outlive_a_worker(up.ready(), "llama")
+
+
+def _outlive_a_worker(up: Running, model: str) -> None:
+    """Kill one of two in the middle of eight streams; each must be as one that was let alone."""
+    asked: dict[str, Any] = {"model": model, "prompt": "mill", "max_tokens": 1000}
+    asked |= {"temperature": 0, "ignore_eos": True}
     with ask(up, **asked) as answer:
         undisturbed = json.load(answer)["choices"][0]["text"]
     texts = {str(number): "" for number in range(8)}
@@ -147,7 +176,7 @@ def test_streams_of_a_killed_worker_go_on_on_the_same_socket(up: Running) -> Non
     door = up.url.replace("http", "ws") + "/v1/stream"
     with connect(door, additional_headers={"Authorization": f"Bearer {KEY}"}) as stream:
         for name in texts:
-            stream.send(json.dumps({"type": "generate", "id": name, "model": "mock", **asked}))
+            stream.send(json.dumps({"type": "generate", "id": name, **asked}))
         while not all(counts.values()):
             read()
         os.kill(up.pids("worker")[0], signal.SIGKILL)
@@ -203,12 +232,48 @@ def test_tenants_come_from_the_file(tmp_path: Path) -> None:
             ask(up, "sk-acme", max_tokens=4)
 
 
+def test_a_second_gateway_that_is_told_nothing_knows_whom_the_first_one_knows(
+    up: Running, tmp_path: Path
+) -> None:
+    """Nobody is locked out by it, neither there nor here."""
+    port = free_port()
+    words = ["gateway", "--port", str(port), "--data-dir", str(up.home / "data")]
+    with subprocess.Popen([sys.executable, "-m", "millstream", *words], cwd=tmp_path) as second:
+        wait_until(lambda: answers(up, port), 10)
+        assert answers(up)
+        second.terminate()
+        assert second.wait(10) == 0
+
+
 def test_other_commands_find_the_server_it_left(mock_up: Running) -> None:
     """`millstream lag` in another terminal, with no URL."""
-    environment = {**os.environ, "MILLSTREAM_DATA_DIR": str(mock_up.home / "data")}
-    words = [sys.executable, "-m", "millstream", "models", "list", "--json"]
-    run = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
-    assert [model["name"] for model in json.loads(run.stdout)] == ["mock"]
+    words = ["models", "list", "--json", "--data-dir", str(mock_up.home / "data")]
+    assert [model["name"] for model in json.loads(said(*words))] == ["mock"]
+
+
+def test_lag_is_shown_again_every_second(mock_up: Running) -> None:
+    """To a pipe as soon as it is known: tables, or a line of JSON each."""
+    data = str(mock_up.home / "data")
+    words = [sys.executable, "-m", "millstream", "lag", "--watch", "--data-dir", data]
+    with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout
+        for _ in range(2):
+            (worker,) = json.loads(watching.stdout.readline())["workers"]
+            assert worker["model"] == "mock"
+        watching.terminate()
+        assert watching.wait(5) == 0
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout
+        for title in ("Lanes", "Workers") * 2:
+            assert any(title in line for line in watching.stdout)
+        watching.terminate()
+        assert watching.wait(5) == 0
+
+
+def said(*words: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "millstream", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_second_one_in_the_same_directory_is_refused(mock_up: Running, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from streams.bucket import STREAM, subject
 from streams.headers import MESSAGE_ID
 from streams.subjects import Pool, Priority
 from tests.eventually import eventually
-from tests.integration.processes import process
+from tests.integration.processes import Service, process
 from tests.integration.services import Client, a_dispatcher, a_worker, client, running
 
 LEADER = assign({"mock"}, {"a", "b"})["mock"]
@@ -98,6 +99,23 @@ async def test_a_frozen_leader_wakes_up_to_find_another_and_doubles_nothing(
                     await eventually(lambda: leader.said("lease_lost"))
                     await eventually(c.at_rest)
         assert await c.ledger() == dict.fromkeys(requests, 1)
+
+
+@pytest.mark.parametrize("end", [Service.kill, Service.freeze])
+async def test_the_default_lease_lets_a_standby_lead_within_three_seconds(
+    nats_url: str, tmp_path: Path, end: Callable[[Service], None]
+) -> None:
+    """As long as a new request may wait for it, and what was queued before."""
+    async with client(nats_url, **QUICK) as c:
+        with process("dispatcher", nats_url, tmp_path / "1", id=LEADER) as leader:
+            await eventually(lambda: leader.said("leading"))
+            with process("dispatcher", nats_url, tmp_path / "2", id=STANDBY) as standby:
+                await eventually(lambda: standby.said("members_changed"))
+                queued = [await c.send(tenant=f"t{i}") for i in range(100)]
+                end(leader)
+                await eventually(lambda: standby.said("leading"), seconds=3)
+                async with running(gpu_worker.service, a_worker(nats_url)):
+                    await eventually(lambda: ended_once(c, queued))
 
 
 async def test_a_new_leader_knows_what_is_in_flight(nats_url: str) -> None:
