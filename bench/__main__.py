@@ -1,16 +1,27 @@
-"""`python -m bench [WHAT…] [--runs N] [--seconds S]`: all that need no trace by default."""
+"""`python -m bench [WHAT…] [--runs N] [--seconds S]`: all that need nothing more by default."""
 
 import argparse
 from collections.abc import Callable
 from functools import partial
 
-from bench import abuse, backlog, embeddings, engine, engine_share, mixed, pipeline, quotas
+from bench import (
+    abuse,
+    backlog,
+    embeddings,
+    engine,
+    engine_share,
+    front_ends,
+    mixed,
+    pipeline,
+    quotas,
+)
 from bench.live import dispatch, isolation, overload
 from bench.simulation.overload import ARENA, CODE, CONV, as_it_was, at_random
 
-NEED_TRACES = "mixed", "live-b2", "live-b3"
+NEED_MORE = "mixed", "live-b2", "live-b3", "front_ends"  # traces, or other software
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline.measure,
+    "front_ends": front_ends.measure,
     "engine_share": engine_share.measure,
     "embeddings": embeddings.measure,
     "engine": engine.measure,
@@ -40,7 +51,7 @@ def main() -> None:
     unknown = set(words.what) - MEASUREMENTS.keys()
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}, only {', '.join(MEASUREMENTS)}")
-    for name in words.what or [n for n in MEASUREMENTS if not n.startswith(NEED_TRACES)]:
+    for name in words.what or [n for n in MEASUREMENTS if not n.startswith(NEED_MORE)]:
         MEASUREMENTS[name](words.runs, words.seconds)
 
 

@@ -16,11 +16,16 @@ SERVICES = {
 
 
 def put(up: Running, *words: str) -> dict[str, Any]:
-    """The report of one load; raises if the command failed or a request did."""
-    pids = [f"{name}={up.pids(word)[0]}" for name, word in SERVICES.items()]
-    command = [sys.executable, "-m", "millstream", "bench", "--json", "--url", up.url]
-    command += ["--api-key", KEY, "--pids", ",".join(pids), *words]
+    """The report of one load, with the CPU of every service; raises as `report`."""
+    return report(up.url, {name: up.pids(word)[0] for name, word in SERVICES.items()}, *words)
+
+
+def report(url: str, pids: dict[str, int], *words: str) -> dict[str, Any]:
+    """The report of one load on a server; raises if the command failed or a request did."""
+    named = ",".join(f"{name}={pid}" for name, pid in pids.items())
+    command = [sys.executable, "-m", "millstream", "bench", "--json", "--url", url]
+    command += ["--api-key", KEY, "--pids", named, *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    report: dict[str, Any] = json.loads(done.stdout)["report"]
-    assert not report["errors"], report["errors"]
-    return report
+    found: dict[str, Any] = json.loads(done.stdout)["report"]
+    assert not found["errors"], found["errors"]
+    return found

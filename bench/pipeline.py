@@ -14,6 +14,10 @@ from tests.e2e.running import KEY, Running
 TTFT_MS, ITL_MS = 20, 6
 STREAMS, TOKENS = 128, 64
 REQUESTS = 500
+WORDS = (
+    *("--model", "mock", "--mock-ttft-ms", str(TTFT_MS), "--mock-itl-ms", str(ITL_MS)),
+    *("--api-key", KEY),
+)
 
 FIGURES = (
     Figure("gateway_us_per_token", "gateway CPU, µs per token", "≤ 25"),
@@ -41,9 +45,8 @@ def measure(runs: int, seconds: float) -> None:
 
 
 def _run(seconds: float) -> Run:
-    words = ["--model", "mock", "--mock-ttft-ms", str(TTFT_MS), "--mock-itl-ms", str(ITL_MS)]
     with tempfile.TemporaryDirectory() as home:
-        with Running(Path(home), *words, "--api-key", KEY) as up:
+        with Running(Path(home), *WORDS) as up:
             up.ready()
             return {**_first_token(up), **_relay(up, seconds)}
 

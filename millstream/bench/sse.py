@@ -7,6 +7,7 @@ import orjson
 from millstream.bench.clients import CLOSED, Address, Ask, Clock
 from millstream.bench.http import Connection, connect, head
 from millstream.bench.statistics import Sample
+from streams.subjects import Priority
 
 DONE = b"[DONE]"
 
@@ -98,8 +99,9 @@ def _request(address: Address, ask: Ask) -> bytes:
         "max_tokens": ask.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
-        "priority": ask.priority,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if ask.priority != Priority.STANDARD:  # which other servers know nothing of
+        body["priority"] = ask.priority
     return head("POST", address, "/v1/completions", orjson.dumps(body))
