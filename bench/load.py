@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.e2e.running import KEY, Running
+from tests.e2e.running import KEY, Running, untold
 
 SERVICES = {
     "gateway": "gateway",
@@ -25,7 +25,7 @@ def report(url: str, pids: dict[str, int], *words: str) -> dict[str, Any]:
     named = ",".join(f"{name}={pid}" for name, pid in pids.items())
     command = [sys.executable, "-m", "millstream", "bench", "--json", "--url", url]
     command += ["--api-key", KEY, "--pids", named, *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=untold())
     found: dict[str, Any] = json.loads(done.stdout)["report"]
     assert not found["errors"], found["errors"]
     return found

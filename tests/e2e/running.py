@@ -53,6 +53,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def untold() -> dict[str, str]:
+    """The environment without settings of Millstream."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("MILLSTREAM_")}
+
+
 class Running:
     """A `millstream up` on ports of its own; leaving the block ends it and its children."""
 
@@ -65,9 +70,8 @@ class Running:
         own = ["--port", str(self.port), "--nats-port", str(self.nats_port)]
         own += ["--data-dir", str(home / "data")]
         command = [sys.executable, "-m", "millstream", "up", *own, *words]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MILLSTREAM_")}
         with self.output.open("w") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=untold())
 
     def __enter__(self) -> Self:
         return self
