@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import load, results
-from bench.pipeline import ITL_MS, REQUESTS, STREAMS, TOKENS, TTFT_MS, WORDS
+from bench.pipeline import ITL_MS, STREAMS, TOKENS, TTFT_MS, WORDS
 from bench.results import Figure, Run
 from gpu_worker.engines import demo
 from millstream.up.preparation import cache_directory
@@ -32,8 +32,6 @@ MEASURES = {
     "us_per_token": "CPU, µs per token",
     "tokens_per_second": "tokens/s",
     "tokens_per_chunk": "tokens per chunk",
-    "added_p50_ms": "added TTFT p50, ms",
-    "added_p99_ms": "added TTFT p99, ms",
 }
 FIGURES = (
     *(Figure(f"{w}_{m}", f"{WAYS[w]}: {MEASURES[m]}") for m in MEASURES for w in WAYS),
@@ -47,7 +45,6 @@ def measure(runs: int, seconds: float) -> None:
         "mock_ttft_ms": TTFT_MS,
         "mock_itl_ms": ITL_MS,
         "relay": f"{STREAMS} streams of {TOKENS} tokens, {seconds} s",
-        "first_token": f"1 stream, {REQUESTS} requests",
     }
     results.publish("front_ends", setting, FIGURES, [_run(seconds) for _ in range(runs)])
 
@@ -68,17 +65,12 @@ def _run(seconds: float) -> Run:
 
 
 def _measured(way: str, url: str, pids: dict[str, int], seconds: float, *words: str) -> Run:
-    words = ("--model", "mock", *words)
-    one = ("--concurrency", "1", "--requests", str(REQUESTS), "--output-tokens", "2")
-    first = load.report(url, pids, *words, *one, "--warmup", "20")["latencies_ms"]["ttft"]
     many = ("--concurrency", str(STREAMS), "--output-tokens", str(TOKENS))
-    report = load.report(url, pids, *words, *many, "--duration", str(seconds))
+    report = load.report(url, pids, "--model", "mock", *words, *many, "--duration", str(seconds))
     return {
         f"{way}_us_per_token": report["cpu_us_per_token"]["front_end"],
         f"{way}_tokens_per_second": report["tokens_per_second"],
         f"{way}_tokens_per_chunk": report["tokens_per_chunk"],
-        f"{way}_added_p50_ms": first["p50"] - TTFT_MS,
-        f"{way}_added_p99_ms": first["p99"] - TTFT_MS,
     }
 
 
@@ -99,8 +91,9 @@ def _dynamo(home: Path) -> Iterator[tuple[str, dict[str, int]]]:
 
 @contextmanager
 def _process(home: Path, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-    environment = {"DYN_FILE_KV": str(home), "DYN_LOG": "error", "HF_HUB_OFFLINE": "1"}
-    running = subprocess.Popen([os.environ[PYTHON], *words], env={**os.environ, **environment})
+    environment = {**os.environ, "DYN_FILE_KV": str(home), "HF_HUB_OFFLINE": "1"}
+    command, quiet = [os.environ[PYTHON], *words], subprocess.DEVNULL
+    running = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
     try:
         yield running
     finally:
