@@ -91,9 +91,9 @@ def _dynamo(home: Path) -> Iterator[tuple[str, dict[str, int]]]:
 
 @contextmanager
 def _process(home: Path, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-    environment = {**os.environ, "DYN_FILE_KV": str(home), "HF_HUB_OFFLINE": "1"}
+    own = {"DYN_FILE_KV": str(home), "DYN_LOG": "warn", "HF_HUB_OFFLINE": "1"}
     command, quiet = [os.environ[PYTHON], *words], subprocess.DEVNULL
-    running = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
+    running = subprocess.Popen(command, env={**os.environ, **own}, stdout=quiet, stderr=quiet)
     try:
         yield running
     finally:
