@@ -31,12 +31,12 @@ from gpu_worker.engines.paged.attention import Layer
 from gpu_worker.engines.paged.model import (
     Unsupported,
     describe,
-    dtype_for,
     kv_tokens_for,
     load,
     refuse,
 )
 from gpu_worker.engines.paged.packing import GatedMLP, pack
+from gpu_worker.engines.precision import dtype_for
 from tests.engine.tiny import (
     ARCHITECTURES,
     CONTEXT,
@@ -199,16 +199,22 @@ def test_kv_is_never_more_than_could_be_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "stored", "used"),
+    ("device", "has_bfloat16", "stored", "used"),
     [
-        ("cpu", torch.bfloat16, torch.bfloat16),
-        ("cpu", torch.float16, torch.float32),
-        ("cuda", torch.float16, torch.float16),
-        ("cpu", None, torch.float32),
+        ("cpu", True, torch.bfloat16, torch.bfloat16),
+        ("cpu", False, torch.bfloat16, torch.float32),
+        ("cpu", True, torch.float16, torch.float32),
+        ("cuda", False, torch.float16, torch.float16),
+        ("cpu", True, None, torch.float32),
     ],
 )
 def test_a_checkpoint_keeps_its_type_where_the_device_computes_in_it(
-    device: str, stored: torch.dtype | None, used: torch.dtype
+    device: str,
+    has_bfloat16: bool,
+    stored: torch.dtype | None,
+    used: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """bfloat16 is twice as fast as float32 on a CPU that has it."""
+    """bfloat16 is twice as fast as float32 on a CPU that has it, and a sixth as fast elsewhere."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16)
     assert dtype_for(LlamaConfig(dtype=stored), torch.device(device)) == used

@@ -24,6 +24,7 @@ from gpu_worker.engines.paged.blocks import BLOCK_TOKENS
 from gpu_worker.engines.paged.cache import pool_sizes
 from gpu_worker.engines.paged.packing import pack
 from gpu_worker.engines.paged.sharding import settle
+from gpu_worker.engines.precision import dtype_for
 
 SURVEY = "millstream_survey"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -150,12 +151,6 @@ def refuse_ranks(config: PreTrainedConfig, ranks: int, device: torch.device) -> 
     for reason, present in reasons.items():
         if present:
             raise Unsupported(f"{name} cannot run on {ranks} tensor parallel ranks: {reason}")
-
-
-def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """The checkpoint's own type; float32 for float16 on a CPU, which has no arithmetic for it."""
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
 
 
 def survey(model: PreTrainedModel) -> list[Layer]:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.activations import ACT2FN
 
+from gpu_worker.engines.precision import multiplies_bfloat16
+
 ROWS_HINT = 32  # the batch that the layout is chosen for; others run on it as well
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -207,5 +209,6 @@ def _is_plain(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
 def _can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
-    bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32 or bool(bfloat16)
+    return weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and multiplies_bfloat16()
+    )

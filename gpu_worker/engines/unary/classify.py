@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
+from gpu_worker.engines.precision import dtype_for
 from gpu_worker.engines.unary.activation import activation
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import Padded
@@ -72,7 +73,11 @@ class ClassifyEngine(UnaryEngine):
 
     @staticmethod
     def open(directory: Path, device: torch.device) -> Classifier:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            directory, local_files_only=True, use_safetensors=True
+            directory,
+            dtype=dtype_for(config, device),
+            local_files_only=True,
+            use_safetensors=True,
         )
         return Classifier(model.to(device).eval())  # type: ignore[arg-type]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from gpu_worker.engines.precision import dtype_for
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import Padded
 from gpu_worker.engines.unary.pooling import Pooling
@@ -30,8 +31,12 @@ class EmbedEngine(UnaryEngine):
 
     @staticmethod
     def open(directory: Path, device: torch.device) -> Embedder:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModel.from_pretrained(
-            directory, local_files_only=True, use_safetensors=True
+            directory,
+            dtype=dtype_for(config, device),
+            local_files_only=True,
+            use_safetensors=True,
         )
         return Embedder(
             model.to(device).eval(),  # type: ignore[arg-type]

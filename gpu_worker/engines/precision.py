@@ -1,0 +1,20 @@
+"""The type that a model computes in: its checkpoint's, where the device has arithmetic for it."""
+
+import torch
+from transformers import PreTrainedConfig
+
+
+def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """The checkpoint's own type; float32 for what a CPU would have to imitate.
+
+    That is float16 everywhere, and bfloat16 without AVX-512 or Arm's instructions for it: there a
+    product of bfloat16 matrices takes up to six times as long as one of float32.
+    """
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    imitated = dtype == torch.float16 or (dtype == torch.bfloat16 and not multiplies_bfloat16())
+    return torch.float32 if device.type == "cpu" and imitated else dtype
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 matrices on this CPU, and packs them."""
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
