@@ -95,7 +95,7 @@ def _admit_prompt(
 
 
 def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tokens: int) -> int:
-    """What was asked for, or else the model's default as far as context and limits allow."""
+    """What was asked for, or else the default as far as context and limits allow."""
     asked, limits = submission.sampling.max_tokens, []
     for owner, whose in ((tenant, "this tenant"), (model, f"model {model.name!r}")):
         if owner.max_output_tokens is not None:
@@ -103,7 +103,8 @@ def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tok
             if asked > owner.max_output_tokens:
                 raise OutputTooLong(asked, owner.max_output_tokens, whose)
     room = max(1, model.context_length - prompt_tokens)
-    return asked or min(model.default_max_tokens, room, *limits)
+    default = submission.default_max_tokens or model.default_max_tokens
+    return asked or min(default, room, *limits)
 
 
 def _admit_inputs(

@@ -40,7 +40,7 @@ class Shape:
     whole: Callable[[str, str, int, Sequence[Answer], Usage], Answer]
     choice: Callable[[int, str, FinishReason, Logprobs | None], Answer]
     events: type[sse.CompletionEvents] | type[sse.ChatEvents]
-    default_max_tokens: int
+    default_max_tokens: int | None
 
 
 COMPLETION = Shape(
@@ -50,7 +50,7 @@ COMPLETION = Shape(
     sse.CompletionEvents,
     DEFAULT_COMPLETION_TOKENS,
 )
-CHAT = Shape(ChatRequest, answers.chat_completion, answers.chat_choice, sse.ChatEvents, 0)
+CHAT = Shape(ChatRequest, answers.chat_completion, answers.chat_choice, sse.ChatEvents, None)
 
 
 async def serve(

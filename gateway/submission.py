@@ -22,8 +22,8 @@ class Submission:
 
     `prompt` is text or token ids, `chat` messages, with the `tools` that may be called in answer;
     `inputs` are for `embed` and `classify`, where a `query` is paired with each of them. A
-    `sampling.max_tokens` of 0 means: the default of the model and the tenant. `grammar_field` is
-    where `sampling.grammar` came in.
+    `sampling.max_tokens` of 0 means `default_max_tokens`, which is the endpoint's, or else the
+    model's, as far as limits allow. `grammar_field` is where `sampling.grammar` came in.
     """
 
     kind: Kind
@@ -40,9 +40,10 @@ class Submission:
     choices: int = 1  # how many answers are wanted
     prompts: int = 1  # how many submissions its body made
     grammar_field: str = "response_format"
+    default_max_tokens: int | None = None
 
     @classmethod
-    def of(cls, body: Body, default_max_tokens: int = 0) -> Self:
+    def of(cls, body: Body, default_max_tokens: int | None = None) -> Self:
         """The submission that a body or frame makes."""
         common = (body.model, body.lane, body.deadline_ms)
         if isinstance(body, Embedding):
@@ -57,12 +58,13 @@ class Submission:
             prompt=body.prompt,
             chat=body.chat,
             tools=body.offered_tools,
-            sampling=body.sampling(default_max_tokens),
+            sampling=body.sampling(),
             grammar_field=body.grammar_field,
+            default_max_tokens=default_max_tokens,
         )
 
     @classmethod
-    def all_of(cls, body: OpenAIGeneration, default_max_tokens: int) -> list[Self]:
+    def all_of(cls, body: OpenAIGeneration, default_max_tokens: int | None) -> list[Self]:
         """The submissions that a body makes, one for each prompt; a chat is one."""
         first = replace(
             cls.of(body, default_max_tokens), choices=body.choices, prompts=len(body.prompts)

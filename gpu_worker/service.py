@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -83,7 +85,7 @@ async def _keeper(
     for name in settings.model:
         model, version = await _resolved(registry, name)
         found[f"{model.name}@{version.id}"] = model, version
-    budget, shares = await _memory({n: weight_bytes(v) for n, (_, v) in found.items()}, settings)
+    budget, shares = await _memory({name: v for name, (_, v) in found.items()}, settings)
     places = {
         name: Place(
             _pool(broker, model, version, journal, settings), model, version, shares[name] or None
@@ -94,16 +96,29 @@ async def _keeper(
     return Keeper(places, books, Loader(settings))
 
 
-async def _memory(weights: dict[str, int], settings: WorkerSettings) -> tuple[int, dict[str, int]]:
+async def _memory(
+    versions: dict[str, Version], settings: WorkerSettings
+) -> tuple[int, dict[str, int]]:
     """The budget and each model's share of it; a share of 0 is not bounded."""
-    least = {name: residency.needs(size) for name, size in weights.items()}
+    if settings.memory is None and (
+        len(versions) == 1 or not any(map(weight_bytes, versions.values()))
+    ):
+        return 0, dict.fromkeys(versions, 0)
+    least = {name: await _needs(version) for name, version in versions.items()}
     if settings.memory is not None:
         return settings.memory, residency.shares(settings.memory, least)
-    if len(least) == 1 or not any(least.values()):
-        return 0, dict.fromkeys(least, 0)
     free, share = await in_thread(factory.free_memory, "memory")
     budget = residency.budget_from(free, least.values(), share)
     return budget, residency.shares(budget, least)
+
+
+async def _needs(version: Version) -> int:
+    """The least that a model is planned with; 0 for one without weights here."""
+    size = weight_bytes(version)
+    if not size or version.directory is None:
+        return 0
+    grown = await in_thread(partial(factory.growth, Path(version.directory)), "memory")
+    return residency.needs(int(size * grown))
 
 
 def _pool(

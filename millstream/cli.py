@@ -19,6 +19,7 @@ from millstream.sources import (
     PREFIX,
     UsageError,
     flag,
+    is_flag_only,
     is_list,
     is_positional,
     is_table,
@@ -118,8 +119,10 @@ def _epilog(settings: type[Settings]) -> str:
         for key, info in keys(settings).items()
         if is_table(info)
     ]
+    asked = [k for k, i in keys(settings).items() if is_flag_only(i) and not is_positional(i)]
+    but = f" but {', '.join(map(flag, asked))}" if asked else ""
     everywhere = (
-        f"Every option can also be {PREFIX}<OPTION> in the environment or a key of the file."
+        f"Every option{but} can also be {PREFIX}<OPTION> in the environment or a key of the file."
     )
     return everywhere + "".join(tables)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,7 +62,12 @@ async def _ask(broker: Broker, model: str) -> Report | None:
 async def _watch(broker: Broker, registry: Registry, as_json: bool, stop: asyncio.Event) -> int:
     with _showing(as_json) as show:
         while not stop.is_set():
-            show(await collect(broker, registry))
+            report = await collect(broker, registry)
+            try:
+                show(report)
+            except BrokenPipeError:  # `| head` has seen enough; Python flushes once more at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                break
             try:
                 async with asyncio.timeout(WATCH_SECONDS):
                     await stop.wait()

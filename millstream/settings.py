@@ -37,8 +37,8 @@ class UpSettings(Settings):
     )
     api_key: SecretStr | None = Field(
         None,
-        description="API key of the tenant `default`, kept in the data directory; by default the "
-        "one kept there, made at the first start",
+        description="API key of the tenant `default`, kept in the data directory for clients and "
+        "later starts; by default the one kept there, made at the first start",
     )
     threads: int = Field(
         0, ge=0, description="CPU threads of each worker's engine; 0: the cores, divided"

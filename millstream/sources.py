@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from millstream import state
 from millstream.commands import COMMANDS
-from streams.settings import DATA_DIR, Settings
+from streams.settings import DATA_DIR, FindingSettings, Settings
 
 PREFIX = "MILLSTREAM_"
 FILE = Path("millstream.toml")
@@ -94,7 +94,8 @@ def load(
     _read_environment(found, environment)
     for key, value in flags.items():
         found.put(key, value, flag(key))
-    _find_server(found)
+    if issubclass(settings, FindingSettings):
+        _find_up(found, flags)
     known = keys(settings)
     taken = {k for k in found.values.keys() & known if k in flags or not is_flag_only(known[k])}
     values = {key: _shaped(found.values[key], known[key]) for key in taken}
@@ -104,12 +105,16 @@ def load(
         raise UsageError(_explain(error, found, known)) from None
 
 
-def _find_server(found: Found) -> None:
+def _find_up(found: Found, flags: Mapping[str, Any]) -> None:
+    """Addresses of a running `millstream up`; a data directory that was named must have one."""
     data_dir = Path(str(found.values.get("data_dir", DATA_DIR)))
-    if up := state.read(data_dir):
-        for key, value in (("nats", up.nats), ("url", up.url)):
-            if key not in found.values:
-                found.put(key, value, str(state.path(data_dir)))
+    named = "data_dir" in flags
+    up = state.read(data_dir)
+    if named and up is None and not {"nats", "url"} & flags.keys():
+        raise UsageError(f"no `millstream up` runs in {data_dir}")
+    for key, value in (("nats", up.nats), ("url", up.url)) if up else ():
+        if key not in found.values or (named and key not in flags):
+            found.put(key, value, str(state.path(data_dir)))
 
 
 def _shaped(value: object, info: FieldInfo) -> object:

@@ -11,8 +11,8 @@ from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings
 from streams.subjects import Priority, token
 
 _OF = "of"
-MODEL: JsonDict = {**FLAG_ONLY, _OF: "model"}  # adapters have no such thing
-SERVER: JsonDict = {**FLAG_ONLY, _OF: "server"}  # files have no such thing
+MODEL: JsonDict = {_OF: "model"}  # adapters have no such thing
+SERVER: JsonDict = {_OF: "server"}  # files have no such thing
 
 
 class AddSettings(ClientSettings):
@@ -64,7 +64,7 @@ class AddSettings(ClientSettings):
         16,
         ge=1,
         description="most calls of a worker to the server at once",
-        json_schema_extra=SERVER,
+        json_schema_extra=SERVER | FLAG_ONLY,
     )
     api_key_variable: str = Field(
         "",
@@ -83,11 +83,15 @@ class AddSettings(ClientSettings):
     default_max_tokens: int | None = Field(
         None,
         ge=1,
-        description="most tokens of an answer whose request names no limit; 256 unless told",
+        description="most tokens of an answer whose request names no limit; 256 unless told "
+        "(/v1/completions: 16, as OpenAI's)",
         json_schema_extra=MODEL,
     )
     max_output_tokens: int | None = Field(
-        None, ge=1, description="most tokens that a request may ask for", json_schema_extra=MODEL
+        None,
+        ge=1,
+        description="most tokens that a request may ask for",
+        json_schema_extra=MODEL | FLAG_ONLY,
     )
     interactive_goal_ms: float | None = Field(
         None,

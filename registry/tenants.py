@@ -142,6 +142,8 @@ class Tenants:
         """
         kept = self._not_from("config")
         records: dict[str, Tenant | KeyHolder] = {}
+        if any(isinstance(v, KeyHolder) and v.source == "api_key" for v in kept.values()):
+            records |= _records(Tenant(name=DEFAULT, source="api_key"), ())
         for name, settings in configured.items():
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
             _refuse_taken(added := _records(tenant, settings.keys), {**kept, **records})

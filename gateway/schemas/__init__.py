@@ -11,5 +11,5 @@
     reading         from bytes to one of these records, or to one clear sentence
 
 A record of work to generate has `model`, `prompt` (text or token ids) or `chat` (messages), `lane`
-(its priority), `deadline_ms` and `sampling(default_max_tokens)`, whichever door it came through.
+(its priority), `deadline_ms` and `sampling()`, whichever door it came through.
 """

@@ -83,10 +83,13 @@ class Generation(Work):
         """Where the grammar came from, to be named if it is no good."""
         return "structured_outputs" if self.structured_outputs else "response_format"
 
-    def sampling(self, default_max_tokens: int) -> Sampling:
-        """How the engine is to choose, with OpenAI's defaults for what was not said."""
+    def sampling(self) -> Sampling:
+        """How the engine is to choose, with OpenAI's defaults for what was not said.
+
+        `max_tokens` is 0 then: its default depends on more than the request.
+        """
         return Sampling(
-            max_tokens=self.most_tokens or default_max_tokens,
+            max_tokens=self.most_tokens or 0,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=self.top_p or 1.0,
             top_k=self.top_k or 0,

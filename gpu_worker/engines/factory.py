@@ -27,6 +27,13 @@ def free_memory() -> tuple[int, float]:
     return memory.free_bytes(device), memory.SHARES[device.type]
 
 
+def growth(directory: Path) -> float:
+    """How many times the size of its files a model's weights have once they are loaded."""
+    openmp.choose()
+    device = import_module("gpu_worker.engines.memory").default_device()
+    return float(import_module("gpu_worker.engines.precision").growth(directory, device))
+
+
 def build(engine: str, directory: Path | None, options: Mapping[str, object]) -> Engine:
     """Load an engine, warm. Raises ValueError for an unknown engine or option, naming it."""
     if engine not in ENGINES:

@@ -1,5 +1,8 @@
 """The type that a model computes in: its checkpoint's, where the device has arithmetic for it."""
 
+import json
+from pathlib import Path
+
 import torch
 from transformers import PreTrainedConfig
 
@@ -10,11 +13,24 @@ def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     That is float16 everywhere, and bfloat16 without AVX-512 or Arm's instructions for it: there a
     product of bfloat16 matrices takes up to six times as long as one of float32.
     """
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    imitated = dtype == torch.float16 or (dtype == torch.bfloat16 and not multiplies_bfloat16())
-    return torch.float32 if device.type == "cpu" and imitated else dtype
+    return _computed(config.dtype, device)
+
+
+def growth(directory: Path, device: torch.device) -> float:
+    """How many times the size of its files a model's weights have once they are loaded."""
+    config = json.loads((directory / "config.json").read_text())
+    stored = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    if not isinstance(stored, torch.dtype):
+        return 1.0
+    return _computed(stored, device).itemsize / stored.itemsize
 
 
 def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 matrices on this CPU, and packs them."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _computed(stored: object, device: torch.device) -> torch.dtype:
+    dtype = stored if isinstance(stored, torch.dtype) else torch.float32
+    imitated = dtype == torch.float16 or (dtype == torch.bfloat16 and not multiplies_bfloat16())
+    return torch.float32 if device.type == "cpu" and imitated else dtype

@@ -36,22 +36,18 @@ class Home:
         """Where nats-server keeps its streams."""
         return self.path / "nats"
 
-    def api_key(self, given: str | None = None) -> str:
-        """The key: the one given, or the one in use before, or a new one.
-
-        It is kept in a file that its owner alone can read, where clients look for it.
-        """
+    def api_key(self) -> str:
+        """The key that was kept, or a new one."""
         file = self.path / KEY_FILE
-        if given or not file.exists():
-            self._keep(file, given or f"sk-{secrets.token_urlsafe(24)}")
-        return file.read_text().strip()
+        return file.read_text().strip() if file.exists() else f"sk-{secrets.token_urlsafe(24)}"
 
-    def _keep(self, file: Path, key: str) -> None:
-        fresh = file.with_suffix(".new")
+    def keep_api_key(self, key: str) -> None:
+        """Leave it for clients and for later starts, in a file that its owner alone can read."""
+        fresh = (self.path / KEY_FILE).with_suffix(".new")
         fresh.unlink(missing_ok=True)
         with open(fresh, "x", opener=_owner_only) as out:
             out.write(f"{key}\n")
-        fresh.replace(file)
+        fresh.replace(self.path / KEY_FILE)
 
 
 def _owner_only(path: str, flags: int) -> int:

@@ -1,6 +1,7 @@
 """Which processes `millstream up` runs, and what each is told.
 
-Settings travel by environment: a command line is for everybody to read, and names one service only.
+Settings and the key travel by environment: a command line is for everybody to read, and names one
+service only.
 """
 
 import json
@@ -58,7 +59,7 @@ class Plan:
         return self.seconds(service) + CLOSING_SECONDS[service]
 
     def gateway(self) -> Program:
-        told = {"host": self.settings.host, "port": self.port}
+        told = {"host": self.settings.host, "port": self.port, "api_key": self.key}
         return self._program("gateway", "gateway", told)
 
     def dispatcher(self) -> Program:

@@ -44,7 +44,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
 
 
 def _plan(settings: UpSettings, home: Home, models: tuple[str, ...]) -> Plan:
-    key = home.api_key(settings.api_key.get_secret_value() if settings.api_key else None)
+    key = settings.api_key.get_secret_value() if settings.api_key else home.api_key()
     port = broker.claim_port(settings.host, settings.port, "--port")
     nats_port = broker.claim_port(broker.HOST, settings.nats_port, "--nats-port")
     return Plan(settings, port, nats_port, key, models)
@@ -84,6 +84,7 @@ async def _start(crew: Crew, models: dict[str, str]) -> None:
     await broker.until_answers(plan.nats_port)
     state.write(home.path, state.State(pid=os.getpid(), nats=plan.nats, url=plan.url))
     await _declare_tenants(plan)
+    home.keep_api_key(plan.key)
     crew.add("dispatcher", plan.dispatcher())
     crew.add("gateway", plan.gateway())
     await catalogue.register(models, plan.settings, plan.nats, home.logs)

@@ -8,7 +8,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -56,6 +57,26 @@ def is_gone(pid: int) -> bool:
 def untold() -> dict[str, str]:
     """The environment without settings of Millstream."""
     return {k: v for k, v in os.environ.items() if not k.startswith("MILLSTREAM_")}
+
+
+@contextmanager
+def started(*words: str, cwd: Path | None = None) -> Iterator["subprocess.Popen[str]"]:
+    """A `millstream` command whose output is read as it comes; killed at the end if it lives."""
+    command, pipe = [sys.executable, "-m", "millstream", *words], subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, text=True, env=untold(), cwd=cwd)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def said(*words: str) -> "subprocess.CompletedProcess[str]":
+    """What a `millstream` command prints, with its status."""
+    command = [sys.executable, "-m", "millstream", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=untold())
 
 
 class Running:

@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.running import KEY, Running
+from tests.e2e.running import KEY, Running, said
 
 TRACE = "t_s,prompt_tokens,output_tokens,tenant_id\n" + "".join(
     f"{i / 10},{20 + i},{100 - i},c{i % 3}\n" for i in range(20)
@@ -16,17 +15,13 @@ TRACE = "t_s,prompt_tokens,output_tokens,tenant_id\n" + "".join(
 
 
 def bench(up: Running, *words: str, key: str = KEY) -> "subprocess.CompletedProcess[str]":
-    return run("--url", up.url, "--api-key", key, *words)
-
-
-def run(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "millstream", "bench", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return said("bench", "--url", up.url, "--api-key", key, *words)
 
 
 def test_it_finds_the_gateway_and_the_key_that_up_left(mock_up: Running) -> None:
     """Whatever its port, and whether the key was made or given."""
-    done = run("--data-dir", str(mock_up.home / "data"), "--requests", "3", "--json")
+    data = str(mock_up.home / "data")
+    done = said("bench", "--data-dir", data, "--requests", "3", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["report"]["completed"] == 3
 

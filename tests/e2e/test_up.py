@@ -6,7 +6,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,6 +24,8 @@ from tests.e2e.running import (
     descendants,
     free_port,
     is_gone,
+    said,
+    started,
     wait_until,
 )
 from tests.engine import tiny
@@ -237,43 +238,61 @@ def test_a_second_gateway_that_is_told_nothing_knows_whom_the_first_one_knows(
 ) -> None:
     """Nobody is locked out by it, neither there nor here."""
     port = free_port()
-    words = ["gateway", "--port", str(port), "--data-dir", str(up.home / "data")]
-    with subprocess.Popen([sys.executable, "-m", "millstream", *words], cwd=tmp_path) as second:
+    words = ("gateway", "--port", str(port), "--data-dir", str(up.home / "data"))
+    with started(*words, cwd=tmp_path) as second:
         wait_until(lambda: answers(up, port), 10)
         assert answers(up)
         second.terminate()
         assert second.wait(10) == 0
 
 
-def test_other_commands_find_the_server_it_left(mock_up: Running) -> None:
-    """`millstream lag` in another terminal, with no URL."""
-    words = ["models", "list", "--json", "--data-dir", str(mock_up.home / "data")]
-    assert [model["name"] for model in json.loads(said(*words))] == ["mock"]
+def test_a_key_that_is_given_is_the_one_whatever_the_file_says(tmp_path: Path) -> None:
+    """And it is where clients look for it."""
+    file = tmp_path / "file.toml"
+    file.write_text("api_key = 'sk-file'")
+    with Running(tmp_path, *MOCK, "--config", str(file)) as up:
+        up.ready()
+        assert tokens(up) == 4
+        assert (tmp_path / "data/api-key").read_text() == f"{KEY}\n"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(up, "sk-file")
+
+
+def test_a_start_that_fails_keeps_no_key(tmp_path: Path) -> None:
+    """The next one could not start either, or would lock everybody out."""
+    file = tmp_path / "tenants.toml"
+    file.write_text(f"[tenants.acme]\nkeys = ['{KEY}']")
+    with Running(tmp_path, *MOCK, "--config", str(file)) as up:
+        assert up.process.wait(20) == 1
+        assert "'default' already belongs to tenant 'acme'" in up.output.read_text()
+    assert not (tmp_path / "data/api-key").exists()
+
+
+def test_other_commands_find_the_server_it_left(mock_up: Running, tmp_path: Path) -> None:
+    """`millstream lag` in another terminal, with no URL; not one that is somewhere else."""
+    found = said("models", "list", "--json", "--data-dir", str(mock_up.home / "data"))
+    assert [model["name"] for model in json.loads(found.stdout)] == ["mock"]
+    lost = said("models", "list", "--data-dir", str(tmp_path))
+    assert (lost.returncode, lost.stdout) == (2, "")
+    assert lost.stderr == f"millstream: no `millstream up` runs in {tmp_path}\n"
 
 
 def test_lag_is_shown_again_every_second(mock_up: Running) -> None:
     """To a pipe as soon as it is known: tables, or a line of JSON each."""
-    data = str(mock_up.home / "data")
-    words = [sys.executable, "-m", "millstream", "lag", "--watch", "--data-dir", data]
-    with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as watching:
+    words = ("lag", "--watch", "--data-dir", str(mock_up.home / "data"))
+    with started(*words, "--json") as watching:
         assert watching.stdout
         for _ in range(2):
             (worker,) = json.loads(watching.stdout.readline())["workers"]
             assert worker["model"] == "mock"
-        watching.terminate()
+        watching.stdout.close()  # as `head` does when it has seen enough
         assert watching.wait(5) == 0
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
+    with started(*words) as watching:
         assert watching.stdout
         for title in ("Lanes", "Workers") * 2:
             assert any(title in line for line in watching.stdout)
         watching.terminate()
         assert watching.wait(5) == 0
-
-
-def said(*words: str) -> str:
-    """What a command prints."""
-    command = [sys.executable, "-m", "millstream", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_second_one_in_the_same_directory_is_refused(mock_up: Running, tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ async def test_a_key_by_itself_and_a_configuration_leave_each_other_alone(nats_u
         found = [name_of(tenants, f"sk-{number}") for number in (1, 2, 3, 4)]
         assert found == [None, None, "default", "default"]
         assert tenants.by_name["default"].weight == 5
+        await tenants.declare({})
+        assert name_of(tenants, "sk-4") == "default"
+        assert tenants.by_name["default"].weight == 1
 
 
 async def test_a_key_by_itself_cannot_be_anothers(nats_url: str) -> None:

@@ -60,6 +60,8 @@ def test_limits_of_tenant_and_model_are_tighter(
     model = MODEL.model_copy(update={"max_output_tokens": models})
     admitted = admit(submission(), model, tenant, [[1] * 50])
     assert Request.unpack(admitted.payload).sampling.max_tokens == most
+    of_endpoint = admit(submission(default_max_tokens=16), model, tenant, [[1] * 50])
+    assert Request.unpack(of_endpoint.payload).sampling.max_tokens == most
     admit(submission(max_tokens=most), model, tenant, [[1] * 50])
     with pytest.raises(OutputTooLong, match=f"is 8, the limit of {whose} is 7") as refused:
         admit(submission(max_tokens=most + 1), model, tenant, [[1] * 50])

@@ -19,7 +19,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, 
 
 
 def grammar(**fields: Any) -> Grammar | None:
-    return parse(ChatRequest, CHAT | fields).sampling(1).grammar
+    return parse(ChatRequest, CHAT | fields).sampling().grammar
 
 
 def test_formats_become_grammars() -> None:
@@ -39,7 +39,7 @@ def test_formats_become_grammars() -> None:
 def test_every_door_takes_them(body: type[CompletionRequest]) -> None:
     """Completions, frames and producers as well as chats."""
     wire = {"model": "m", "prompt": "x", "response_format": FORMAT}
-    assert parse(body, wire).sampling(1).grammar == grammar(response_format=FORMAT)
+    assert parse(body, wire).sampling().grammar == grammar(response_format=FORMAT)
 
 
 def test_choices_match_themselves_alone() -> None:

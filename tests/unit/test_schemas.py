@@ -37,7 +37,7 @@ def refusal(record: type[Body], body: dict[str, Any]) -> tuple[str, str | None, 
 
 def test_what_was_not_said_is_as_openai_has_it() -> None:
     """Clients that say nothing expect OpenAI's defaults."""
-    assert completion().sampling(7) == Sampling(max_tokens=7, temperature=1.0, top_p=1.0)
+    assert completion().sampling() == Sampling(max_tokens=0, temperature=1.0, top_p=1.0)
     assert completion(**dict.fromkeys(["temperature", "top_p", "stop", "n"])) == completion()
 
 
@@ -45,7 +45,7 @@ def test_what_was_said_reaches_the_engine() -> None:
     """Every knob of the contract, in one request."""
     knobs = {"temperature": 0, "top_p": 0.5, "top_k": 3, "seed": -1, "max_tokens": 9}
     said = completion(**knobs, stop="a", logprobs=0, ignore_eos=True)
-    assert said.sampling(7) == Sampling(9, 0.0, 0.5, 3, -1, ["a"], 0, ignore_eos=True)
+    assert said.sampling() == Sampling(9, 0.0, 0.5, 3, -1, ["a"], 0, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
@@ -298,16 +298,16 @@ def test_an_answer_may_be_sent_back_as_it_is() -> None:
 
 def test_chat_log_probabilities_need_their_switch() -> None:
     """OpenAI has two fields for it in chats."""
-    assert chat(logprobs=True).sampling(1).logprobs == 0
-    assert chat(logprobs=True, top_logprobs=2).sampling(1).logprobs == 2
-    assert chat(logprobs=False).sampling(1).logprobs is None
+    assert chat(logprobs=True).sampling().logprobs == 0
+    assert chat(logprobs=True, top_logprobs=2).sampling().logprobs == 2
+    assert chat(logprobs=False).sampling().logprobs is None
     assert refusal(ChatRequest, CHAT | {"top_logprobs": 2})[1] == "top_logprobs"
 
 
 def test_both_names_of_the_output_limit_count() -> None:
     """`max_completion_tokens` replaced `max_tokens`; two different limits are a mistake."""
-    assert chat(max_tokens=3).sampling(9).max_tokens == 3
-    assert chat(max_completion_tokens=4, max_tokens=4).sampling(9).max_tokens == 4
+    assert chat(max_tokens=3).sampling().max_tokens == 3
+    assert chat(max_completion_tokens=4, max_tokens=4).sampling().max_tokens == 4
     assert refusal(ChatRequest, CHAT | {"max_tokens": 1, "max_completion_tokens": 2})[1]
 
 

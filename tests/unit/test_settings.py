@@ -166,7 +166,9 @@ def test_commands_find_the_server_of_a_running_up(tmp_path: Path) -> None:
     state.write(data_dir, running)
     found = load(LagSettings, {}, {"MILLSTREAM_DATA_DIR": str(data_dir)})
     assert found.model_dump()["nats"] == running.nats
-    assert load(LagSettings, {"data_dir": str(data_dir)}, {}).model_dump()["nats"] == running.nats
+    environment = {"MILLSTREAM_NATS": "nats://elsewhere"}
+    named = load(LagSettings, {"data_dir": str(data_dir)}, environment)
+    assert named.model_dump()["nats"] == running.nats
     told = load(LagSettings, {"nats": "nats://a"}, {"MILLSTREAM_DATA_DIR": str(data_dir)})
     assert told.model_dump()["nats"] == "nats://a"
     assert load(BenchSettings, {"data_dir": str(data_dir)}, {}).model_dump()["url"] == running.url

@@ -60,14 +60,14 @@ def test_tools_are_offered_as_they_were_described() -> None:
     described = {**LOOK, "function": {**LOOK["function"], "description": "d", "strict": True}}
     body = chat(tools=[described], tool_choice="auto")
     assert body.offered_tools == [{**LOOK, "function": {**LOOK["function"], "description": "d"}}]
-    assert body.sampling(1) == Sampling(1, skip_special_tokens=False)
+    assert body.sampling() == Sampling(0, skip_special_tokens=False)
     assert chat(tools=[LOOK], tool_choice="none").offered_tools is None
-    assert chat(tools=[]).sampling(1) == Sampling(1)
+    assert chat(tools=[]).sampling() == Sampling(0)
 
 
 def schema(**fields: Any) -> dict[str, Any]:
     """The JSON schema that a chat's output must follow."""
-    grammar = chat(**fields).sampling(1).grammar
+    grammar = chat(**fields).sampling().grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"
     found: dict[str, Any] = json.loads(grammar.source)

@@ -28,13 +28,20 @@ def test_each_command_line_names_one_service() -> None:
     assert [program.command[1:] for program in programs] == [("-m", "millstream", w) for w in words]
 
 
-def test_no_service_is_told_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ps` is for everybody, and they know its hash from the broker."""
+def test_the_key_is_in_no_command_line_and_no_repr() -> None:
+    """`ps` is for everybody."""
+    gateway = plan_of().gateway()
+    assert gateway.environment["MILLSTREAM_API_KEY"] == "sk-key"
+    assert "sk-key" not in " ".join(gateway.command)
+    assert "sk-key" not in repr(gateway)
+
+
+def test_only_the_gateway_knows_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have no use for it."""
     monkeypatch.setenv("MILLSTREAM_API_KEY", "sk-key")
     plan = plan_of()
-    services = (plan.gateway(), plan.dispatcher(), *plan.workers())
-    for program in (*services, broker.program(4222, Path("/store"))):
-        assert "sk-key" not in [*program.command, *program.environment.values()]
+    for program in (plan.dispatcher(), *plan.workers(), broker.program(4222, Path("/store"))):
+        assert "sk-key" not in program.environment.values()
 
 
 def test_a_variable_of_another_command_reaches_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,12 +98,15 @@ def test_port_0_is_any_free_one() -> None:
 
 def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     """A restart must not lock every client out."""
-    key = Home(tmp_path).api_key()
+    home = Home(tmp_path)
+    key = home.api_key()
     assert key.startswith("sk-")
     assert len(key) > 30
+    home.keep_api_key(key)
     assert Home(tmp_path).api_key() == key
-    assert Home(tmp_path).api_key("sk-given") == Home(tmp_path).api_key() == "sk-given"
     assert stat.S_IMODE((tmp_path / "api-key").stat().st_mode) == 0o600
+    home.keep_api_key("sk-given")
+    assert Home(tmp_path).api_key() == "sk-given"
 
 
 def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
