@@ -132,6 +132,12 @@ COMMANDS = (
         "registry.settings:ShowSettings",
         "registry.commands:show",
     ),
+    Command(
+        "models remove",
+        "forget a model with its aliases and adapters, an alias, or an adapter; files stay",
+        "registry.settings:RemoveSettings",
+        "registry.commands:remove",
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""`millstream models add`, `list` and `show`: what an operator sees and changes of the registry."""
+"""`millstream models add`, `list`, `show`, `remove`: what an operator sees of the registry."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,9 +13,10 @@ from registry.artifacts import SHORT_DIGEST
 from registry.description import model_from
 from registry.models import KEPT, Adapter, Model
 from registry.remote import RemoteServer, remote_model
-from registry.settings import AddSettings, ListSettings, ShowSettings
+from registry.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.store import Registry
 from streams.connection import connect
+from streams.errors import ModelNotFound
 
 CONSOLE = Console(markup=False, highlight=False)  # names may look like markup
 
@@ -92,6 +93,18 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
             CONSOLE.print(_adapter_facts(adapter), _adapter_files(adapter))
         else:
             CONSOLE.print(_facts(registry, model), _files(model))
+
+
+async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
+    """Forget a model with all that belongs to it, an alias, or an adapter; files stay.
+
+    Requests that wait for a model then end with `model_not_found`. Raises `ModelNotFound`.
+    """
+    async with opened(settings.nats) as registry:
+        if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
+            raise ModelNotFound(settings.name)
+        await registry.remove(settings.name)
+        CONSOLE.print(f"{settings.name}: removed")
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Settings of `millstream models add`, `models list` and `models show`."""
+"""Settings of `millstream models add`, `list`, `show` and `remove`."""
 
 from pathlib import Path
 
@@ -161,3 +161,12 @@ class ShowSettings(ListSettings):
     """Which model to print."""
 
     name: str = Field(description="name of a registered model", json_schema_extra=POSITIONAL)
+
+
+class RemoveSettings(ClientSettings):
+    """What to forget."""
+
+    name: str = Field(
+        description="name of a registered model or alias, or MODEL:ADAPTER",
+        json_schema_extra=POSITIONAL,
+    )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from registry.artifacts import ArtifactRefused
-from registry.commands import add, list_models, opened, show
-from registry.settings import AddSettings, ListSettings, ShowSettings
+from registry.commands import add, list_models, opened, remove, show
+from registry.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.store import VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
@@ -28,6 +28,10 @@ async def run_list(url: str, as_json: bool = False) -> None:
 
 async def run_show(url: str, name: str, as_json: bool = False) -> None:
     await show(ShowSettings.model_validate({"nats": url, "name": name, "json": as_json}), STOP)
+
+
+async def run_remove(url: str, name: str) -> None:
+    await remove(RemoveSettings.model_validate({"nats": url, "name": name}), STOP)
 
 
 @pytest.fixture
@@ -137,6 +141,33 @@ async def test_showing_an_unknown_model_is_an_error(nats_url: str) -> None:
     """Scripts rely on the exit status."""
     with pytest.raises(ModelNotFound, match="'nope'"):
         await run_show(nats_url, "nope")
+
+
+async def test_what_is_removed_is_gone_with_what_belongs_to_it(
+    nats_url: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter or an alias alone, or all of a model; the files stay."""
+    await run_add(nats_url, files, name="m", alias="chat")
+    for name in ("x", "y"):
+        await run_add(nats_url, write_adapter(tmp_path / name), name=name, adapter_of="m")
+    await run_remove(nats_url, "m:x")
+    async with opened(nats_url) as registry:
+        assert (list(registry.adapters), list(registry.aliases)) == (["m:y"], ["chat"])
+    await run_remove(nats_url, "m")
+    async with opened(nats_url) as registry:
+        assert not {*registry.models, *registry.aliases, *registry.adapters}
+    assert "m: removed" in capsys.readouterr().out
+    assert (files / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["nope", "m@1", "m:nope"])
+async def test_removing_what_is_not_there_is_an_error(
+    nats_url: str, files: Path, name: str
+) -> None:
+    """A slip must not look like a success; a version alone cannot be taken from its model."""
+    await run_add(nats_url, files, name="m", version="1")
+    with pytest.raises(ModelNotFound, match=name):
+        await run_remove(nats_url, name)
 
 
 async def test_a_remote_model_is_added_without_files(
