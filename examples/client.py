@@ -17,15 +17,16 @@ async def main(
 ) -> None:
     async with Client([url], api_key=key or KEY_FILE.read_text().strip()) as client:
         others = [client.generate(model=model, prompt=f"{n} mills", max_tokens=8) for n in range(3)]
-        texts = asyncio.gather(*(other.text() for other in others))
         stream = client.generate(model=model, prompt="The old mill by the stream", max_tokens=40)
         try:
-            async for chunk in stream:
-                print(chunk.text, end="", flush=True)
-        except MillstreamError as error:
-            sys.exit(f"\n{error}")
+            async with asyncio.TaskGroup() as tasks:
+                texts = [tasks.create_task(other.text()) for other in others]
+                async for chunk in stream:
+                    print(chunk.text, end="", flush=True)
+        except* MillstreamError as errors:
+            sys.exit(f"\n{errors.exceptions[0]}")
         print(f"\n{stream.done}")
-        print(await texts)
+        print([text.result() for text in texts])
 
 
 asyncio.run(main(*sys.argv[1:]))

@@ -122,9 +122,14 @@ def completion_logprobs(logprobs: Logprobs, offset: int) -> Answer:
     return {
         "tokens": [each["text"] for each in logprobs],
         "token_logprobs": [each["logprob"] for each in logprobs],
-        "top_logprobs": [{text: value for _, text, value in each["top"]} for each in logprobs],
+        "top_logprobs": [_top(each) for each in logprobs],
         "text_offset": offsets,
     }
+
+
+def _top(each: Mapping[str, Any]) -> dict[str, float]:
+    """The likeliest texts and, as OpenAI has it, always the one that was chosen."""
+    return {each["text"]: each["logprob"]} | {text: value for _, text, value in each["top"]}
 
 
 def chat_logprobs(logprobs: Logprobs) -> Answer:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from gateway.guests import Guests
 from gateway.intake import Intake
+from gateway.reader import Reader
 from gateway.relay import Relay
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizers
@@ -26,6 +27,7 @@ class Door:
     intake: Intake
     relay: Relay
     guests: Guests = field(default_factory=Guests)
+    readers: set[Reader] = field(default_factory=set)  # of answers over HTTP
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def authenticate(self, key: str | None) -> Tenant:

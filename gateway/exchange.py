@@ -16,7 +16,7 @@ from gateway.following import Record, Sink
 from gateway.intake import Ticket
 from gateway.metrics import Watch, count_refused
 from gateway.preparation import Prepared
-from gateway.reader import Reader
+from gateway.reader import Gone, Reader
 from gateway.schemas.frames import MAX_KEY
 from gateway.submission import Submission
 from registry.tenants import Tenant
@@ -110,9 +110,11 @@ async def exchange(
     priority = submissions[0].priority
     watches = [Watch(tenant.name, each.model.name, priority, arrived) for each in tickets]
     leaving = asyncio.create_task(_watch_client(request, reader), name="client")
+    door.readers.add(reader)
     try:
         yield Exchange(tickets, reader, watches)
     finally:
+        door.readers.discard(reader)
         leaving.cancel()
         _let_go(door, tickets, cancel=key is None)
 
@@ -178,4 +180,4 @@ def _let_go(door: Door, tickets: Iterable[Ticket], *, cancel: bool) -> None:
 async def _watch_client(request: Request, reader: Reader) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    reader.close()
+    reader.close(Gone())

@@ -20,7 +20,8 @@ class Reader:
     def __init__(self, drained: Callable[[], None]) -> None:
         self._records: deque[tuple[Record, int]] = deque()
         self._bytes = 0
-        self._full = self._closed = False
+        self._full = False
+        self._closed: Exception | None = None
         self._ready = asyncio.Event()
         self._drained = drained
 
@@ -32,9 +33,9 @@ class Reader:
         self._ready.set()
         return not self._full
 
-    def close(self) -> None:
-        """The client has left: `next` raises `Gone` from now on."""
-        self._closed = True
+    def close(self, why: Exception) -> None:
+        """`next` raises this from now on."""
+        self._closed = self._closed or why
         self._ready.set()
 
     async def next(self) -> Record:
@@ -43,7 +44,7 @@ class Reader:
             self._ready.clear()
             await self._ready.wait()
         if self._closed:
-            raise Gone
+            raise self._closed
         return self._take()
 
     def next_ready(self) -> Record | None:

@@ -22,7 +22,7 @@ from registry.store import Registry
 from registry.tenants import Tenants
 from streams import declaration
 from streams.connection import Broker, connect
-from streams.errors import MillstreamError
+from streams.errors import Ended, MillstreamError
 from streams.patience import persistently
 from streams.settings import TenantSettings
 from streams.timekeeping import set_clock
@@ -102,6 +102,8 @@ async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asynci
         for task in (following, warming):
             task.cancel()
         await _drained(door)
+        for reader in door.readers:
+            reader.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
         for task in (relaying, counting):

@@ -12,6 +12,7 @@ from streams.settings import (
     ClientSettings,
     Name,
     Port,
+    RequestId,
     Settings,
     TenantSettings,
 )
@@ -92,9 +93,9 @@ class UsageSettings(ClientSettings):
 class WhySettings(ClientSettings):
     """Whose standing to explain."""
 
-    request_id: str | None = Field(
+    request_id: RequestId | None = Field(
         None,
-        description="request to explain",
+        description="request to explain: `x-request-id` of its answer, or the answer's id",
         json_schema_extra=POSITIONAL,
     )
     tenant: Name | None = Field(

@@ -1,6 +1,7 @@
 """`millstream models add`, `list`, `show`, `remove`: what an operator sees of the registry."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from registry.adapters import adapter_from
-from registry.artifacts import SHORT_DIGEST
+from registry.artifacts import SHORT_DIGEST, ArtifactRefused
 from registry.description import model_from
 from registry.models import KEPT, Adapter, Model
 from registry.remote import RemoteServer, remote_model
@@ -18,7 +19,10 @@ from registry.store import Registry
 from streams.connection import connect
 from streams.errors import ModelNotFound
 
-CONSOLE = Console(markup=False, highlight=False)  # names may look like markup
+PIPE_COLUMNS = 200  # a file or a pipe has no width of its own
+CONSOLE = Console(  # names may look like markup
+    width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, highlight=False
+)
 
 
 async def add(settings: AddSettings, stop: asyncio.Event) -> None:
@@ -43,7 +47,10 @@ async def _add_model(settings: AddSettings) -> None:
 
 def _described(settings: AddSettings) -> Model:
     if settings.path:
-        return model_from(settings.path, settings.name, settings.version)
+        model = model_from(settings.path, settings.name, settings.version)
+        if not any(file.endswith(".safetensors") for file in model.default.files):
+            raise ArtifactRefused(str(settings.path), "has no .safetensors file")
+        return model
     assert settings.remote, "one of both is there"
     server = RemoteServer(
         url=settings.remote,

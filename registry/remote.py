@@ -86,6 +86,8 @@ def remote_model(
 
 
 def _check(server: RemoteServer, tokenizer: Path | None) -> None:
+    if tokenizer and not tokenizer.is_dir():
+        raise RemoteRefused(f"{tokenizer} is not a directory")
     if server.api == "single" and tokenizer:
         raise RemoteRefused("a single-item API takes texts: register it without a tokenizer")
     if server.api == "vllm" and not tokenizer:

@@ -5,16 +5,28 @@ A room describes its settings as a subclass; `millstream.sources` fills it from 
 the key.
 """
 
+import re
 import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.config import JsonDict
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
+RequestId = Annotated[  # or an OpenAI answer's id, which is made of it
+    str, AfterValidator(lambda value: re.sub("^(chat)?cmpl-", "", value))
+]
 
 CLOSING_SECONDS = 2.0  # for goodbyes, when what was running has finished
 POSITIONAL: JsonDict = {"positional": True}

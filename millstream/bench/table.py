@@ -63,13 +63,16 @@ def _lines(models: list[Model], summary: Report) -> Iterator[str]:
     names = ", ".join(model.name for model in models)
     failed = ", ".join(f"{count} {code}" for code, count in summary.errors.items())
     yield (
-        f"{names}: {summary.completed} of {summary.requests} requests completed "
-        f"in {summary.seconds:.1f} s" + (f"; {failed}" if failed else "")
+        f"{names}: {summary.completed} of {summary.requests} requests completed"
+        + (f"; {failed}" if failed else "")
     )
     yield (
-        f"{summary.tokens_per_second:,.1f} tokens/s, {summary.requests_per_second:,.2f} requests/s"
-        f", {summary.prompt_tokens:,} tokens in, {summary.output_tokens:,} out, "
+        f"{summary.prompt_tokens:,} tokens in, {summary.output_tokens:,} out, "
         f"{summary.tokens_per_chunk:.2f} per chunk"
+    )
+    yield (
+        f"within the {summary.seconds:.1f} s of load: {summary.tokens_per_second:,.1f} tokens/s, "
+        f"{summary.requests_per_second:,.2f} requests/s"
     )
     if summary.later_attempts:
         yield f"{summary.later_attempts} later attempts after failures"

@@ -3,7 +3,7 @@
 from pydantic import Field, model_validator
 
 from millstream.durations import Duration
-from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings, Name
+from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings, Name, RequestId
 from streams.subjects import token
 
 
@@ -28,14 +28,14 @@ class ListSettings(ChoiceSettings):
 class ShowSettings(ClientSettings):
     """Which to show, and how."""
 
-    request_id: str = Field(description="request to show", json_schema_extra=POSITIONAL)
+    request_id: RequestId = Field(description="request to show", json_schema_extra=POSITIONAL)
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
 class ChangeSettings(ChoiceSettings):
     """Which to replay or drop."""
 
-    request_id: str | None = Field(
+    request_id: RequestId | None = Field(
         None,
         description="request; instead of it, any of --tenant, --model and --since",
         json_schema_extra=POSITIONAL,

@@ -86,6 +86,8 @@ def _show(bar: Progress, said: dict[str, Any]) -> None:
     """A stage, once there is one: a model that lies ready shows no bar at all."""
     if "stage" in said:
         text = f"preparing the model, once: {said['stage']}"
+        if not bar.console.is_terminal and text != bar.tasks[0].description:
+            bar.console.print(text)  # nobody sees a bar move in a file
         bar.update(bar.task_ids[0], completed=said["done"], description=text, visible=True)
 
 

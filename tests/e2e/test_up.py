@@ -87,6 +87,15 @@ def test_sigterm_in_the_middle_of_a_stream_ends_everything_too(up: Running) -> N
         assert up.stop() == 0
 
 
+def test_a_stream_that_outlasts_the_end_of_everything_ends_in_an_error(up: Running) -> None:
+    """Its client would take what it has for the whole answer."""
+    with ask(up, max_tokens=8000, stream=True) as stream:
+        assert stream.readline().startswith(b"data: ")
+        up.process.terminate()
+        assert b'"code":"overloaded"' in stream.read()
+        assert up.process.wait(10) == 0
+
+
 def test_ctrl_c_is_for_the_supervisor_alone(up: Running) -> None:
     """A terminal sends SIGINT to a whole process group; the drain must still be in order."""
     groups = {os.getpgid(pid) for pid in descendants(up.process.pid)}

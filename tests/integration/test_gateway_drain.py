@@ -1,6 +1,7 @@
 """Draining: nothing new comes in, what runs is finished, every socket is sent elsewhere."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -72,6 +73,17 @@ async def test_what_does_not_finish_in_time_is_cut_and_can_be_resumed(nats_url: 
             frames += await again.finish("a")
         assert frames[-1]["finish_reason"] == "length"
         assert indices(frames) == list(range(1000))
+
+
+async def test_a_stream_over_http_that_is_cut_says_so(nats_url: str) -> None:
+    """A client must not take what it got for the whole answer."""
+    async with cell(nats_url, drain_seconds=0.3, mock=SLOW) as (gateway,):
+        streaming = asyncio.create_task(gateway.complete(max_tokens=1000, stream=True))
+        await eventually(lambda: follows(gateway, 1))
+        gateway.stop.set()
+        *_, last, end = (await streaming).body.split(b"\n\n")
+        assert end == b""
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "overloaded"
 
 
 async def take_all(socket: Socket, frames: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from registry.settings import AddSettings, ListSettings, RemoveSettings, ShowSet
 from registry.store import VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
-from tests.safetensors import write_adapter
+from tests.safetensors import write, write_adapter
 
 STOP = asyncio.Event()
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
@@ -39,6 +39,7 @@ def files(tmp_path: Path) -> Path:
     directory = tmp_path / "llama"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
+    write(directory / "model.safetensors", {"weight": (2, 2)})
     return directory
 
 
@@ -66,7 +67,7 @@ async def test_json_is_for_programs(
     await run_show(nats_url, "m", as_json=True)
     assert json.loads(capsys.readouterr().out) == listed
     assert listed["aliases"] == ["chat"]
-    assert listed["versions"]["v1"]["files"].keys() == {"config.json"}
+    assert listed["versions"]["v1"]["files"].keys() == {"config.json", "model.safetensors"}
 
 
 async def test_a_pickle_registers_nothing(
@@ -78,6 +79,13 @@ async def test_a_pickle_registers_nothing(
         await run_add(nats_url, files, name="m")
     await run_list(nats_url, as_json=True)
     assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_a_directory_without_weights_is_refused(nats_url: str, files: Path) -> None:
+    """No worker could ever load it."""
+    (files / "model.safetensors").unlink()
+    with pytest.raises(ArtifactRefused, match=r"has no \.safetensors"):
+        await run_add(nats_url, files, name="m")
 
 
 async def test_an_added_adapter_is_listed_and_shown(

@@ -69,7 +69,7 @@ def test_a_completion_is_openais() -> None:
     assert logprobs
     assert logprobs.tokens == ["a", "ü"]
     assert logprobs.text_offset == [0, 1]
-    assert logprobs.top_logprobs == [{"a": -0.5, "ü": -1.0}, {}]
+    assert logprobs.top_logprobs == [{"a": -0.5, "ü": -1.0}, {"ü": -1.5}]
 
 
 def test_a_chat_completion_is_openais() -> None:

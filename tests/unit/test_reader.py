@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_ends_the_waiting() -> None:
     reader = Reader(lambda: None)
     waiting = asyncio.ensure_future(reader.next())
     await asyncio.sleep(0)
-    reader.close()
+    reader.close(Gone())
     with pytest.raises(Gone):
         await waiting
     reader.put(record(0), 10)

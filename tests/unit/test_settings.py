@@ -190,6 +190,14 @@ def test_what_is_asked_once_is_no_setting() -> None:
     assert (settings.tenant, settings.model) == ("acme", None)
 
 
+@pytest.mark.parametrize("shown", ["0a1b", "cmpl-0a1b", "chatcmpl-0a1b"])
+def test_a_request_may_be_named_as_its_answer_was(shown: str) -> None:
+    """OpenAI's clients see that id and no other."""
+    settings = load(WhySettings, {"request_id": shown}, {})
+    assert isinstance(settings, WhySettings)
+    assert settings.request_id == "0a1b"
+
+
 def test_what_the_load_generator_is_set_to_is_no_limit_of_a_model() -> None:
     """Both call something `concurrency` and `max_output_tokens`."""
     write("concurrency = 8\nmax_output_tokens = 64")
