@@ -17,12 +17,16 @@ def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
 
 
 def growth(directory: Path, device: torch.device) -> float:
-    """How many times the size of its files a model's weights have once they are loaded."""
-    config = json.loads((directory / "config.json").read_text())
-    stored = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
-    if not isinstance(stored, torch.dtype):
+    """How many times the size of its files a model's weights have once they are loaded.
+
+    1 where config.json does not tell; what is wrong with it is said when the model is loaded.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_text())
+        stored = getattr(torch, config.get("dtype") or config.get("torch_dtype"))
+        return float(_computed(stored, device).itemsize / stored.itemsize)
+    except (OSError, ValueError, TypeError, AttributeError):
         return 1.0
-    return _computed(stored, device).itemsize / stored.itemsize
 
 
 def multiplies_bfloat16() -> bool:

@@ -36,7 +36,7 @@ from gpu_worker.engines.paged.model import (
     refuse,
 )
 from gpu_worker.engines.paged.packing import GatedMLP, pack
-from gpu_worker.engines.precision import dtype_for
+from gpu_worker.engines.precision import dtype_for, growth
 from tests.engine.tiny import (
     ARCHITECTURES,
     CONTEXT,
@@ -218,3 +218,26 @@ def test_a_checkpoint_keeps_its_type_where_the_device_computes_in_it(
     """bfloat16 is twice as fast as float32 on a CPU that has it, and a sixth as fast elsewhere."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16)
     assert dtype_for(LlamaConfig(dtype=stored), torch.device(device)) == used
+
+
+@pytest.mark.parametrize(
+    ("config", "grown"),
+    [
+        ('{"dtype": "float16"}', 2),
+        ('{"torch_dtype": "float16"}', 2),
+        ('{"dtype": "float32"}', 1),
+        ('{"dtype": "nope"}', 1),
+        ('{"dtype": 7}', 1),
+        ("{}", 1),
+        ("[]", 1),
+        ("{", 1),
+        (None, 1),
+    ],
+)
+def test_memory_is_planned_for_weights_as_they_are_computed_with(
+    config: str | None, grown: float, tmp_path: Path
+) -> None:
+    """One bad directory must not keep a worker from its other models."""
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert growth(tmp_path, torch.device("cpu")) == grown
