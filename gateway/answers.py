@@ -129,7 +129,7 @@ def completion_logprobs(logprobs: Logprobs, offset: int) -> Answer:
 
 def _top(each: Mapping[str, Any]) -> dict[str, float]:
     """The likeliest texts and, as OpenAI has it, always the one that was chosen."""
-    return {each["text"]: each["logprob"]} | {text: value for _, text, value in each["top"]}
+    return {text: value for _, text, value in each["top"]} | {each["text"]: each["logprob"]}
 
 
 def chat_logprobs(logprobs: Logprobs) -> Answer:

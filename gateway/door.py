@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from gateway.guests import Guests
 from gateway.intake import Intake
@@ -27,7 +28,7 @@ class Door:
     intake: Intake
     relay: Relay
     guests: Guests = field(default_factory=Guests)
-    readers: set[Reader] = field(default_factory=set)  # of answers over HTTP
+    readers: WeakSet[Reader] = field(default_factory=WeakSet)  # of answers over HTTP
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def authenticate(self, key: str | None) -> Tenant:

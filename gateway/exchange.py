@@ -97,6 +97,7 @@ async def exchange(
     arrived = time.perf_counter()
     tickets: list[Ticket] = []
     reader = Reader(lambda: _go_on(door, tickets))
+    door.readers.add(reader)
     try:
         door.check_open()
         key = _key(request)
@@ -110,11 +111,9 @@ async def exchange(
     priority = submissions[0].priority
     watches = [Watch(tenant.name, each.model.name, priority, arrived) for each in tickets]
     leaving = asyncio.create_task(_watch_client(request, reader), name="client")
-    door.readers.add(reader)
     try:
         yield Exchange(tickets, reader, watches)
     finally:
-        door.readers.discard(reader)
         leaving.cancel()
         _let_go(door, tickets, cancel=key is None)
 

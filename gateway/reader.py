@@ -27,6 +27,8 @@ class Reader:
 
     def put(self, record: Record, size: int) -> bool:
         """The sink."""
+        if self._closed:
+            return True
         self._bytes += size + OVERHEAD_BYTES
         self._full = self._full or self._bytes > LIMIT_BYTES
         self._records.append((record, size))
@@ -34,8 +36,10 @@ class Reader:
         return not self._full
 
     def close(self, why: Exception) -> None:
-        """`next` raises this from now on."""
-        self._closed = self._closed or why
+        """`next` raises this behind what is here already; `Gone` at once."""
+        self._closed = why
+        if isinstance(why, Gone):
+            self._records.clear()
         self._ready.set()
 
     async def next(self) -> Record:
@@ -43,9 +47,10 @@ class Reader:
         while not self._records and not self._closed:
             self._ready.clear()
             await self._ready.wait()
-        if self._closed:
-            raise self._closed
-        return self._take()
+        if self._records:
+            return self._take()
+        assert self._closed
+        raise self._closed
 
     def next_ready(self) -> Record | None:
         """The next record if it is here already."""

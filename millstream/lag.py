@@ -89,8 +89,15 @@ def _showing(as_json: bool) -> Iterator[Callable[[Report], None]]:
         yield lambda report: console.print(tables(report))
 
 
+class _Pipe(Console):
+    """rich would end the process where its reader has left."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    return _Pipe(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def tables(report: Report) -> Group:

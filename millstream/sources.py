@@ -100,7 +100,7 @@ def load(
     taken = {k for k in found.values.keys() & known if k in flags or not is_flag_only(known[k])}
     values = {key: _shaped(found.values[key], known[key]) for key in taken}
     try:
-        return settings.model_validate({**values, "config": path})
+        return settings.model_validate({**values, "config": path}, context={"flags": flags.keys()})
     except ValidationError as error:
         raise UsageError(_explain(error, found, known)) from None
 

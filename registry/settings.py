@@ -1,8 +1,9 @@
 """Settings of `millstream models add`, `list`, `show` and `remove`."""
 
+from collections.abc import Set
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from pydantic.config import JsonDict
 
 from registry.models import Goals, Name, Task
@@ -20,7 +21,7 @@ class AddSettings(ClientSettings):
 
     path: Path | None = Field(
         None,
-        description="directory with the model's files: safetensors or GGUF, JSON, tokeniser",
+        description="directory with the model's files: safetensors, JSON, tokeniser",
         json_schema_extra=POSITIONAL,
     )
     name: Name = Field(description="name that clients ask for")
@@ -126,29 +127,30 @@ class AddSettings(ClientSettings):
         return {of: Goals(time_to_first_token_ms=ms) for of, ms in wanted.items() if ms is not None}
 
     @model_validator(mode="after")
-    def _has_one_source(self) -> "AddSettings":
+    def _has_one_source(self, info: ValidationInfo) -> "AddSettings":
+        """What the file or the environment says beside is for other models."""
+        flags = (info.context or {}).get("flags", self.model_fields_set)
         if (self.path is None) == (self.remote is None):
             raise ValueError("give either PATH or --remote")
-        if self.path and (given := _given(self, "server")):
+        if self.path and (given := _among(flags, "server")):
             raise ValueError(f"only for --remote: {given}")
         if self.adapter_of:
-            self._check_adapter()
+            self._check_adapter(flags)
         return self
 
-    def _check_adapter(self) -> None:
+    def _check_adapter(self, flags: Set[str]) -> None:
         if self.path is None:
             raise ValueError("an adapter has a PATH")
-        if given := _given(self, "model"):
+        if given := _among(flags, "model"):
             raise ValueError(f"not for an adapter: {given}")
         token(self.name)
 
 
-def _given(settings: AddSettings, kind: str) -> str:
-    """The flags of a kind that were given."""
+def _among(flags: Set[str], kind: str) -> str:
+    """Those of a kind."""
     extras = {name: info.json_schema_extra for name, info in AddSettings.model_fields.items()}
     of_kind = [name for name, e in extras.items() if isinstance(e, dict) and e.get(_OF) == kind]
-    given = (name for name in of_kind if name in settings.model_fields_set)
-    return ", ".join("--" + name.replace("_", "-") for name in given)
+    return ", ".join("--" + name.replace("_", "-") for name in of_kind if name in flags)
 
 
 class ListSettings(ClientSettings):

@@ -300,7 +300,7 @@ def test_lag_is_shown_again_every_second(mock_up: Running) -> None:
         assert watching.stdout
         for title in ("Lanes", "Workers") * 2:
             assert any(title in line for line in watching.stdout)
-        watching.terminate()
+        watching.stdout.close()
         assert watching.wait(5) == 0
 
 

@@ -7,6 +7,7 @@ import pytest
 from gateway import reader as module
 from gateway.following import Record
 from gateway.reader import Gone, Reader
+from streams.errors import Ended
 
 
 def record(index: int) -> Record:
@@ -55,4 +56,15 @@ async def test_a_client_that_leaves_ends_the_waiting() -> None:
         await waiting
     reader.put(record(0), 10)
     with pytest.raises(Gone):
+        await reader.next()
+
+
+async def test_what_is_here_comes_before_the_reason_for_the_end() -> None:
+    """An answer that is complete is not cut for a gateway that ends."""
+    reader = Reader(lambda: None)
+    reader.put(record(0), 10)
+    reader.close(Ended("overloaded", "this gateway is shutting down"))
+    reader.put(record(1), 10)
+    assert await reader.next() == record(0)
+    with pytest.raises(Ended, match="shutting down"):
         await reader.next()

@@ -198,6 +198,14 @@ def test_a_request_may_be_named_as_its_answer_was(shown: str) -> None:
     assert settings.request_id == "0a1b"
 
 
+def test_what_the_file_says_for_remote_models_is_no_obstacle_to_others() -> None:
+    """Only what is asked for must mean something."""
+    write("api_key_variable = 'FAR_KEY'")
+    assert load(AddSettings, {"path": ".", "name": "m"}, {})
+    with pytest.raises(UsageError, match="only for --remote: --api-key-variable"):
+        load(AddSettings, {"path": ".", "name": "m", "api_key_variable": "FAR_KEY"}, {})
+
+
 def test_what_the_load_generator_is_set_to_is_no_limit_of_a_model() -> None:
     """Both call something `concurrency` and `max_output_tokens`."""
     write("concurrency = 8\nmax_output_tokens = 64")
