@@ -52,15 +52,16 @@ class Submission:
             return cls("classify", *common, inputs=body.input)
         if isinstance(body, RerankRequest):
             return cls("classify", *common, inputs=body.documents, query=body.query)
+        sampling = body.sampling()
         return cls(
             "generate",
             *common,
             prompt=body.prompt,
             chat=body.chat,
             tools=body.offered_tools,
-            sampling=body.sampling(),
+            sampling=sampling,
             grammar_field=body.grammar_field,
-            default_max_tokens=default_max_tokens,
+            default_max_tokens=None if sampling.max_tokens else default_max_tokens,
         )
 
     @classmethod
