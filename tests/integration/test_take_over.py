@@ -125,7 +125,7 @@ async def test_a_new_leader_knows_what_is_in_flight(nats_url: str) -> None:
         running(gpu_worker.service, a_worker(nats_url)),
     ):
         async with running(dispatcher.service, a_dispatcher(nats_url)):
-            requests = [await c.send(max_tokens=100) for _ in range(10)]
+            requests = [await c.send(max_tokens=400) for _ in range(10)]
             await eventually(lambda: sum(bool(c.attempts(request)) for request in requests) == 4)
         async with running(dispatcher.service, a_dispatcher(nats_url)):
             report = await eventually(c.report)
