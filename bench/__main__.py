@@ -1,4 +1,4 @@
-"""`python -m bench [WHAT…] [--runs N] [--seconds S]`: all that need nothing more by default."""
+"""`python -m bench [WHAT…] [--runs N] [--seconds S]`; by default what needs no traces or Dynamo."""
 
 import argparse
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from bench import (
 from bench.live import dispatch, isolation, overload
 from bench.simulation.overload import ARENA, CODE, CONV, as_it_was, at_random
 
-NEED_MORE = "mixed", "live-b2", "live-b3", "front_ends"  # traces, or other software
+NEED_MORE = "mixed", "live-b2", "live-b3", "front_ends"  # traces, or Dynamo
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline.measure,
     "front_ends": front_ends.measure,

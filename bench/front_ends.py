@@ -13,7 +13,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from bench import load, results
 from bench.pipeline import ITL_MS, STREAMS, TOKENS, TTFT_MS, WORDS
@@ -106,9 +105,9 @@ def _process(home: Path, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
         running.wait()
 
 
-def _serves(url: str) -> Any:
+def _serves(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=1) as answer:
-            return b'"mock"' in answer.read()
+            return b'"mock"' in bytes(answer.read())
     except OSError:
         return False

@@ -14,6 +14,7 @@ EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
 MOCK_VERSION = "1"
+# What a new version of a model keeps of the model as it was, where it says nothing else.
 KEPT = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {

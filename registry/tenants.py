@@ -143,8 +143,8 @@ class Tenants:
         kept = self._not_from("config")
         records: dict[str, Tenant | KeyHolder] = {}
         if any(isinstance(v, KeyHolder) and v.source == "api_key" for v in kept.values()):
-            bare = _records(Tenant(name=DEFAULT, source="api_key"), ())
-            records |= {key: tenant for key, tenant in bare.items() if key not in kept}
+            whose = Tenant(name=DEFAULT, source="api_key")  # where the configuration has none
+            records = {k: v for k, v in _records(whose, ()).items() if k not in kept}
         for name, settings in configured.items():
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
             _refuse_taken(added := _records(tenant, settings.keys), {**kept, **records})
