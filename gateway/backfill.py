@@ -87,7 +87,7 @@ class Backfill:
         following.catching_up = False
         missed, following.meanwhile = following.meanwhile, []
         for reply in missed:
-            if not following.offer(reply):
+            if not following.offer(*reply):
                 self.want(following)
 
     async def _read_page(self, following: Following) -> bool:

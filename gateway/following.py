@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from streams import messages
 
 Record = dict[str, Any]
 # Takes a record and its size in bytes; False when it wants no more until it says so.
 Sink = Callable[[Record, int], bool]
+# What was republished: its sequence, that of the record before it in the same log, and the record.
+Reply = tuple[int, int, bytes]
 
 _SEQUENCES = re.compile(rb"Nats-Sequence: (\d+)\r\n(?:.*\r\n)*?Nats-Last-Sequence: (\d+)\r\n")
 FIRST_LOOK_SECONDS, MOST_LOOK_SECONDS = 5.0, 60.0
@@ -17,26 +19,19 @@ FIRST_SEEK_SECONDS, SEEK_SECONDS = 1.0, 5.0
 FIRST_CANCEL_SECONDS, MOST_CANCEL_SECONDS = 0.25, 4.0
 
 
-class Reply(NamedTuple):
-    """A stored record: its sequence, and that of the record before it in the same log."""
-
-    seq: int
-    before: int
-    data: bytes
-
-    @classmethod
-    def of(cls, headers: bytes, data: bytes) -> Self:
-        """From the header block that the broker puts on what it republishes."""
-        found = _SEQUENCES.search(headers)
-        assert found, headers
-        return cls(int(found[1]), int(found[2]), data)
-
-
 class Stored(NamedTuple):
     """A record as it was read from the log."""
 
     seq: int
     data: bytes
+
+
+def sequences(headers: bytes) -> tuple[int, int]:
+    """Of a record that the broker republished, and of the one before it in the same log."""
+    found = _SEQUENCES.search(headers)
+    assert found, headers
+    seq, before = found.groups()
+    return int(seq), int(before)
 
 
 def discard(record: Record, size: int) -> bool:
@@ -79,22 +74,22 @@ class Following:
     cancel_at: float | None = None  # when to ask for its end again
     cancel_seconds: float = FIRST_CANCEL_SECONDS
     catching_up: bool = False
-    meanwhile: list[Reply] = field(default_factory=list)  # replies that came during a catch-up
+    meanwhile: list[Reply] = field(default_factory=list)  # what came during a catch-up
 
     @property
     def has_reader(self) -> bool:
         return not self.ended and self.orphaned_until is None and self.cancel_at is None
 
-    def offer(self, reply: Reply) -> bool:
+    def offer(self, seq: int, before: int, data: bytes) -> bool:
         """Take a reply; False if it shows that the log must be read."""
         if self.catching_up:
-            self.meanwhile.append(reply)
+            self.meanwhile.append((seq, before, data))
         elif self.paused or self.ended or self.doubted:
             pass
-        elif reply.before == self.last:
-            self.take(reply.seq, reply.data)
+        elif before == self.last:
+            self.take(seq, data)
         else:
-            return reply.seq <= self.last
+            return seq <= self.last
         return True
 
     def take(self, seq: int, data: bytes) -> bool:

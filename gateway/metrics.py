@@ -1,32 +1,33 @@
 """What the gateway sees of its requests, as Prometheus metrics with bounded labels."""
 
 import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Self
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from gateway.following import Record
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 MOST_TENANTS = 20
 
 FIRST_TOKEN = Histogram(
     "millstream_time_to_first_token_seconds",
     "From the arrival of a request to its first token.",
     ["model", "priority"],
-    buckets=_SECONDS,
-)
-INTER_TOKEN = Histogram(
-    "millstream_inter_token_seconds",
-    "Between the tokens of a request, chunk by chunk.",
-    ["model", "priority"],
-    buckets=_SECONDS,
+    buckets=SECONDS,
 )
 STAGE = Histogram(
     "millstream_stage_seconds",
     "Time spent in each stage of the walk.",
     ["model", "stage"],
-    buckets=_SECONDS,
+    buckets=SECONDS,
 )
 REQUESTS = Counter(
     "millstream_requests_total", "Requests by how they ended.", ["tenant", "model", "outcome"]
@@ -40,6 +41,47 @@ CUT = Counter(
     "millstream_cut_connections_total", "Connections that were ended for abuse.", ["reason"]
 )
 FOLLOWED = Gauge("millstream_followed_requests", "Requests whose replies are relayed here.")
+
+
+class Times:
+    """How many times fell into each bucket; `observe` is a fifth of a `Histogram`'s work.
+
+    It is called for each chunk, by the event loop alone.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds
+
+
+class InterToken(Collector):
+    """The time between the tokens of a request, by model and priority, as a histogram."""
+
+    def __init__(self) -> None:
+        self._times = defaultdict[tuple[str, str], Times](Times)
+
+    def labels(self, model: str, priority: str) -> Times:
+        return self._times[model, priority]
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(
+            "millstream_inter_token_seconds",
+            "Between the tokens of a request, chunk by chunk.",
+            labels=["model", "priority"],
+        )
+        bounds = [*map(floatToGoString, SECONDS), "+Inf"]
+        for labels, times in self._times.copy().items():
+            buckets = list(zip(bounds, accumulate(times.counts), strict=True))
+            family.add_metric(labels, buckets, times.sum)
+        yield family
+
+
+INTER_TOKEN = InterToken()
+REGISTRY.register(INTER_TOKEN)
 
 
 class TenantLabels:

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 
 from gateway import leaders
 from gateway.backfill import Backfill
-from gateway.following import Following, Reply, Sink, discard
+from gateway.following import Following, Sink, discard, sequences
 from streams import messages, subjects, topology
 from streams.connection import Broker, Subscribed
 from streams.errors import BrokerUnavailable, RequestNotFound
@@ -191,7 +191,7 @@ class Relay:
     def _offer(self, following: Following, data: bytes, headers: bytes) -> None:
         following.heard = time.monotonic()
         try:
-            if not following.offer(Reply.of(headers, data)):
+            if not following.offer(*sequences(headers), data):
                 self._backfill.want(following)
         except Exception as error:
             self._break(following, error)

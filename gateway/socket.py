@@ -44,9 +44,8 @@ MOST_CALLS = 1024  # open requests of one socket
 _GOING_AWAY = 1001
 
 
-def _json(frame: dict[str, Any]) -> bytes:
-    """Text to be, as bytes: their size is known. A copy, for orjson's keep 4 KiB or more each."""
-    return bytes(memoryview(orjson.dumps(frame)))
+def _json(frame: dict[str, Any]) -> str:
+    return orjson.dumps(frame).decode()
 
 
 ENCODE: dict[Encoding, Callable[[dict[str, Any]], Frame]] = {
@@ -233,11 +232,8 @@ class Connection:
         await self._send({"type": "websocket.close", "code": _GOING_AWAY, "reason": "draining"})
 
     async def _write(self, frame: Frame) -> None:
-        if self._encoding == "msgpack":
-            await self._send({"type": "websocket.send", "bytes": frame})
-        else:
-            text = frame if isinstance(frame, str) else frame.decode()
-            await self._send({"type": "websocket.send", "text": text})
+        kind = "text" if isinstance(frame, str) else "bytes"
+        await self._send({"type": "websocket.send", kind: frame})
 
     def _fail(self, id: str | None, error: MillstreamError) -> None:
         self._put({"type": "error", **({"id": id} if id else {}), **problems.facts(error)})

@@ -13,7 +13,7 @@ answer comes.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +23,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from streams.protocol import Parser, parse_lines, publication
-
-# Subject, payload and header block of a message. It must neither block nor raise.
-DirectHandler = Callable[[bytes, bytes, bytes], None]
+from streams.protocol import DirectHandler, Parser, parse_lines, publication
 
 
 class Client(NatsClient):
@@ -34,8 +31,8 @@ class Client(NatsClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ps = Parser(self)
         self._direct: dict[int, DirectHandler] = {}
+        self._ps = Parser(self, self._direct)
 
     def offer(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
@@ -68,18 +65,6 @@ class Client(NatsClient):
         subscription = await self.subscribe(subject, cb=_never)
         self._direct[subscription._id] = handler
         return subscription
-
-    async def _process_msg(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
-    ) -> None:
-        handler = self._direct.get(sid)
-        if handler is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        try:
-            handler(subject, data, headers)
-        except Exception as error:  # it would end the read loop, and with it the connection
-            await self._error_cb(error)
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._direct.pop(sid, None)

@@ -8,8 +8,9 @@ from random import sample
 import nats.errors
 import structlog
 
-from streams.client import Client, DirectHandler
+from streams.client import Client
 from streams.errors import BrokerUnavailable
+from streams.protocol import DirectHandler
 from streams.subscribed import Handler, Subscribed
 
 log = structlog.get_logger()

@@ -4,16 +4,27 @@ nats-py matches lines against patterns and checks each character of a subject. A
 log is read in 1.2 instead of 2.0 µs here, and an append written in 1.7 instead of 3.4.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from nats.protocol.parser import Parser as NatsParser
 
 _VERSION = b"NATS/1.0"
 _MESSAGES = (b"MSG ", b"HMSG ")
 
+# Subject, payload and header block of a message. It must neither block nor raise.
+DirectHandler = Callable[[bytes, bytes, bytes], None]
+
 
 class Parser(NatsParser):
-    """Hands whole messages to the client; every other line goes to nats-py's parser."""
+    """Hands whole messages to the client; every other line goes to nats-py's parser.
+
+    A message of a subscription with a direct handler goes to that at once.
+    """
+
+    def __init__(self, client: Any, direct: Mapping[int, DirectHandler]) -> None:
+        super().__init__(client)
+        self._direct = direct
 
     def reset(self) -> None:
         super().reset()
@@ -24,28 +35,29 @@ class Parser(NatsParser):
         data, at = self._rest + data, 0
         while (end := data.find(b"\r\n", at)) >= 0:
             if data.startswith(_MESSAGES, at):
-                if (after := await self._message(data, at, end)) is None:
+                words, start = data[at:end].split(), end + 2
+                after = start + int(words[-1])
+                if len(data) < after + 2:
                     break
-                at = after
+                body = start + int(words[-2]) if words[0] == b"HMSG" else start
+                if handler := self._direct.get(int(words[2])):
+                    try:
+                        handler(words[1], data[body:after], data[start:body])
+                    except Exception as error:  # it would end the reading, and the connection
+                        await self.nc._error_cb(error)
+                else:
+                    await self._message(words, data[body:after], data[start:body])
+                at = after + 2
             else:
                 self._rest = data[end + 2 :]
                 await super().parse(data[at : end + 2])
                 data, at = self._rest, 0  # nothing is left if that line ended the connection
         self._rest = data[at:]
 
-    async def _message(self, data: bytes, at: int, end: int) -> int | None:
-        """Hand over the message whose line is `data[at:end]`; where it ends, None if not here."""
-        words = data[at:end].split()
-        has_headers = words[0] == b"HMSG"
-        body = end + 2
-        after = body + int(words[-1])
-        if len(data) < after + 2:
-            return None
-        headers = body + int(words[-2]) if has_headers else body
-        reply = words[3] if len(words) - has_headers == 5 else b""
-        sid = int(words[2])
-        await self.nc._process_msg(sid, words[1], reply, data[headers:after], data[body:headers])
-        return after + 2
+    async def _message(self, words: list[bytes], payload: bytes, headers: bytes) -> None:
+        has_reply = len(words) == (6 if words[0] == b"HMSG" else 5)
+        reply = words[3] if has_reply else b""
+        await self.nc._process_msg(int(words[2]), words[1], reply, payload, headers)
 
 
 def parse_headers(block: bytes) -> dict[str, str]:

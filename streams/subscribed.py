@@ -8,7 +8,8 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from streams.client import Client, DirectHandler
+from streams.client import Client
+from streams.protocol import DirectHandler
 
 Handler = Callable[[Msg], Awaitable[None]]
 

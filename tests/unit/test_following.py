@@ -60,7 +60,7 @@ class Log:
 
     def reply(self, place: int) -> Reply:
         before = self.stored[place - 1].seq if place else 0
-        return Reply(self.stored[place].seq, before, self.stored[place].data)
+        return self.stored[place].seq, before, self.stored[place].data
 
     def read(self, seq: int, size: int = 5) -> list[Stored]:
         return [stored for stored in self.stored if stored.seq >= seq][:size]
@@ -70,7 +70,7 @@ def catch_up(reader: Following, log: Log, *, meanwhile: list[Reply]) -> None:
     """What the relay does, with replies that come while it reads."""
     reader.catching_up = True
     for reply in meanwhile:
-        reader.offer(reply)
+        reader.offer(*reply)
     while not (reader.paused or reader.ended):
         before = reader.last
         page = log.read(reader.read_from)
@@ -80,7 +80,7 @@ def catch_up(reader: Following, log: Log, *, meanwhile: list[Reply]) -> None:
     reader.catching_up = False
     missed, reader.meanwhile = reader.meanwhile, []
     for reply in missed:
-        reader.offer(reply)
+        reader.offer(*reply)
 
 
 EVENT = st.tuples(
@@ -102,7 +102,7 @@ def test_each_record_is_taken_once_and_in_order(
     reader = following(sink)
     for kind, place, more in events:
         if kind == "reply":
-            reader.offer(log.reply(place % len(contents)))
+            reader.offer(*log.reply(place % len(contents)))
         elif kind == "room":
             sink.room, reader.paused = more + 1, False
         else:
@@ -129,11 +129,11 @@ def test_a_log_that_was_put_back_goes_on_where_it_was(
     log, sink = Log.of(contents, first=30), Sink()
     reader = following(sink)
     for place in range(min(seen, len(contents) - 1)):
-        reader.offer(log.reply(place))
+        reader.offer(*log.reply(place))
     copy = Log.of(contents, first=first, step=1)
     reader.doubted = True
     for place in replies:
-        reader.offer(copy.reply(place % len(contents)))
+        reader.offer(*copy.reply(place % len(contents)))
     catch_up(reader, copy, meanwhile=[copy.reply(place % len(contents)) for place in replies])
     assert sink.taken == contents
 
@@ -141,9 +141,9 @@ def test_a_log_that_was_put_back_goes_on_where_it_was(
 def test_a_missing_record_is_noticed_at_the_next() -> None:
     """The reply names the record before it."""
     log, reader = Log.of(records([1, 1, 1])), following(Sink())
-    assert reader.offer(log.reply(0))
-    assert not reader.offer(log.reply(2))
-    assert reader.offer(log.reply(0))  # an old one again says nothing
+    assert reader.offer(*log.reply(0))
+    assert not reader.offer(*log.reply(2))
+    assert reader.offer(*log.reply(0))  # an old one again says nothing
 
 
 def test_a_log_made_anew_by_another_attempt_repeats_nothing() -> None:
@@ -151,7 +151,7 @@ def test_a_log_made_anew_by_another_attempt_repeats_nothing() -> None:
     sink = Sink()
     reader = following(sink)
     for place in range(3):
-        reader.offer(Log.of(records([2, 3, 4]), first=50).reply(place))
+        reader.offer(*Log.of(records([2, 3, 4]), first=50).reply(place))
     catch_up(reader, Log.of(records([1, 1, 1, 1, 1, 2, 2]), first=1), meanwhile=[])
     chunks = [(r["index"], r["count"]) for r in sink.taken if r["type"] == "chunk"]
     assert chunks == [(0, 2), (2, 3), (5, 2), (7, 2)]
@@ -170,7 +170,7 @@ def test_another_attempt_may_say_it_in_other_pieces(
     contents, sink = records(counts), Sink()
     reader, left = following(sink), sum(counts)
     for place in range(min(seen, len(contents) - 1)):
-        reader.offer(Log.of(contents, first=500).reply(place))
+        reader.offer(*Log.of(contents, first=500).reply(place))
     pieces = []
     while left > 0:
         pieces.append(min(left, others.pop()))
@@ -191,7 +191,7 @@ def test_text_behind_the_last_token_comes_once() -> None:
     contents, sink = [START, chunk(0), chunk(1), flush, DONE], Sink()
     reader = following(sink)
     for place in range(4):
-        reader.offer(Log.of(contents, first=50).reply(place))
+        reader.offer(*Log.of(contents, first=50).reply(place))
     reader.doubted = True
     catch_up(reader, Log.of(contents, first=1), meanwhile=[])
     assert sink.taken == contents
@@ -206,7 +206,7 @@ def test_a_gap_or_another_text_ends_in_an_error(contents: list[dict[str, Any]]) 
     sink = Sink()
     reader = following(sink)
     for place in range(3):
-        reader.offer(Log.of([START, chunk(0), chunk(1)], first=50).reply(place))
+        reader.offer(*Log.of([START, chunk(0), chunk(1)], first=50).reply(place))
     reader.doubted = True
     catch_up(reader, Log.of(contents), meanwhile=[])
     assert sink.taken[-1]["code"] == "log_lost"
@@ -218,7 +218,7 @@ def test_a_cut_head_of_a_log_is_noticed() -> None:
     log, sink = Log.of(records([1] * 9)), Sink(room=3)
     reader = following(sink)
     for place in range(4):
-        reader.offer(log.reply(place))
+        reader.offer(*log.reply(place))
     sink.room, reader.paused = 100, False
     log.stored = log.stored[6:]
     catch_up(reader, log, meanwhile=[])
@@ -259,6 +259,6 @@ def test_only_one_end_is_told() -> None:
     reader.fail("deadline_exceeded", "late")
     reader.fail("log_lost", "gone")
     for place in range(3):
-        reader.offer(log.reply(place))
+        reader.offer(*log.reply(place))
     catch_up(reader, log, meanwhile=[])
     assert [record["type"] for record in sink.taken] == ["error"]

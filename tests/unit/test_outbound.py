@@ -2,6 +2,7 @@
 
 import asyncio
 import tracemalloc
+from sys import getsizeof
 
 import pytest
 
@@ -40,13 +41,13 @@ async def test_a_full_one_asks_to_pause_until_half_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Feeding it again at each frame would wake everybody for nothing."""
-    monkeypatch.setattr(outbound, "LIMIT_BYTES", 100)
-    monkeypatch.setattr(outbound, "OVERHEAD_BYTES", 0)
+    frame = "x" * 10
+    monkeypatch.setattr(outbound, "LIMIT_BYTES", 10 * (getsizeof(frame) + OVERHEAD_BYTES))
     drained: list[int] = []
     client = Client()
     waiting = Outbound(lambda: drained.append(len(client.got)))
     client.reads.clear()
-    wanted = [waiting.put("x" * 10) for _ in range(12)]
+    wanted = [waiting.put(frame) for _ in range(12)]
     assert wanted == [True] * 10 + [False] * 2
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(waiting.run(client.write))
@@ -64,7 +65,6 @@ async def test_a_full_one_asks_to_pause_until_half_is_gone(
 async def test_one_frame_may_be_larger_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is on what waits, not on what may be said."""
     monkeypatch.setattr(outbound, "LIMIT_BYTES", 100)
-    monkeypatch.setattr(outbound, "OVERHEAD_BYTES", 0)
     drained: list[bool] = []
     client, waiting = Client(), Outbound(lambda: drained.append(True))
     assert not waiting.put(b"x" * 1000)
@@ -74,14 +74,17 @@ async def test_one_frame_may_be_larger_than_the_limit(monkeypatch: pytest.Monkey
     assert drained == [True]
 
 
+@pytest.mark.parametrize("text", ["mill", "磨", "🌊"])
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
-def test_a_frame_that_waits_takes_no_more_memory_than_is_counted(encoding: Encoding) -> None:
+def test_a_frame_that_waits_takes_no_more_memory_than_is_counted(
+    encoding: Encoding, text: str
+) -> None:
     """An encoder's spare room would be many times what a token needs."""
-    frame = {"type": "chunk", "id": "1", "index": 0, "count": 1, "text": "mill"}
+    frame = {"type": "chunk", "id": "1", "index": 0, "count": 1, "text": text}
     tracemalloc.start()
     try:
         waiting = [ENCODE[encoding](frame) for _ in range(1000)]
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken < 1.5 * sum(len(each) + OVERHEAD_BYTES for each in waiting)
+    assert taken < 1.2 * sum(getsizeof(each) + OVERHEAD_BYTES for each in waiting)

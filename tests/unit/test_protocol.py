@@ -1,6 +1,7 @@
 """Our reading and writing of NATS's protocol agrees with nats-py's, however the bytes are cut."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +28,15 @@ class Heard:
         sid, subject, reply, data, headers = message
         self.said.append((sid, bytes(subject), bytes(reply), data, headers or b""))
 
+    def directly(self, subject: bytes, data: bytes, headers: bytes) -> None:
+        self.said.append((7, subject, b"", data, headers))
+
+    def failing(self, subject: bytes, data: bytes, headers: bytes) -> None:
+        raise ZeroDivisionError(subject)
+
+    async def _error_cb(self, error: Exception) -> None:
+        self.said.append(type(error))
+
     async def _process_ping(self) -> None:
         self.said.append("ping")
 
@@ -47,12 +57,15 @@ LINES = st.one_of(
 )
 
 
-async def heard(parser: type[NatsParser], pieces: list[bytes]) -> list[Any]:
-    client = Heard()
-    reading = parser(client)
-    for piece in pieces:
-        await reading.parse(piece)
-    return client.said
+def heard(make: Callable[[Heard], NatsParser], pieces: list[bytes]) -> list[Any]:
+    async def read() -> list[Any]:
+        client = Heard()
+        reading = make(client)
+        for piece in pieces:
+            await reading.parse(piece)
+        return client.said
+
+    return asyncio.run(read())
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -65,7 +78,17 @@ def test_whatever_arrives_is_heard_as_nats_py_hears_it(lines: list[bytes], at: l
     """TCP cuts where it likes; nats-py's parser gets everything at once, which it can do."""
     whole = b"".join(lines)
     pieces = cut(whole, at)
-    assert asyncio.run(heard(Parser, pieces)) == asyncio.run(heard(NatsParser, [whole]))
+    said = heard(NatsParser, [whole])
+    assert heard(lambda client: Parser(client, {}), pieces) == said
+    without_replies = [(*each[:2], b"", *each[3:]) if len(each) == 5 else each for each in said]
+    assert heard(lambda client: Parser(client, {7: client.directly}), pieces) == without_replies
+
+
+def test_a_handler_that_fails_does_not_end_the_reading() -> None:
+    """It is a fault of ours, and the connection has other subscriptions."""
+    lines = [message("a", "", b"1", b""), b"PING\r\n"]
+    said = heard(lambda client: Parser(client, {7: client.failing}), [b"".join(lines)])
+    assert said == [ZeroDivisionError, "ping"]
 
 
 @given(SUBJECTS, REPLIES, PAYLOADS)
