@@ -26,7 +26,7 @@ from registry.tenants import Tenant
 from streams.errors import Ended
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats have the model's
-PING_SECONDS = 15.0
+PING_SECONDS = 7.5  # what was silent for so long is pinged before it was for twice as long
 
 
 Body = CompletionRequest | ChatRequest
@@ -127,6 +127,7 @@ class Stream:
     def __init__(self, shape: Shape, running: Exchange, body: Body, send: Send) -> None:
         self._running, self._body, self._send = running, body, send
         self._usages: dict[int, Usage] = {}
+        self._silent = True
         self._created = int(time.time())
         self._events = [
             self._events_of(shape, ticket, index) for index, ticket in enumerate(running.tickets)
@@ -143,21 +144,26 @@ class Stream:
         """Send it to its end; an error that comes after the headers is the last event."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         await self._write(b"".join(events.opening() for events in self._events))
+        pinging = asyncio.create_task(self._ping(), name="ping")
         try:
             while not await self._more():
                 pass
         except Ended as error:
             await self._write(sse.error(error), last=True)
+        finally:
+            pinging.cancel()
+
+    async def _ping(self) -> None:
+        # a timeout around each wait for a record would cost a tenth of what a stream does
+        while True:
+            self._silent = True
+            await asyncio.sleep(PING_SECONDS)
+            if self._silent:
+                await self._write(sse.PING)
 
     async def _more(self) -> bool:
         """Send the next records; True once the last one was among them."""
-        try:
-            async with asyncio.timeout(PING_SECONDS):
-                first = await self._running.next()
-        except TimeoutError:
-            await self._write(sse.PING)
-            return False
-        records = [first, *self._running.ready()]
+        records = [await self._running.next(), *self._running.ready()]
         ended = self._running.ended
         data = b"".join(map(self._event, records))
         await self._write(data + self._ending() if ended else data, last=ended)
@@ -182,6 +188,7 @@ class Stream:
     async def _write(self, data: bytes, last: bool = False) -> None:
         if not data and not last:
             return
+        self._silent = False
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     def _headers(self) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,8 @@
 """The walk from a client and back, through the gateway's doors."""
 
+import pytest
+
+from gateway import completions, sse
 from tests.integration.gateways import cell, indices, text_of
 
 
@@ -14,3 +17,25 @@ async def test_a_completion_is_the_same_whole_and_streamed(nats_url: str) -> Non
         assert whole.status == streamed.status == 200
         assert whole.text == streamed.text == text_of(frames) != ""
         assert indices(frames) == list(range(20))
+
+
+async def test_a_stream_that_is_silent_is_pinged(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proxies end what says nothing; clients skip comments."""
+    monkeypatch.setattr(completions, "PING_SECONDS", 0.05)
+    async with cell(nats_url, mock={"itl_ms": 400}) as (gateway,):
+        streamed = await gateway.complete(max_tokens=3, stream=True)
+        whole = await gateway.complete(max_tokens=3)
+    assert streamed.text == whole.text != ""
+    assert streamed.body.count(sse.PING) >= 2 * 3, "between three tokens"
+    assert streamed.body.endswith(sse.DONE)
+
+
+async def test_a_stream_that_goes_on_is_not_pinged(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "PING_SECONDS", 1.0)
+    async with cell(nats_url, mock={"itl_ms": 5}) as (gateway,):
+        streamed = await gateway.complete(max_tokens=500, stream=True)
+    assert sse.PING not in streamed.body
