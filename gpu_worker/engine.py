@@ -8,6 +8,7 @@ from collections.abc import Sequence as Collection
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from gpu_worker.stats import Stats
 from streams.errors import MillstreamError
 from streams.messages import Adapter, Logprob, Sampling
 from streams.subjects import Priority
@@ -139,6 +140,15 @@ class Caching(Protocol):
 
         Safe to call from any thread.
         """
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """An engine that counts what it does."""
+
+    @property
+    def stats(self) -> Stats:
+        """As of now; the same object each time. Safe from any thread, also after `close`."""
 
 
 @runtime_checkable

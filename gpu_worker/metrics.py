@@ -1,8 +1,13 @@
 """Finished attempts and beats as Prometheus metrics."""
 
-from prometheus_client import Counter, Gauge, Histogram
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gpu_worker.outcome import Finished
+from gpu_worker.stats import Stats
 from streams.messages import Beat
 
 STAGES = Histogram(
@@ -35,6 +40,54 @@ BATCH_FILL = Gauge(
     "millstream_worker_batch_fill_ratio", "Running sequences over the most there may be.", _POOL
 )
 RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", _POOL)
+
+
+class Engines(Collector):
+    """What the loaded engines count, as they count it. A new engine of a model begins at zero."""
+
+    def __init__(self) -> None:
+        self._stats: dict[tuple[str, str], Stats] = {}
+
+    def show(self, model: str, version: str, stats: Stats | None) -> None:
+        """From now on show `stats` of this engine; None: nothing."""
+        self._stats.pop((model, version), None)
+        if stats:
+            self._stats[model, version] = stats
+
+    def collect(self) -> Iterator[Metric]:
+        engines = self._stats.copy()
+        for name, (what, field) in _COUNTED.items():
+            family = CounterMetricFamily(f"millstream_worker_{name}", what, labels=_POOL)
+            for pool, stats in engines.items():
+                family.add_metric(pool, getattr(stats, field))
+            yield family
+        kv = GaugeMetricFamily(
+            "millstream_worker_kv_tokens",
+            "Room of the KV cache: `used` by sequences, `cached` of past prompts, `free`.",
+            labels=[*_POOL, "state"],
+        )
+        seconds = CounterMetricFamily(
+            "millstream_worker_step_seconds", "Time spent in steps.", labels=[*_POOL, "part"]
+        )
+        for pool, stats in engines.items():
+            for state in ("used", "cached", "free"):
+                kv.add_metric([*pool, state], getattr(stats, f"kv_{state}"))
+            for part, spent in stats.seconds.copy().items():
+                seconds.add_metric([*pool, part], spent)
+        yield from (kv, seconds)
+
+
+_COUNTED = {
+    "steps": ("Steps of the engine.", "steps"),
+    "prefilled_tokens": ("Prompt tokens computed, again after a preemption.", "prefilled"),
+    "generated_tokens": ("Tokens that the engine sampled.", "generated"),
+    "preemptions": ("Sequences that gave their KV to others, to be computed again.", "preemptions"),
+    "query_tokens": ("Prompt tokens looked up in the prefix cache.", "query_tokens"),
+    "hit_tokens": ("Prompt tokens found there.", "hit_tokens"),
+    "adapter_loads": ("Adapters loaded.", "adapter_loads"),
+}
+ENGINES = Engines()
+REGISTRY.register(ENGINES)
 
 
 def observe_finished(finished: Finished) -> None:

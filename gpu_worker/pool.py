@@ -12,7 +12,7 @@ from gpu_worker.attempt import Attempt
 from gpu_worker.credit import Credit, Rate
 from gpu_worker.driver import Driver, EngineCrashed
 from gpu_worker.ended_logs import EndedLogs, put_back
-from gpu_worker.engine import Caching, Engine, Output, Preemptive, Room, Throttled
+from gpu_worker.engine import Caching, Counting, Engine, Output, Preemptive, Room, Throttled
 from gpu_worker.hand_over import HandOver
 from gpu_worker.heart import Heart
 from gpu_worker.hold import Hold
@@ -21,6 +21,7 @@ from gpu_worker.outcome import Finished, Identity, Stopped
 from gpu_worker.progress import PROGRESS_SECONDS, Counts, Progress
 from gpu_worker.pulls import Pulls
 from gpu_worker.starts import Starts
+from gpu_worker.stats import Stats
 from gpu_worker.watch import EngineHung, failure_of
 from streams import dead_letters
 from streams.connection import Broker, StoreRefused
@@ -61,6 +62,7 @@ class Pool:
         self._broker, self._observe = broker, observe
         self._journal = journal
         self._throttled: Throttled | None = None
+        self._counting: Counting | None = None
         self._engine_timeout = engine_timeout_seconds
         self._mount = Mount(self._deliver, who.model)
         self._starts = Starts()
@@ -83,6 +85,11 @@ class Pool:
         return not self._attempts
 
     @property
+    def stats(self) -> Stats | None:
+        """What its engine counts, while it has one that does."""
+        return self._counting.stats if self._counting else None
+
+    @property
     def taking(self) -> bool:
         return self._is_open and not self.draining
 
@@ -100,6 +107,7 @@ class Pool:
         preempts = isinstance(engine, Preemptive) and engine.preempts
         self.credit.resize(engine.room(), preempts)
         self._throttled = engine if isinstance(engine, Throttled) else None
+        self._counting = engine if isinstance(engine, Counting) else None
         self._heart.cache = engine if isinstance(engine, Caching) else None
         driver = self._mount.put(engine)
         if self._tasks:
@@ -112,7 +120,7 @@ class Pool:
         await self._mount.take()
 
     def _lose_room(self) -> None:
-        self._throttled = self._heart.cache = None
+        self._throttled = self._counting = self._heart.cache = None
         self.credit.resize(self._absent)
         self._heart.changed()
 

@@ -16,7 +16,7 @@ from gpu_worker.engines import factory
 from gpu_worker.keeper import Keeper, Place
 from gpu_worker.leaving import Drained, Leaving
 from gpu_worker.loading import Loader, in_thread, weight_bytes
-from gpu_worker.metrics import observe_beat, observe_finished
+from gpu_worker.metrics import ENGINES, observe_beat, observe_finished
 from gpu_worker.outcome import Identity
 from gpu_worker.pool import Pool
 from gpu_worker.residency import Residency
@@ -189,4 +189,5 @@ async def _show(pools: list[Pool], seconds: float) -> None:
     while True:
         for pool in pools:
             observe_beat(pool.beat())
+            ENGINES.show(pool.who.model, pool.who.version, pool.stats)
         await asyncio.sleep(seconds)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 import dispatcher.service
@@ -98,10 +99,20 @@ async def test_models_that_do_not_fit_together_take_turns(
         ]
         assert {name for event, name in order if event == "model_ready"} == {*TINY}
         assert all(e["loaded_seconds"] >= 0.2 for e in said if e["event"] == "model_closed")
-        await eventually(lambda: shown(c, "c"))
+        await eventually(lambda: shown(c))
+        await eventually(lambda: len(counted()) == 1)
+        assert all(steps > 0 for steps in counted().values())
 
 
-async def shown(c: Client, name: str) -> bool:
+def counted() -> dict[str, float]:
+    """The steps of the engines that are loaded, by model, as scraped."""
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    return {
+        s.labels["model"]: s.value for s in samples if s.name == "millstream_worker_steps_total"
+    }
+
+
+async def shown(c: Client) -> bool:
     """`millstream lag` learns which models are loaded."""
     reports = [await c.report(name) for name in TINY]
     resident = [worker["resident"] for r in reports if r for worker in r["workers"]]

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from prometheus_client import REGISTRY
 
-from gpu_worker.metrics import observe_beat
+from gpu_worker.metrics import ENGINES, observe_beat
+from gpu_worker.stats import Stats
 from streams.messages import Beat
 
 BEAT = Beat("w", "m", "1", 3, 100, 1, 0, 4, 1000, 0, 0.0)
@@ -17,3 +18,23 @@ def test_each_version_has_its_own_credit() -> None:
     name = "millstream_worker_free_sequences"
     told = [REGISTRY.get_sample_value(name, {"model": "m", "version": v}) for v in ("1", "2")]
     assert told == [3, 1]
+
+
+def test_what_an_engine_counts_is_shown_while_it_is_loaded() -> None:
+    """An operator sees whether KV is what is short, and where a step's time goes."""
+    stats = Stats(preemptions=2, query_tokens=100, hit_tokens=64, kv_used=48, kv_cached=16)
+    with stats.timed("forward"):
+        pass
+    ENGINES.show("m", "1", stats)
+    stats.preemptions += 1
+    assert counted("preemptions_total") == 3, "it is asked at each scrape"
+    assert (counted("query_tokens_total"), counted("hit_tokens_total")) == (100, 64)
+    assert [counted("kv_tokens", state=s) for s in ("used", "cached", "free")] == [48, 16, 0]
+    assert counted("step_seconds_total", part="forward") == stats.seconds["forward"] > 0
+    ENGINES.show("m", "1", None)
+    assert counted("preemptions_total") is None
+
+
+def counted(name: str, **labels: str) -> float | None:
+    pool = {"model": "m", "version": "1"}
+    return REGISTRY.get_sample_value(f"millstream_worker_{name}", {**pool, **labels})

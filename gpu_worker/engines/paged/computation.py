@@ -13,7 +13,7 @@ from gpu_worker.engines.paged.parallel import Group
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.run import Run, Slice
 from gpu_worker.engines.paged.sampler import Choice, Sampled, sample
-from gpu_worker.engines.paged.stats import Stats
+from gpu_worker.stats import Stats
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from gpu_worker.engines.paged.parallel import Group
 from gpu_worker.engines.paged.run import Run, Slice
 from gpu_worker.engines.paged.sampler import Choice, Sampled
 from gpu_worker.engines.paged.scheduler import Scheduler
-from gpu_worker.engines.paged.stats import Stats
 from gpu_worker.limits import Limits
+from gpu_worker.stats import Stats
 from streams.errors import BadGrammar
 
 log = structlog.get_logger()
@@ -177,9 +177,9 @@ class TransformersEngine:
         stats.preemptions, stats.hit_tokens = scheduler.preemptions, scheduler.hit_tokens
         stats.query_tokens = scheduler.query_tokens
         stats.adapter_loads = self._adapters.loads
-        stats.kv_free = cache.available * BLOCK_TOKENS
+        stats.kv_used = (cache.count - cache.available) * BLOCK_TOKENS
         stats.kv_cached = cache.cached * BLOCK_TOKENS
-        stats.kv_used = cache.count * BLOCK_TOKENS - stats.kv_free
+        stats.kv_free = (cache.available - cache.cached) * BLOCK_TOKENS
         return stats
 
     def close(self) -> None:

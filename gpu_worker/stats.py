@@ -21,9 +21,9 @@ class Stats:
     hit_tokens: int = 0  # prompt tokens that the prefix cache spared
     query_tokens: int = 0
     adapter_loads: int = 0
-    kv_free: int = 0  # tokens, of layers of all windows together
-    kv_cached: int = 0
-    kv_used: int = 0
+    kv_used: int = 0  # tokens, of layers of all windows together
+    kv_cached: int = 0  # of past prompts; given up where the room is needed
+    kv_free: int = 0
     seconds: dict[Stage, float] = field(default_factory=dict)
 
     @contextmanager
