@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.following import Record
+from gateway.tenant_labels import TenantLabels
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-MOST_TENANTS = 20
 
 FIRST_TOKEN = Histogram(
     "millstream_time_to_first_token_seconds",
@@ -84,26 +84,17 @@ INTER_TOKEN = InterToken()
 REGISTRY.register(INTER_TOKEN)
 
 
-class TenantLabels:
-    """The first tenants seen keep their names as labels; the rest are `other`."""
-
-    def __init__(self) -> None:
-        self._named: set[str] = set()
-
-    def of(self, tenant: str) -> str:
-        if tenant in self._named:
-            return tenant
-        if len(self._named) < MOST_TENANTS:
-            self._named.add(tenant)
-            return tenant
-        return "other"
+def _forget(tenant: str) -> None:
+    for metric in (REQUESTS, REFUSED, TOKENS):
+        metric.remove_by_labels({"tenant": tenant})
 
 
-_LABELS = TenantLabels()
+_LABELS = TenantLabels(_forget)
 
 
 def count_refused(tenant: str, code: str) -> None:
     """A request did not come in."""
+    _LABELS.use(tenant, 1, time.monotonic())
     REFUSED.labels(_LABELS.of(tenant), code).inc()
 
 
@@ -114,7 +105,7 @@ class Watch:
     """
 
     def __init__(self, tenant: str, model: str, priority: str, arrived: float | None) -> None:
-        self._tenant, self._model, self._arrived = _LABELS.of(tenant), model, arrived
+        self._tenant, self._model, self._arrived = tenant, model, arrived
         if arrived is not None:
             self._first = FIRST_TOKEN.labels(model, priority)
             self._inter = INTER_TOKEN.labels(model, priority)
@@ -148,7 +139,9 @@ class Watch:
         self._last = now
 
     def _ended(self, record: Record, outcome: str) -> None:
-        REQUESTS.labels(self._tenant, self._model, outcome).inc()
-        for direction in ("prompt", "completion"):
-            tokens = TOKENS.labels(self._tenant, self._model, direction)
-            tokens.inc(record["usage"][f"{direction}_tokens"])
+        used = {name: record["usage"][f"{name}_tokens"] for name in ("prompt", "completion")}
+        _LABELS.use(self._tenant, 1 + sum(used.values()), time.monotonic())
+        tenant = _LABELS.of(self._tenant)
+        REQUESTS.labels(tenant, self._model, outcome).inc()
+        for direction, tokens in used.items():
+            TOKENS.labels(tenant, self._model, direction).inc(tokens)
