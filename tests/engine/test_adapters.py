@@ -1,6 +1,7 @@
 """LoRA adapters: what a sequence gets is peft's, whatever else is in its batch or was before."""
 
 import threading
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gpu_worker.engines.paged.lora import Weights, load
 from gpu_worker.engines.paged.model import describe
 from gpu_worker.engines.paged.packing import pack
 from streams.messages import Adapter, Sampling
+from streams.subjects import Priority
 from tests.engine import lora, tiny
 from tests.engine.tiny import Results, drive, prompt
 
@@ -169,6 +171,27 @@ def test_an_adapter_in_use_stays_and_others_wait_for_its_room(shelf: Path) -> No
     made = engine_with(max(bytes_of(small), bytes_of(large)))
     sequences = mixed([small, None, large])
     assert_as_peft(drive(made, sequences), sequences, "llama")
+
+
+def test_less_urgent_work_that_waits_for_room_holds_up_nobody_more_urgent(shelf: Path) -> None:
+    """Its adapter comes once nobody runs with the one that is there."""
+    small, large = two("llama", shelf)
+    made = engine_with(max(bytes_of(small), bytes_of(large)))
+    running = lora.ask("running", prompt(1, 9), 4 * COUNT, small)
+    made.add(running)
+    results = Results()
+    while "running" not in results.tokens:
+        results.take(made.step())
+    later = [
+        replace(lora.ask("batch", prompt(2, 9), COUNT, large), priority=Priority.BATCH),
+        replace(lora.ask("urgent", prompt(3, 9), COUNT, small), priority=Priority.INTERACTIVE),
+    ]
+    for each in later:
+        made.add(each)
+    while not made.idle:
+        results.take(made.step())
+    assert list(results.last) == ["urgent", "running", "batch"]
+    assert_as_peft(results, later, "llama")
 
 
 def test_an_adapter_larger_than_the_budget_is_refused_with_numbers(shelf: Path) -> None:

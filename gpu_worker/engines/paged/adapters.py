@@ -1,8 +1,8 @@
 """The LoRA adapters of one model: loaded when they are first asked for, kept while there is room.
 
 A sequence waits here, outside the scheduler, until its adapter is in memory; the batch goes on.
-Sequences come in first come, first served: one whose adapter finds no room holds up those behind
-it, or adapters in constant use would keep it out for ever.
+Sequences come in by priority, those of one in order of arrival: one whose adapter finds no room
+holds up those behind it, or adapters in constant use would keep it out for ever.
 """
 
 from collections import OrderedDict
@@ -15,13 +15,14 @@ import structlog
 import torch
 from transformers import PreTrainedModel
 
-from gpu_worker.engine import EngineError
+from gpu_worker.engine import EngineError, Sequence
 from gpu_worker.engines.paged.lora import Additions, Weights, load, places
 from gpu_worker.engines.paged.plan import Plan
 from gpu_worker.engines.paged.transfer import sent
 from streams import marks
 from streams.errors import MillstreamError
 from streams.messages import Adapter
+from streams.subjects import Priority
 
 NAP_SECONDS = 0.002
 CODE = "adapter_failed"
@@ -50,7 +51,7 @@ class Adapters:
         self._max_bytes = max_bytes
         self._additions = Additions(self._places)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._waiting: dict[str, Adapter] = {}  # by request, in order of arrival
+        self._waiting: dict[str, Sequence] = {}  # in order of arrival
         self._held: dict[str, _Entry] = {}  # by request
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self.loads = 0
@@ -66,9 +67,9 @@ class Adapters:
             f"worker together may take {self._max_bytes} (adapter_bytes)",
         )
 
-    def want(self, request_id: str, adapter: Adapter) -> None:
-        """Let a sequence wait until `ready` names it."""
-        self._waiting[request_id] = adapter
+    def want(self, sequence: Sequence) -> None:
+        """Let a sequence that has an adapter wait until `ready` names it."""
+        self._waiting[sequence.request_id] = sequence
 
     def waits(self, request_id: str) -> bool:
         return request_id in self._waiting
@@ -85,7 +86,9 @@ class Adapters:
         found: list[tuple[str, EngineError | None]] = []
         loaded = {entry for entry in self._entries.values() if entry.loading.done()}
         kept = set(self._held.values())  # and what those wait for that came before
-        for request_id, adapter in list(self._waiting.items()):
+        for sequence in sorted(self._waiting.values(), key=_urgency):
+            request_id, adapter = sequence.request_id, sequence.adapter
+            assert adapter
             entry = self._entries.get(adapter.digest) or self._load(adapter, kept)
             if entry is None:
                 break
@@ -169,6 +172,10 @@ class Adapters:
 
     def _size(self, adapter: Adapter) -> int:
         return adapter.parameters * self._dtype.itemsize
+
+
+def _urgency(sequence: Sequence) -> int:
+    return list(Priority).index(sequence.priority)
 
 
 def _failure(entry: _Entry) -> str | None:

@@ -200,8 +200,8 @@ class TransformersEngine:
 
     def _schedule(self, generation: Generation) -> None:
         """Let a sequence run as soon as its adapter is there."""
-        if adapter := generation.sequence.adapter:
-            self._adapters.want(generation.sequence.request_id, adapter)
+        if generation.sequence.adapter:
+            self._adapters.want(generation.sequence)
         else:
             self._scheduler.add(generation.run)
 
