@@ -19,7 +19,7 @@ class WorkerSettings(ServiceSettings):
     max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
     kv_tokens: int = Field(0, ge=0, description="KV cache in tokens; 0: from the free memory")
     adapter_bytes: int = Field(
-        1 << 30, ge=0, description="memory for LoRA adapters; the least recently used make room"
+        0, ge=0, description="memory for LoRA adapters; 0: a tenth of what is left, at most 1 GiB"
     )
     memory: ByteSize | None = Field(
         None,

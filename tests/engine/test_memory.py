@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,16 @@ def test_kv_takes_what_weights_and_a_step_leave(directory: Path) -> None:
     given = 256 << 20
     engine = load(directory, max_sequences=2048, max_batch_tokens=2049, memory_bytes=given)
     assert 2049 <= engine.room().tokens < given // each
+
+
+def test_what_adapters_may_take_is_not_kv(directory: Path) -> None:
+    """They come later, and must not find the memory full."""
+    each = 3 * 2 * 2 * 16 * 4
+    given, adapters = 256 << 20, 100 << 20
+    many: Any = {"max_sequences": 2048, "max_batch_tokens": 2049, "memory_bytes": given}
+    engine = load(directory, **many, adapter_bytes=adapters)
+    assert engine.room().tokens < (given - adapters) // each
+    assert load(directory, **many).room().tokens > engine.room().tokens
 
 
 def test_a_model_whose_kv_does_not_fit_is_refused_with_numbers(directory: Path) -> None:

@@ -22,17 +22,18 @@ def load(
     memory_bytes: int | None = None,
     threads: int | None = None,
     prefix_cache: bool = True,
-    adapter_bytes: int = ADAPTER_BYTES,
+    adapter_bytes: int = 0,
     device: str | None = None,
     tensor_parallel_size: int = 1,
     stage: Callable[[str], None] = lambda name: None,
 ) -> TransformersEngine:
     """Load a Hugging Face directory and warm up; `stage` hears what is being done.
 
-    Without `kv_tokens` the KV gets what weights and the largest step leave of `memory_bytes`,
-    or of the memory that is free. Of several tensor parallel ranks this process is the first
-    and starts the others; they divide memory and `threads`. Raises `Unsupported`, with the
-    architecture's name, for what this engine cannot run, and `DoesNotFit`.
+    Without `kv_tokens` the KV gets what weights, the largest step and adapters leave of
+    `memory_bytes`, or of the memory that is free. `adapter_bytes` 0: a tenth of what is left
+    there, at most 1 GiB. Of several tensor parallel ranks this process is the first and starts the
+    others; they divide memory and `threads`. Raises `Unsupported`, with the architecture's name,
+    for what this engine cannot run, and `DoesNotFit`.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -58,7 +59,7 @@ def fitted(
     kv_tokens: int | None = None,
     memory_bytes: int | None = None,
     prefix_cache: bool = True,
-    adapter_bytes: int = ADAPTER_BYTES,
+    adapter_bytes: int = 0,
     group: Group | None = None,
 ) -> TransformersEngine:
     """As `load`, of a model that is loaded."""
@@ -66,10 +67,14 @@ def fitted(
     if not kv_tokens:
         step = _step_bytes(loaded, max_sequences, max_batch_tokens, group)
         spare = group.least_spare(loaded.model, memory_bytes) - step  # libraries are loaded by now
+        if group.size == 1:  # ranks have no adapters
+            adapter_bytes = adapter_bytes or min(ADAPTER_BYTES, max(0, spare // 10))
+            spare -= adapter_bytes
         kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
         check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
+    bound = adapter_bytes or ADAPTER_BYTES
     engine = TransformersEngine(
-        loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, adapter_bytes, group
+        loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, bound, group
     )
     engine.warm_up()
     return engine
