@@ -99,12 +99,11 @@ class Loader:
                 "kv_tokens": settings.kv_tokens,
                 "memory_bytes": memory_bytes,
                 "adapter_bytes": settings.adapter_bytes,
-                "threads": settings.threads,
             }
         if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
             options["tensor_parallel_size"] = settings.tensor_parallel_size
         if model.engine in ("transformers", "embed", "classify"):
-            options["stage"] = stages.begin
+            options |= {"threads": settings.threads, "stage": stages.begin}
         return options
 
 

@@ -1,5 +1,6 @@
 """Classification and reranking: a real model behind a gateway, by every door."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import dispatcher.service
 import gpu_worker.service
+from gpu_worker.loading import Loader
+from gpu_worker.settings import WorkerSettings
 from registry.description import model_from
 from registry.models import Model
 from registry.store import Registry
@@ -60,6 +63,20 @@ async def register(nats_url: str, directories: Mapping[str, Path]) -> None:
         for name, directory in directories.items():
             await registry.put(model_from(directory, name))
         await registry.close()
+
+
+async def test_an_engine_has_the_threads_that_its_worker_was_given(labels: Path) -> None:
+    """Two workers on one machine would otherwise take each other's cores."""
+    before = torch.get_num_threads()
+    settings = WorkerSettings(model=("labels",), threads=before + 1)
+    registered = model_from(labels, "labels")
+    version = registered.versions[registered.default_version]
+    engine = await Loader(settings).load(registered, version, None)
+    try:
+        assert await asyncio.to_thread(torch.get_num_threads) == before + 1
+    finally:
+        engine.close()
+        torch.set_num_threads(before)
 
 
 def model(directory: Path) -> PreTrainedModel:
