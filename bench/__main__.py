@@ -10,6 +10,7 @@ from bench import (
     embeddings,
     engine,
     engine_share,
+    failures,
     front_ends,
     mixed,
     pipeline,
@@ -18,10 +19,11 @@ from bench import (
 from bench.live import dispatch, isolation, overload
 from bench.simulation.overload import ARENA, CODE, CONV, as_it_was, at_random
 
-NEED_MORE = "mixed", "live-b2", "live-b3", "front_ends"  # traces, or Dynamo
+NEED_MORE = "mixed", "live-b2", "live-b3", "front_ends", "failures"  # traces, or Dynamo
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline.measure,
     "front_ends": front_ends.measure,
+    "failures": failures.measure,
     "engine_share": engine_share.measure,
     "embeddings": embeddings.measure,
     "engine": engine.measure,

@@ -1,28 +1,18 @@
 """The gateway beside the front end of NVIDIA Dynamo, which is written in Rust, at the same load.
 
-MILLSTREAM_BENCH_DYNAMO names the Python of an environment that has `ai-dynamo` (1.6). Both have
-a worker whose tokens come at the same times and cost next to nothing. Theirs passes requests on
-from process to process, a token at a time; ours stores requests and tokens before anybody sees
-them, and puts what comes at the same time into one chunk.
+Both have a worker whose tokens come at the same times and cost next to nothing. Theirs passes
+requests on from process to process, a token at a time; ours stores requests and tokens before
+anybody sees them, and puts what comes at the same time into one chunk.
 """
 
-import os
-import subprocess
 import tempfile
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from bench import load, results
+from bench import dynamo, load, results
 from bench.pipeline import ITL_MS, STREAMS, TOKENS, TTFT_MS, WORDS
 from bench.results import Figure, Run
-from gpu_worker.engines import demo
-from millstream.up.preparation import cache_directory
-from tests.e2e.running import Running, free_port, wait_until
+from tests.e2e.running import Running
 
-PYTHON = "MILLSTREAM_BENCH_DYNAMO"
-READY_SECONDS = 60.0
 WAYS = {
     "websocket": "gateway, WebSocket",
     "sse": "gateway, SSE",
@@ -42,8 +32,7 @@ FIGURES = (
 
 def measure(runs: int, seconds: float) -> None:
     """Measure both by turns, each in fresh processes, and publish."""
-    if PYTHON not in os.environ:
-        raise SystemExit(f"{PYTHON} has to name a Python that has ai-dynamo")
+    dynamo.check()
     setting = {
         "mock_ttft_ms": TTFT_MS,
         "mock_itl_ms": ITL_MS,
@@ -61,10 +50,11 @@ def _run(seconds: float) -> Run:
                 **_measured("websocket", up.url, pids, seconds, "--protocol", "ws"),
                 **_measured("sse", up.url, pids, seconds, "--protocol", "sse"),
             }
-    with tempfile.TemporaryDirectory() as home, _dynamo(Path(home)) as (url, pids):
-        theirs = _measured("dynamo", url, pids, seconds, "--protocol", "sse")
-    dynamo = theirs["dynamo_us_per_token"]
-    ratios = {f"{way}_ratio": ours[f"{way}_us_per_token"] / dynamo for way in ("websocket", "sse")}
+    with tempfile.TemporaryDirectory() as home, dynamo.running(Path(home), TTFT_MS, ITL_MS) as it:
+        pids = {"front_end": it.front_end}
+        theirs = _measured("dynamo", it.url, pids, seconds, "--protocol", "sse")
+    spent = theirs["dynamo_us_per_token"]
+    ratios = {f"{way}_ratio": ours[f"{way}_us_per_token"] / spent for way in ("websocket", "sse")}
     return {**ours, **theirs, **ratios}
 
 
@@ -76,38 +66,3 @@ def _measured(way: str, url: str, pids: dict[str, int], seconds: float, *words: 
         f"{way}_tokens_per_second": report["tokens_per_second"],
         f"{way}_tokens_per_chunk": report["tokens_per_chunk"],
     }
-
-
-@contextmanager
-def _dynamo(home: Path) -> Iterator[tuple[str, dict[str, int]]]:
-    """Its front end and a worker; their address, and whose CPU counts."""
-    port = free_port()
-    front_end = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
-    front_end += ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
-    directory = demo.find("gemma-3-270m", cache_directory(), lambda stage, done: None)
-    script = str(Path(__file__).parent / "contenders/dynamo_worker.py")
-    worker = [script, str(directory), str(TTFT_MS / 1000), str(ITL_MS / 1000)]
-    url = f"http://127.0.0.1:{port}"
-    with _process(home, *front_end) as first, _process(home, *worker):
-        wait_until(lambda: _serves(url), READY_SECONDS)
-        yield url, {"front_end": first.pid}
-
-
-@contextmanager
-def _process(home: Path, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-    own = {"DYN_FILE_KV": str(home), "DYN_LOG": "warn", "HF_HUB_OFFLINE": "1"}
-    command, quiet = [os.environ[PYTHON], *words], subprocess.DEVNULL
-    running = subprocess.Popen(command, env={**os.environ, **own}, stdout=quiet, stderr=quiet)
-    try:
-        yield running
-    finally:
-        running.kill()
-        running.wait()
-
-
-def _serves(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=1) as answer:
-            return b'"mock"' in bytes(answer.read())
-    except OSError:
-        return False

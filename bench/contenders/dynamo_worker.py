@@ -18,11 +18,12 @@ async def main(directory: str, ttft: float, itl: float) -> None:
     async def generate(request: dict[str, Any], context: object) -> AsyncIterator[dict[str, Any]]:
         """A token at a time, when it is due."""
         count, due = request["stop_conditions"]["max_tokens"], loop.time() + ttft
+        first = FIRST_TOKEN + len(request["token_ids"])  # who goes on goes on with the same ones
         for number in range(1, count + 1):
             await asyncio.sleep(due - loop.time())
             due += itl
             end = {"finish_reason": "length"} if number == count else {}
-            yield {"token_ids": [FIRST_TOKEN + number], **end}
+            yield {"token_ids": [first + number], **end}
 
     runtime = DistributedRuntime(loop, "file", "tcp", event_plane="zmq")
     endpoint = runtime.endpoint("bench.mock.generate")
