@@ -186,8 +186,12 @@ async def _serve(
 
 
 async def _show(pools: list[Pool], seconds: float) -> None:
-    while True:
+    try:
+        while True:
+            for pool in pools:
+                observe_beat(pool.beat())
+                ENGINES.show(pool.who.model, pool.who.version, pool.stats)
+            await asyncio.sleep(seconds)
+    finally:
         for pool in pools:
-            observe_beat(pool.beat())
-            ENGINES.show(pool.who.model, pool.who.version, pool.stats)
-        await asyncio.sleep(seconds)
+            ENGINES.show(pool.who.model, pool.who.version, None)
