@@ -144,14 +144,17 @@ class Stream:
         """Send it to its end; an error that comes after the headers is the last event."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         await self._write(b"".join(events.opening() for events in self._events))
-        pinging = asyncio.create_task(self._ping(), name="ping")
+        async with asyncio.TaskGroup() as tasks:
+            pinging = tasks.create_task(self._ping(), name="ping")
+            await self._relay()
+            pinging.cancel()
+
+    async def _relay(self) -> None:
         try:
             while not await self._more():
                 pass
         except Ended as error:
             await self._write(sse.error(error), last=True)
-        finally:
-            pinging.cancel()
 
     async def _ping(self) -> None:
         # a timeout around each wait for a record would cost a tenth of what a stream does

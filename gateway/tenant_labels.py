@@ -1,6 +1,7 @@
 """Which tenants have metrics of their own: those of most use, so that labels stay few. Pure."""
 
 from collections.abc import Callable
+from heapq import nlargest
 
 MOST_TENANTS = 20
 OTHER = "other"
@@ -29,6 +30,7 @@ class TenantLabels:
 
     def use(self, tenant: str, tokens: float, now: float) -> None:
         """It has used so many."""
+        self.of(tenant)  # a free place is its own
         self._used[tenant] = self._used.get(tenant, 0.0) + tokens
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
@@ -39,7 +41,8 @@ class TenantLabels:
         """Give labels of those who use least to those who use most."""
         used = self._used
         least = sorted(self._named, key=lambda name: used.get(name, 0.0))
-        most = sorted(used.keys() - self._named, key=lambda name: -used[name])
+        others = used.keys() - self._named
+        most = nlargest(MOST_TENANTS, others, key=lambda name: used[name])
         for old, new in zip(least, most, strict=False):
             if used[new] <= AHEAD * used.get(old, 0.0):
                 return

@@ -16,9 +16,9 @@ from gpu_worker.engine import DoesNotFit
 WORKING_SHARE = 0.25  # of the weights, planned for steps and KV; engines measure when they load
 
 
-def needs(weight_bytes: int) -> int:
+def needs(weight_bytes: int, adapter_bytes: int = 0) -> int:
     """The least share of memory that a model is planned with."""
-    return weight_bytes + int(weight_bytes * WORKING_SHARE)
+    return weight_bytes + int(weight_bytes * WORKING_SHARE) + adapter_bytes
 
 
 def budget_from(free_bytes: int, least: Iterable[int], share: float) -> int:

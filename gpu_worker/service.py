@@ -85,7 +85,7 @@ async def _keeper(
     for name in settings.model:
         model, version = await _resolved(registry, name)
         found[f"{model.name}@{version.id}"] = model, version
-    budget, shares = await _memory({name: v for name, (_, v) in found.items()}, settings)
+    budget, shares = await _memory(found, settings)
     places = {
         name: Place(
             _pool(broker, model, version, journal, settings), model, version, shares[name] or None
@@ -97,14 +97,14 @@ async def _keeper(
 
 
 async def _memory(
-    versions: dict[str, Version], settings: WorkerSettings
+    found: dict[str, tuple[Model, Version]], settings: WorkerSettings
 ) -> tuple[int, dict[str, int]]:
     """The budget and each model's share of it; a share of 0 is not bounded."""
     if settings.memory is None and (
-        len(versions) == 1 or not any(map(weight_bytes, versions.values()))
+        len(found) == 1 or not any(weight_bytes(version) for _, version in found.values())
     ):
-        return 0, dict.fromkeys(versions, 0)
-    least = {name: await _needs(version) for name, version in versions.items()}
+        return 0, dict.fromkeys(found, 0)
+    least = {name: await _needs(*each, settings) for name, each in found.items()}
     if settings.memory is not None:
         return settings.memory, residency.shares(settings.memory, least)
     free, share = await in_thread(factory.free_memory, "memory")
@@ -112,13 +112,14 @@ async def _memory(
     return budget, residency.shares(budget, least)
 
 
-async def _needs(version: Version) -> int:
+async def _needs(model: Model, version: Version, settings: WorkerSettings) -> int:
     """The least that a model is planned with; 0 for one without weights here."""
     size = weight_bytes(version)
     if not size or version.directory is None:
         return 0
     grown = await in_thread(partial(factory.growth, Path(version.directory)), "memory")
-    return residency.needs(int(size * grown))
+    adapter_bytes = settings.adapter_bytes if model.engine == "transformers" else 0
+    return residency.needs(int(size * grown), adapter_bytes)
 
 
 def _pool(

@@ -19,7 +19,10 @@ class WorkerSettings(ServiceSettings):
     max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
     kv_tokens: int = Field(0, ge=0, description="KV cache in tokens; 0: from the free memory")
     adapter_bytes: int = Field(
-        0, ge=0, description="memory for LoRA adapters; 0: a tenth of what is left, at most 1 GiB"
+        0,
+        ge=0,
+        description="memory for LoRA adapters; 0: a tenth of what weights and a step leave, at "
+        "most 1 GiB; 1 GiB where --kv-tokens is given",
     )
     memory: ByteSize | None = Field(
         None,

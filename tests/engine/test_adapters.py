@@ -194,6 +194,23 @@ def test_less_urgent_work_that_waits_for_room_holds_up_nobody_more_urgent(shelf:
     assert_as_peft(results, later, "llama")
 
 
+def test_nobody_overtakes_for_ever(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less urgent work has its turn, too, however much more urgent work keeps the room in use."""
+    monkeypatch.setattr("gpu_worker.engines.paged.adapters.PATIENCE_SECONDS", 0.0)
+    small, large = two("llama", shelf)
+    made = engine_with(max(bytes_of(small), bytes_of(large)))
+    results = Results()
+    urgent = replace(lora.ask("0", prompt(1, 9), COUNT, small), priority=Priority.INTERACTIVE)
+    made.add(urgent)
+    made.add(replace(lora.ask("batch", prompt(2, 9), COUNT, large), priority=Priority.BATCH))
+    for number in range(1, 40 * COUNT):
+        results.take(made.step())
+        if "batch" in results.last:
+            break
+        made.add(replace(urgent, request_id=str(number)))
+    assert results.last["batch"].finish == "length"
+
+
 def test_an_adapter_larger_than_the_budget_is_refused_with_numbers(shelf: Path) -> None:
     """It could never be loaded; an operator must see by how much."""
     small, large = two("llama", shelf)

@@ -38,6 +38,7 @@ def test_a_tight_pool_preempts(architecture: str) -> None:
     made = engine(architecture, kv_tokens=160)
     drive(made, [greedy(f"r{n}", prompt(n, 60), COUNT) for n in range(4)])
     assert made.stats.preemptions > 0
+    assert made.stats.query_tokens == 4 * 60, "a prompt that comes back is no new one"
 
 
 def test_batch_work_gives_way_and_loses_nothing() -> None:

@@ -15,6 +15,7 @@ from gpu_worker.engines.paged import scheduler
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.loading import load
 from gpu_worker.engines.paged.model import describe
+from gpu_worker.stats import Stats
 from tests.engine.tiny import drive, expected, greedy, model, prompt, tokenizer
 
 COUNT = 12
@@ -126,6 +127,7 @@ def test_kv_takes_what_weights_and_a_step_leave(directory: Path) -> None:
     given = 256 << 20
     engine = load(directory, max_sequences=2048, max_batch_tokens=2049, memory_bytes=given)
     assert 2049 <= engine.room().tokens < given // each
+    assert engine.stats == Stats(kv_free=engine.stats.kv_free), "a warm-up counts for nothing"
 
 
 def test_what_adapters_may_take_is_not_kv(directory: Path) -> None:
@@ -142,6 +144,13 @@ def test_a_model_whose_kv_does_not_fit_is_refused_with_numbers(directory: Path) 
     """It could answer nothing."""
     with pytest.raises(DoesNotFit, match="room for 0 tokens of KV in 100,000 bytes"):
         load(directory, memory_bytes=100_000)
+
+
+def test_adapters_that_leave_no_room_for_kv_are_named(directory: Path) -> None:
+    """More memory is not the only way out."""
+    whole = 256 << 20
+    with pytest.raises(DoesNotFit, match=r"268,435,456 bytes for adapters .*--adapter-bytes"):
+        load(directory, memory_bytes=whole, adapter_bytes=whole)
 
 
 def test_the_peak_of_a_computation_is_what_it_held_at_once() -> None:

@@ -119,13 +119,14 @@ async def shown(c: Client) -> bool:
     return sorted(resident) == [False, False, True]
 
 
+@pytest.mark.parametrize("room", [{"memory": 1000}, {"memory": MIB, "adapter_bytes": MIB}])
 async def test_a_model_that_cannot_fit_stops_the_worker_with_numbers(
-    nats_url: str, directory: Path
+    nats_url: str, directory: Path, room: dict[str, int]
 ) -> None:
     """At start-up, not with the first request."""
     async with three_models(nats_url, directory):
-        settings = a_worker(nats_url, model=TINY, memory=1000)
-        with pytest.raises(DoesNotFit, match="may take 1,000"):
+        settings = a_worker(nats_url, model=TINY, **room)
+        with pytest.raises(DoesNotFit, match=f"may take {room['memory']:,}"):
             await gpu_worker.service.run(settings, asyncio.Event())
 
 

@@ -39,6 +39,14 @@ def test_a_noisy_one_gets_a_name_though_it_came_late(
     assert sum(labels.of(tenant) == tenant for tenant in EARLY) == MOST_TENANTS - 1
 
 
+def test_nobody_is_forgotten_while_there_is_room(forgotten: list[str]) -> None:
+    """Series of the first tenants stay, however much later ones use."""
+    made = TenantLabels(forgotten.append)
+    made.use("first", 1, 0.0)
+    made.use("second", 1000, LOOK_SECONDS)
+    assert (made.of("first"), made.of("second"), forgotten) == ("first", "second", [])
+
+
 def test_who_is_no_further_ahead_waits(labels: TenantLabels, forgotten: list[str]) -> None:
     """Names that went to and fro would make no series anybody could read."""
     labels.use("alike", 120, LOOK_SECONDS)

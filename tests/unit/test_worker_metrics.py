@@ -27,7 +27,7 @@ def test_what_an_engine_counts_is_shown_while_it_is_loaded() -> None:
         pass
     ENGINES.show("m", "1", stats)
     stats.preemptions += 1
-    assert counted("preemptions_total") == 3, "it is asked at each scrape"
+    assert counted("preemptions_total") == 3, "what it has counted by the time of the scrape"
     assert (counted("query_tokens_total"), counted("hit_tokens_total")) == (100, 64)
     assert [counted("kv_tokens", state=s) for s in ("used", "cached", "free")] == [48, 16, 0]
     assert counted("step_seconds_total", part="forward") == stats.seconds["forward"] > 0

@@ -2,7 +2,8 @@
 
 A sequence waits here, outside the scheduler, until its adapter is in memory; the batch goes on.
 Sequences come in by priority, those of one in order of arrival: one whose adapter finds no room
-holds up those behind it, or adapters in constant use would keep it out for ever.
+holds up those behind it, or adapters in constant use would keep it out for ever. For the same
+reason nobody overtakes who came more than `PATIENCE_SECONDS` earlier for each step of priority.
 """
 
 from collections import OrderedDict
@@ -10,6 +11,8 @@ from collections.abc import Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from operator import itemgetter
+from time import monotonic
 
 import structlog
 import torch
@@ -25,6 +28,7 @@ from streams.messages import Adapter
 from streams.subjects import Priority
 
 NAP_SECONDS = 0.002
+PATIENCE_SECONDS = 5.0
 CODE = "adapter_failed"
 log = structlog.get_logger()
 
@@ -51,7 +55,7 @@ class Adapters:
         self._max_bytes = max_bytes
         self._additions = Additions(self._places)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._waiting: dict[str, Sequence] = {}  # in order of arrival
+        self._waiting: dict[str, tuple[float, Sequence]] = {}  # with its turn
         self._held: dict[str, _Entry] = {}  # by request
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self.loads = 0
@@ -69,7 +73,8 @@ class Adapters:
 
     def want(self, sequence: Sequence) -> None:
         """Let a sequence that has an adapter wait until `ready` names it."""
-        self._waiting[sequence.request_id] = sequence
+        turn = monotonic() + PATIENCE_SECONDS * list(Priority).index(sequence.priority)
+        self._waiting[sequence.request_id] = turn, sequence
 
     def waits(self, request_id: str) -> bool:
         return request_id in self._waiting
@@ -86,7 +91,7 @@ class Adapters:
         found: list[tuple[str, EngineError | None]] = []
         loaded = {entry for entry in self._entries.values() if entry.loading.done()}
         kept = set(self._held.values())  # and what those wait for that came before
-        for sequence in sorted(self._waiting.values(), key=_urgency):
+        for _, sequence in sorted(self._waiting.values(), key=itemgetter(0)):
             request_id, adapter = sequence.request_id, sequence.adapter
             assert adapter
             entry = self._entries.get(adapter.digest) or self._load(adapter, kept)
@@ -172,10 +177,6 @@ class Adapters:
 
     def _size(self, adapter: Adapter) -> int:
         return adapter.parameters * self._dtype.itemsize
-
-
-def _urgency(sequence: Sequence) -> int:
-    return list(Priority).index(sequence.priority)
 
 
 def _failure(entry: _Entry) -> str | None:

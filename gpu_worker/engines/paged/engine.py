@@ -84,6 +84,7 @@ class TransformersEngine:
             self._step_or_raise()
         self._forward.record()
         self._cache.forget()
+        self._scheduler.count_anew()
         self._stats = Stats()
 
     def step_bytes(self) -> int:

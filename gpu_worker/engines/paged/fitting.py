@@ -26,11 +26,12 @@ def warm_up(longest: int, max_sequences: int) -> Iterator[Sequence]:
         yield Sequence(f"warm-up-{number}", [number] * length, sampling)
 
 
-def check_kv(tokens: int, least: int, memory_bytes: int | None) -> None:
-    """Raise `DoesNotFit` where weights and a step leave less KV than `least` tokens."""
+def check_kv(tokens: int, least: int, memory_bytes: int | None, adapter_bytes: int) -> None:
+    """Raise `DoesNotFit` where weights, a step and adapters leave less KV than `least` tokens."""
     if tokens < least:
         whole = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
         raise DoesNotFit(
-            f"weights and one step leave room for {max(0, tokens)} tokens of KV in {whole}, and "
-            f"{least} are the least; raise --memory or lower --max-batch-tokens"
+            f"weights, one step and {adapter_bytes:,} bytes for adapters leave room for "
+            f"{max(0, tokens)} tokens of KV in {whole}, and {least} are the least; raise --memory "
+            "or lower --max-batch-tokens or --adapter-bytes"
         )

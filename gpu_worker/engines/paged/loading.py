@@ -31,9 +31,9 @@ def load(
 
     Without `kv_tokens` the KV gets what weights, the largest step and adapters leave of
     `memory_bytes`, or of the memory that is free. `adapter_bytes` 0: a tenth of what is left
-    there, at most 1 GiB. Of several tensor parallel ranks this process is the first and starts the
-    others; they divide memory and `threads`. Raises `Unsupported`, with the architecture's name,
-    for what this engine cannot run, and `DoesNotFit`.
+    there, at most 1 GiB; with `kv_tokens` 1 GiB. Of several tensor parallel ranks this process is
+    the first and starts the others; they divide memory and `threads`. Raises `Unsupported`, with
+    the architecture's name, for what this engine cannot run, and `DoesNotFit`.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -67,11 +67,13 @@ def fitted(
     if not kv_tokens:
         step = _step_bytes(loaded, max_sequences, max_batch_tokens, group)
         spare = group.least_spare(loaded.model, memory_bytes) - step  # libraries are loaded by now
-        if group.size == 1:  # ranks have no adapters
-            adapter_bytes = adapter_bytes or min(ADAPTER_BYTES, max(0, spare // 10))
-            spare -= adapter_bytes
+        adapter_bytes = adapter_bytes or min(ADAPTER_BYTES, max(0, spare // 10))
+        if group.size > 1:  # ranks have no adapters
+            adapter_bytes = 0
+        spare -= adapter_bytes
         kv_tokens = models.kv_tokens_for(loaded, max_sequences, max_batch_tokens, spare)
-        check_kv(kv_tokens, min(max_batch_tokens, loaded.context), memory_bytes)
+        least = min(max_batch_tokens, loaded.context)
+        check_kv(kv_tokens, least, memory_bytes, adapter_bytes)
     bound = adapter_bytes or ADAPTER_BYTES
     engine = TransformersEngine(
         loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, bound, group

@@ -50,6 +50,10 @@ class Scheduler:
         self._good_steps = 0
         self._spare = 0  # tokens of the step being planned that no decoding run needs
         self._lines = {priority: _Line() for priority in Priority}  # most urgent first
+        self.count_anew()
+
+    def count_anew(self) -> None:
+        """Set the counters to zero."""
         self.preemptions = self.hit_tokens = self.query_tokens = 0
 
     @property
@@ -179,8 +183,8 @@ class Scheduler:
             self._preempt(self._newest())
         if not run.gave_way:
             run.restored = run.done
-        self.hit_tokens += run.done
-        self.query_tokens += len(run.tokens)
+            self.hit_tokens += run.done
+            self.query_tokens += len(run.tokens)
         return True
 
     def _reserve(self, run: Run, below: int) -> int:
