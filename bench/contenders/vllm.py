@@ -1,4 +1,4 @@
-"""vLLM in process (`LLM.generate`), without the cost of its server."""
+"""vLLM in process (`LLM.generate`), without the cost of its server, and without its compilation."""
 
 import json
 
@@ -7,7 +7,7 @@ from vllm import LLM, SamplingParams
 from bench.contenders.load import STEP_TOKENS, Load, read, report
 
 
-def main(load: Load) -> None:
+def main(load: Load, *, compiled: bool = False) -> None:
     config = json.loads((load.directory / "config.json").read_text())
     engine = LLM(
         str(load.directory),
@@ -16,7 +16,7 @@ def main(load: Load) -> None:
         max_model_len=max(load.context + 16, 1024),
         max_num_seqs=load.concurrency,
         max_num_batched_tokens=STEP_TOKENS,
-        enforce_eager=True,
+        enforce_eager=not compiled,
         enable_prefix_caching=True,
     )
     sampling = SamplingParams(
