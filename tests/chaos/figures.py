@@ -1,10 +1,16 @@
 """The figures of a history: what its clients noticed. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import linear_regression
 
+from tests.chaos.history import Sampled
 from tests.chaos.story import Story, Stream
+
+WARM_SECONDS = 600.0  # of a process that has begun: pools and caches fill
+GROWN_SECONDS = 600.0  # less than this tells nothing of an hour
 
 
 @dataclass(frozen=True)
@@ -14,7 +20,8 @@ class Figures:
     Gaps are of the streams that ran when something struck (all, if nothing did), without those of
     clients that were told how to read, and `moved` those that another attempt went on with.
     `accept` is from the first try to the promise over all tries, so its most is how long new
-    requests were kept out; `first` from the promise to the first token.
+    requests were kept out; `first` from the promise to the first token. `growth` is in MiB an hour,
+    of each process that ran for long enough.
     """
 
     streams: int
@@ -29,6 +36,7 @@ class Figures:
     accept_max: float
     first_p50: float
     first_max: float
+    growth: dict[str, float] = field(default_factory=dict)
 
 
 def figures(story: Story) -> Figures:
@@ -51,6 +59,7 @@ def figures(story: Story) -> Figures:
         accept_max=quantile(accepts, 1.0),
         first_p50=quantile(firsts, 0.5),
         first_max=quantile(firsts, 1.0),
+        growth=dict(_growth(story)),
     )
 
 
@@ -58,6 +67,18 @@ def quantile(values: Sequence[float], share: float) -> float:
     """The nearest rank; 0 of nothing."""
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
+
+
+def _growth(story: Story) -> Iterator[tuple[str, float]]:
+    """Least squares over the resident bytes of each process once it is warm."""
+    samples = defaultdict[tuple[str, int], list[Sampled]](list)
+    for sample in story.all(Sampled):
+        samples[sample.process, sample.pid].append(sample)
+    for (process, _), all_of in samples.items():
+        warm = [sample for sample in all_of if sample.at >= all_of[0].at + WARM_SECONDS]
+        if warm and warm[-1].at - warm[0].at >= GROWN_SECONDS:
+            slope = linear_regression([s.at for s in warm], [s.rss for s in warm]).slope
+            yield process, round(slope * 3600 / 2**20, 1)
 
 
 def _gap(stream: Stream) -> float:

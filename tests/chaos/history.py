@@ -146,6 +146,16 @@ class Left:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """The resident bytes of a process at some moment of the load."""
+
+    at: float
+    process: str
+    pid: int
+    rss: int
+
+
+@dataclass(frozen=True)
 class Held:
     """What a process that lived through the run holds, when it is idle before and after it."""
 
@@ -171,6 +181,7 @@ Event = (
     | Logged
     | Billed
     | Left
+    | Sampled
     | Held
 )
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}

@@ -56,6 +56,8 @@ def show(outcome: Outcome) -> None:
         f"accept max {f.accept_max:.2f} s; first token max {f.first_max:.2f} s",
         flush=True,
     )
+    if f.growth:
+        print(f"  MiB more an hour: {f.growth}")
     for violation in outcome.violations[:SHOWN]:
         print(f"  {violation}")
     if len(outcome.violations) > SHOWN:

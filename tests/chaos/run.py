@@ -16,7 +16,7 @@ from tests.chaos import stored
 from tests.chaos.client import Asker, Client
 from tests.chaos.cluster import KEYS, Cluster, Footprint
 from tests.chaos.deeds import DEEDS
-from tests.chaos.history import Accepted, Began, Event, Held, Probed, Struck, Submitted
+from tests.chaos.history import Accepted, Began, Event, Held, Probed, Sampled, Struck, Submitted
 from tests.chaos.plan import TENANTS, Ask, Fault, Plan, Strike, plan, tenant_of
 from tests.chaos.sdk import SdkClient
 from tests.chaos.slow import SlowClient
@@ -26,6 +26,7 @@ C = TypeVar("C", bound=Asker)
 PATIENCE_SECONDS = 90.0  # for the ends, after everything was asked, done and undone
 REST_SECONDS = 30.0  # for what is not waited for: acknowledgements, sockets that close
 PROBES = 5
+SAMPLE_SECONDS = 10.0
 WARM = 16  # requests before the load: what is allocated once is no leak
 
 CLIENTS: dict[str, Callable[..., Asker]] = {"plain": Client, "sdk": SdkClient, "slow": SlowClient}
@@ -68,7 +69,7 @@ async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
     kind = CLIENTS[fault.load.kind]
     async with _clients(cluster, kind, fault.load.clients, recorder) as clients:
         cluster.readers = {c.name: c for c in clients if isinstance(c, SlowClient)}
-        async with asyncio.TaskGroup() as tasks:
+        async with _sampling(cluster, recorder), asyncio.TaskGroup() as tasks:
             tasks.create_task(_load(planned, clients, recorder))
             for strike in planned.strikes:
                 tasks.create_task(_strike(cluster, strike, Random(seed), recorder))
@@ -100,6 +101,22 @@ async def _clients(
         for task in running:
             task.cancel()
         await asyncio.wait(running)
+
+
+@asynccontextmanager
+async def _sampling(cluster: Cluster, recorder: Recorder) -> AsyncIterator[None]:
+    """Note meanwhile what each service holds."""
+
+    async def sample() -> None:
+        while True:
+            for name, footprint in cluster.footprints().items():
+                recorder.add(Sampled(recorder.clock(), name, footprint.pid, footprint.rss))
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async with asyncio.TaskGroup() as tasks:
+        sampling = tasks.create_task(sample(), name="sampling")
+        yield
+        sampling.cancel()
 
 
 async def _warm(clients: Sequence[Client]) -> None:

@@ -1,0 +1,25 @@
+"""What is made of what processes held."""
+
+from tests.chaos.figures import GROWN_SECONDS, WARM_SECONDS, figures
+from tests.chaos.history import Event, Sampled
+from tests.chaos.made import GOOD
+from tests.chaos.story import Story
+
+MIB = 2**20
+LONG = WARM_SECONDS + GROWN_SECONDS
+
+
+def held(process: str, pid: int, begin: float, end: float) -> list[Event]:
+    """Of a process that fills its pools and then takes 6 MiB an hour."""
+    return [
+        Sampled(at, process, pid, MIB * (200 if at > begin else 90) + int(at * MIB / 600))
+        for at in (begin, *(begin + WARM_SECONDS + n for n in range(0, 2000, 50)))
+        if at <= end
+    ]
+
+
+def test_growth_is_that_of_a_warm_process() -> None:
+    """What is filled once is no leak, and what was restarted lately tells nothing."""
+    events = [*held("gateway-0", 1, 0, LONG), *held("worker-0", 2, 0, 700)]
+    events += held("worker-0", 3, 700, LONG)
+    assert figures(Story([*GOOD, *events])).growth == {"gateway-0": 6.0}
