@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import linear_regression
 
+from streams.topology import LOG_SECONDS
 from tests.chaos.history import Sampled
 from tests.chaos.story import Story, Stream
 
-WARM_SECONDS = 600.0  # of a process that has begun: pools and caches fill
+WARM_SECONDS = LOG_SECONDS  # of a process that has begun: what it keeps of logs is full then
 GROWN_SECONDS = 600.0  # less than this tells nothing of an hour
 
 
