@@ -23,7 +23,7 @@ from millstream.up.plan import ALLOCATOR
 from millstream.up.preparation import cache_directory
 
 OURS = "millstream"
-VLLM = "vllm", "vllm_compiled"
+VLLM = {"vllm": 0.9, "vllm_compiled": None}  # and what is to be reached of each
 VLLM_PYTHON = "MILLSTREAM_BENCH_VLLM"
 ROUNDS = 2  # of one turn
 
@@ -43,11 +43,10 @@ class Case:
         return f"{self.model}-p{self.prompt_tokens}-n{self.output_tokens}-c{self.concurrency}"
 
 
-_VLLM = {"vllm": 0.9, "vllm_compiled": None}
 CASES = (
-    Case("llama-28m-fp32", 64, 64, 32, _VLLM | {"generate": 1.2, "continuous": 2.0}),
-    Case("llama-28m-fp32", 512, 32, 32, _VLLM),
-    Case("gemma-3-270m-bf16", 64, 32, 32, _VLLM),
+    Case("llama-28m-fp32", 64, 64, 32, VLLM | {"generate": 1.2, "continuous": 2.0}),
+    Case("llama-28m-fp32", 512, 32, 32, VLLM),
+    Case("gemma-3-270m-bf16", 64, 32, 32, VLLM),
 )
 
 
@@ -66,10 +65,7 @@ def _publish(case: Case, runs: list[Run]) -> None:
     names = _contenders(case)
     figures = [
         *(Figure(name, f"tokens/s, {name}") for name in names),
-        *(
-            Figure(f"over_{n}", f"share of {n}", f"≥ {g}" if (g := case.goals[n]) else "")
-            for n in names[1:]
-        ),
+        *(Figure(f"over_{n}", f"share of {n}", _at_least(case.goals[n])) for n in names[1:]),
     ]
     shares = {
         f"over_{name}": median(r[OURS] for r in runs) / median(r[name] for r in runs)
@@ -78,6 +74,10 @@ def _publish(case: Case, runs: list[Run]) -> None:
     results.publish(
         f"engine-{case.name}", {**vars(case), "shares_of_medians": shares}, figures, runs
     )
+
+
+def _at_least(goal: float | None) -> str:
+    return "" if goal is None else f"≥ {goal}"
 
 
 def _turn(case: Case, directory: Path) -> Run:
@@ -95,8 +95,8 @@ def _rounds(case: Case, directory: Path, name: str) -> list[float]:
     sizes = (case.prompt_tokens, case.output_tokens, case.concurrency, ROUNDS)
     python = os.environ[VLLM_PYTHON] if name in VLLM else sys.executable
     command = [python, "-m", f"bench.contenders.{name}", str(directory), *map(str, sizes)]
-    own = ALLOCATOR if name == OURS else _vllm(Path(python)) if name in VLLM else {}
-    environment = {**os.environ, **own, "PYTHONPATH": str(Path(__file__).parents[1])}
+    own = {OURS: ALLOCATOR} | dict.fromkeys(VLLM, _vllm(Path(python)))
+    environment = {**os.environ, **own.get(name, {}), "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-4000:]}")

@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import linear_regression
 
 from streams.topology import LOG_SECONDS
+from tests.chaos.checker import MIB
 from tests.chaos.history import Sampled
 from tests.chaos.story import Story, Stream
 
@@ -79,7 +80,7 @@ def _growth(story: Story) -> Iterator[tuple[str, float]]:
         warm = [sample for sample in all_of if sample.at >= all_of[0].at + WARM_SECONDS]
         if warm and warm[-1].at - warm[0].at >= GROWN_SECONDS:
             slope = linear_regression([s.at for s in warm], [s.rss for s in warm]).slope
-            yield process, round(slope * 3600 / 2**20, 1)
+            yield process, round(slope * 3600 / MIB, 1)
 
 
 def _gap(stream: Stream) -> float:

@@ -1,11 +1,11 @@
 """What is made of what processes held."""
 
+from tests.chaos.checker import MIB
 from tests.chaos.figures import GROWN_SECONDS, WARM_SECONDS, figures
 from tests.chaos.history import Event, Sampled
 from tests.chaos.made import GOOD
 from tests.chaos.story import Story
 
-MIB = 2**20
 LONG = WARM_SECONDS + GROWN_SECONDS
 
 
