@@ -1,7 +1,8 @@
 """What the leader of one model knows: who waits, what is in flight, what the fleet may take. Pure.
 
-A request is charged its expected service when it is taken out of the queue, more when it turns out
-to take more, and the difference to what it really took when it is settled.
+A request is charged its expected service when it is taken out of the queue (less if it may have to
+stand aside), more when it turns out to take more, and the difference to what it really took when it
+is settled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +116,7 @@ class Books:
     def take(self, item: Queued, version: str, now: float) -> Priority:
         """Take an item out of the queue, to be sent to a version's pool; says at which priority."""
         lane = self.lane(item, version)
-        charged = self.queue.pop(item, now)
+        charged = self.queue.pop(item, now, gives_way=lane is not item.priority)
         self.fleet.sending(version, lane, item.cost)
         self.outlook.sent(item.cost)
         self.in_flight[item.request_id] = InFlight(
@@ -258,7 +259,7 @@ class Books:
         tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
         lane = pool.priority
         own = Priority(envelope.priority or lane)
-        charged = self.queue.begin(tenant, own, prompt, cost)
+        charged = self.queue.begin(tenant, own, prompt, cost, gives_way=lane is not own)
         flight = InFlight(
             envelope,
             own,

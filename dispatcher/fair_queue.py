@@ -22,6 +22,7 @@ DEFAULT_TRICKLE_SECONDS = 5.0
 AGING_SECONDS = 60.0  # a priority that has waited for so long trickles twice as often
 MOST_OFTEN_SECONDS = 1.0  # and at most so often
 PRIOR_REQUESTS = 4  # how many of its own a tenant's mean needs to outweigh the model's
+ASIDE = 1 / 2  # of what it is likely to generate is charged at once where it may stand aside first
 MILLISECOND = 0.001
 _PRIORITIES = tuple(Priority)
 
@@ -120,21 +121,32 @@ class FairQueue:
         """The item that is next, which stays queued."""
         return next(self.candidates(now), None)
 
-    def pop(self, item: Queued, now: float) -> int:
+    def pop(self, item: Queued, now: float, gives_way: bool = False) -> int:
         """Take out an item that was a candidate, and charge its tenant; says how much."""
         self._drop(item)
         backlog = self._backlogs[item.priority]
         backlog.served = backlog.popped = now
         self._last_left = item.tenant
-        return self.begin(item.tenant, item.priority, item.prompt_tokens, item.cost)
+        return self.begin(item.tenant, item.priority, item.prompt_tokens, item.cost, gives_way)
 
-    def begin(self, tenant: str, priority: Priority, prompt_tokens: int, cost: int) -> int:
-        """A request is in flight: charge what it is expected to take; says how much."""
+    def begin(
+        self,
+        tenant: str,
+        priority: Priority,
+        prompt_tokens: int,
+        cost: int,
+        gives_way: bool = False,
+    ) -> int:
+        """A request is in flight: charge what it is expected to take; says how much.
+
+        What `gives_way` to others has been served less by the time that it is as old.
+        """
         if is_urgent(priority):
             self.division.holds(tenant, cost)
         else:
             self.division.holds_batch(cost)
-        charged = service(prompt_tokens, self._expected(tenant, cost - prompt_tokens))
+        expected = self._expected(tenant, cost - prompt_tokens)
+        charged = service(prompt_tokens, round(ASIDE * expected) if gives_way else expected)
         self.charge(tenant, charged)
         return charged
 

@@ -172,6 +172,19 @@ def test_what_is_beyond_a_part_gives_way_where_engines_preempt() -> None:
     assert [item.tenant for item in cell.send()] == ["q1"] * 3
 
 
+def test_what_gives_way_is_charged_half_of_its_answer_until_it_has_more() -> None:
+    """It may stand aside for long: two tenants whose work does would not get what they pay for."""
+    cell = Cell(preempts=True)
+    cell.live(60, QUIET)
+    cell.ask("loud", 1000)
+    cell.send()
+    first = next(name for name, (item, lane) in cell.held.items() if lane is BATCH)
+    flight = cell.books.in_flight[first]
+    assert flight.charged == service(250, 125)
+    cell.beat([(flight.seq, 200)])
+    assert flight.charged == service(250, 200)
+
+
 def test_who_has_got_more_than_those_that_wait_is_not_calm() -> None:
     """It asks bit by bit for less than two parts, and would have more than its share for ever."""
     cell = Cell(preempts=True)
