@@ -5,13 +5,14 @@ import math
 from dispatcher.averages import Ratio
 
 SMOOTHING_SECONDS = 60.0
-GUESSED_SECONDS = 30.0  # in which a fleet serves what it has room for, before anything is known
+GUESSED_SECONDS = 45.0  # in which a fleet serves what it has room for, before anything is known
 FULLER = 2.0  # times as long as before takes a request in a fleet that is full
 LEAST_SECONDS = 0.01
 GUESS_WEIGHT = 1.0  # seconds of each worker that the guess counts for
 MEMORY = 200  # requests
 DEFAULT_CHARGE = 2.0  # virtual tokens per reserved one, were it all generated
 LEAST_TOLD_SECONDS = 0.5  # below, an estimate's error says nothing about those that matter
+MEASURED_SECONDS = 5.0  # of a pace, before errors are those of estimates and not of the guess
 TRUSTED_SECONDS = 20.0  # of told waits, against which the first errors weigh little
 DEFAULT_UNCERTAINTY = 0.5  # of a wait, before any has come to its end
 CORRECTION = 0.5, 3.0  # at most
@@ -50,7 +51,8 @@ class Pace:
 
     def waited(self, told_seconds: float, seconds: float) -> None:
         """A request was dispatched: how long it was told to wait, and how long it has."""
-        if told_seconds >= LEAST_TOLD_SECONDS:
+        measured = self._seconds >= MEASURED_SECONDS * self._workers
+        if measured and told_seconds >= LEAST_TOLD_SECONDS:
             self._squares.add((seconds - told_seconds) ** 2, told_seconds**2)
             self._correction.add(seconds * self.correction, told_seconds)
 

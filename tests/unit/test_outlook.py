@@ -195,6 +195,8 @@ def test_ten_thousand_tenants_are_told_in_a_bounded_message(model: Model) -> Non
 def test_wrong_estimates_are_corrected(model: Model) -> None:
     """What overtakes, and what caps hold back, is in no sum."""
     pace = model.books.outlook.pace
+    model.ask("acme", 100)
+    model.serve(40)
     for _ in range(400):
         pace.waited(10.0 * pace.correction, 15.0)
     assert pace.correction == pytest.approx(1.5, rel=0.02)
@@ -202,6 +204,14 @@ def test_wrong_estimates_are_corrected(model: Model) -> None:
         pace.waited(0.1, 5.0)  # too short to tell anything
     assert pace.correction == pytest.approx(1.5, rel=0.02)
     assert pace.uncertainty < 0.1
+
+
+def test_that_the_first_guess_was_wrong_corrects_no_estimate(model: Model) -> None:
+    """What was told by it comes out of the queue when the pace is known, and right."""
+    model.ask("acme", 100)
+    model.serve(10)
+    model.books.outlook.pace.waited(20.0, 2.0)
+    assert model.books.outlook.pace.correction == 1.0
 
 
 def test_a_model_is_unmanned_since_its_last_worker(model: Model) -> None:
