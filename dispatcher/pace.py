@@ -98,12 +98,17 @@ class Pace:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """How long a reserved token ahead makes a request wait; None while nothing is known."""
+        """How long a reserved token ahead makes a request wait; None while nothing is known.
+
+        A fleet that has filled at once frees nothing for as long as requests take: until it does,
+        it is at most half as fast as guessed.
+        """
         weight = GUESS_WEIGHT if self._guess else 0.0
         tokens = self._tokens + weight * self._guess
         if tokens <= 0:
             return None
-        return (self._seconds + weight) / tokens / self._workers * self.correction
+        seconds = self._seconds if self._tokens > 0 else min(self._seconds, weight)
+        return (seconds + weight) / tokens / self._workers * self.correction
 
     def wait_seconds(self, tokens_ahead: float) -> float | None:
         """Estimated wait behind `tokens_ahead` reserved tokens; None while nothing is known."""

@@ -64,7 +64,7 @@ def _stands(facts: Facts) -> list[str]:
 
 
 def _times(share: float | None) -> str:
-    return "no service like everybody else" if share is None else f"{share:.1f}x its share"
+    return "no service, like everybody else," if share is None else f"{share:.1f}x its share"
 
 
 def _fleet(workers: list[Facts]) -> str:

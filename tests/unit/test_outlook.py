@@ -105,6 +105,16 @@ def test_a_fleet_that_was_never_busy_is_taken_for_a_slow_one(model: Model) -> No
     assert model.wait("acme") == pytest.approx(5 * GUESSED_SECONDS / 4)
 
 
+def test_a_full_fleet_is_not_given_up_before_its_first_request_ends(model: Model) -> None:
+    """Requests of a minute: it frees nothing for so long, and serves what waits soon after."""
+    model.books.fleet.beat(beat(), 0.0)
+    model.ask("acme", 4)
+    for second in range(1, 60):
+        model.books.fleet.beat(beat(), second)
+        model.books.tick(second)
+    assert model.wait("acme") == pytest.approx(2 * 5 * GUESSED_SECONDS / 4)
+
+
 def test_a_fleet_that_was_busy_without_a_queue_is_known(model: Model) -> None:
     """Its first burst is not refused: what it has served tells how long the next will take."""
     model.books.fleet.beat(beat(), 0.0)
