@@ -3,8 +3,8 @@
 Virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each
 tenant's counter grows by the service it got, prompt tokens + 2 * generated tokens over its weight,
 and the tenant with the lowest counter is next. A request is charged what it is expected to take
-when it is popped, and corrected by what it has taken. A tenant that returns gets no credit for its
-absence.
+when it is popped (less if it may have to stand aside), and corrected by what it has taken. A tenant
+that returns gets no credit for its absence.
 """
 
 import heapq
@@ -121,13 +121,14 @@ class FairQueue:
         """The item that is next, which stays queued."""
         return next(self.candidates(now), None)
 
-    def pop(self, item: Queued, now: float, gives_way: bool = False) -> int:
+    def pop(self, item: Queued, now: float, *, gives_way: bool = False) -> int:
         """Take out an item that was a candidate, and charge its tenant; says how much."""
         self._drop(item)
         backlog = self._backlogs[item.priority]
         backlog.served = backlog.popped = now
         self._last_left = item.tenant
-        return self.begin(item.tenant, item.priority, item.prompt_tokens, item.cost, gives_way)
+        tenant, priority = item.tenant, item.priority
+        return self.begin(tenant, priority, item.prompt_tokens, item.cost, gives_way=gives_way)
 
     def begin(
         self,
@@ -135,11 +136,13 @@ class FairQueue:
         priority: Priority,
         prompt_tokens: int,
         cost: int,
+        *,
         gives_way: bool = False,
     ) -> int:
         """A request is in flight: charge what it is expected to take; says how much.
 
-        What `gives_way` to others has been served less by the time that it is as old.
+        What `gives_way` beyond its tenant's part stands aside first: of its answer half is charged
+        until it has more.
         """
         if is_urgent(priority):
             self.division.holds(tenant, cost)

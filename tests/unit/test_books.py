@@ -12,8 +12,9 @@ from dispatcher.books import Books
 from dispatcher.fair_queue import service
 from dispatcher.fleet import PREFETCH
 from dispatcher.lines import Queued
+from streams.headers import Envelope
 from streams.messages import Beat
-from streams.subjects import Priority
+from streams.subjects import Pool, Priority
 
 KV, PLACES = 10_000, 20
 INTERACTIVE, STANDARD, BATCH = Priority
@@ -178,11 +179,22 @@ def test_what_gives_way_is_charged_half_of_its_answer_until_it_has_more() -> Non
     cell.live(60, QUIET)
     cell.ask("loud", 1000)
     cell.send()
-    first = next(name for name, (item, lane) in cell.held.items() if lane is BATCH)
-    flight = cell.books.in_flight[first]
-    assert flight.charged == service(250, 125)
-    cell.beat([(flight.seq, 200)])
-    assert flight.charged == service(250, 200)
+    lanes = {lane: name for name, (item, lane) in cell.held.items() if item.tenant == "loud"}
+    within, beyond = (cell.books.in_flight[lanes[lane]] for lane in (STANDARD, BATCH))
+    assert within.charged == service(250, 250)
+    assert beyond.charged == service(250, 125)
+    cell.beat([(beyond.seq, 200)])
+    assert beyond.charged == service(250, 200)
+
+
+def test_a_new_leader_charges_what_gives_way_as_the_last_one_did() -> None:
+    """By the lane that it lies in, and the priority that its client asked for."""
+    books = Books("m")
+    for name, priority in (("beyond", "standard"), ("batch", "")):
+        asked = Envelope(name, name, "r", 500, 250, 10**12, 0, priority=priority)
+        books.adopt(asked, Pool("m", "1", BATCH), seq=len(name))
+    assert books.queue.counter("beyond") == service(250, 125)
+    assert books.queue.counter("batch") == service(250, 250)
 
 
 def test_who_has_got_more_than_those_that_wait_is_not_calm() -> None:
