@@ -1,8 +1,8 @@
 """What the leader of one model knows: who waits, what is in flight, what the fleet may take. Pure.
 
-A request is charged its expected service when it is taken out of the queue (less if it may have to
-stand aside), more when it turns out to take more, and the difference to what it really took when it
-is settled.
+A request is charged its expected service when it is taken out of the queue (less if it is beyond
+its tenant's part), more when it turns out to take more, and the difference to what it really took
+when it is settled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
