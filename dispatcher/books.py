@@ -116,7 +116,7 @@ class Books:
     def take(self, item: Queued, version: str, now: float) -> Priority:
         """Take an item out of the queue, to be sent to a version's pool; says at which priority."""
         lane = self.lane(item, version)
-        charged = self.queue.pop(item, now, gives_way=lane is not item.priority)
+        charged = self.queue.pop(item, now, lane)
         self.fleet.sending(version, lane, item.cost)
         self.outlook.sent(item.cost)
         self.in_flight[item.request_id] = InFlight(
@@ -259,7 +259,7 @@ class Books:
         tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
         lane = pool.priority
         own = Priority(envelope.priority or lane)
-        charged = self.queue.begin(tenant, own, prompt, cost, gives_way=lane is not own)
+        charged = self.queue.begin(tenant, own, lane, prompt, cost)
         flight = InFlight(
             envelope,
             own,

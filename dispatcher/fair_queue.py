@@ -121,27 +121,20 @@ class FairQueue:
         """The item that is next, which stays queued."""
         return next(self.candidates(now), None)
 
-    def pop(self, item: Queued, now: float, *, gives_way: bool = False) -> int:
+    def pop(self, item: Queued, now: float, lane: Priority) -> int:
         """Take out an item that was a candidate, and charge its tenant; says how much."""
         self._drop(item)
         backlog = self._backlogs[item.priority]
         backlog.served = backlog.popped = now
         self._last_left = item.tenant
-        tenant, priority = item.tenant, item.priority
-        return self.begin(tenant, priority, item.prompt_tokens, item.cost, gives_way=gives_way)
+        return self.begin(item.tenant, item.priority, lane, item.prompt_tokens, item.cost)
 
     def begin(
-        self,
-        tenant: str,
-        priority: Priority,
-        prompt_tokens: int,
-        cost: int,
-        *,
-        gives_way: bool = False,
+        self, tenant: str, priority: Priority, lane: Priority, prompt_tokens: int, cost: int
     ) -> int:
         """A request is in flight: charge what it is expected to take; says how much.
 
-        What `gives_way` beyond its tenant's part stands aside first: of its answer half is charged
+        In a `lane` below its priority it may stand aside for long: half of its answer is charged
         until it has more.
         """
         if is_urgent(priority):
@@ -149,7 +142,9 @@ class FairQueue:
         else:
             self.division.holds_batch(cost)
         expected = self._expected(tenant, cost - prompt_tokens)
-        charged = service(prompt_tokens, round(ASIDE * expected) if gives_way else expected)
+        if lane is not priority:
+            expected = round(ASIDE * expected)
+        charged = service(prompt_tokens, expected)
         self.charge(tenant, charged)
         return charged
 

@@ -67,7 +67,7 @@ def test_the_order_is_that_of_the_fair_queue() -> None:
     told = dict(ahead(basins(queue)[Priority.STANDARD], queue.weight, charge_per_token=1.5))
     popped, last = 0, {}
     while item := queue.peek(now):
-        queue.pop(item, now)
+        queue.pop(item, now, item.priority)
         popped += item.cost
         last[item.tenant] = popped
     assert told["light"] == pytest.approx(last["light"], abs=200)

@@ -51,7 +51,7 @@ def expected_service(item: Queued) -> int:
 def taken(queue: FairQueue, now: float = 0.0) -> Queued:
     item = queue.peek(now)
     assert item
-    queue.pop(item, now)
+    queue.pop(item, now, item.priority)
     return item
 
 
@@ -204,7 +204,7 @@ def test_a_request_is_charged_what_its_tenant_generates_as_a_rule() -> None:
     for tenant in ("short", "long"):
         item = queued(tenant, prompt=10, output=100)
         queue.push(item, 0)
-        charged[tenant] = queue.pop(item, 0)
+        charged[tenant] = queue.pop(item, 0, item.priority)
     assert charged["short"] < service(10, 100) / 2
     assert charged["long"] == service(10, 100)
 
@@ -290,7 +290,7 @@ class Reference(RuleBasedStateMachine):
         order = self.order()
         if order:
             item = order[0]
-            self.queue.pop(item, self.now)
+            self.queue.pop(item, self.now, item.priority)
             self.items.remove(item)
             self.served[item.priority] = self.popped[item.priority] = self.now
             self.last = item.tenant
