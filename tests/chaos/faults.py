@@ -1,6 +1,6 @@
 """The table of faults: what cluster, what load, who is struck when."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -47,10 +47,14 @@ def clock_steps(whom: str) -> Strikes:
     return strikes
 
 
-def a_fault_a_minute(minutes: int) -> Strikes:
+FREEZES = [("freeze", "worker"), ("freeze", "dispatcher"), ("freeze", "nats")]
+KILLS = [("kill", "worker"), ("kill", "gateway"), ("kill", "dispatcher")]
+# Who is not killed shows what a process gains in more than the half hour that few live through.
+KILLS_OF_ONE = [("kill", "worker-0"), ("kill", "gateway-0"), ("kill", "dispatcher-0")]
+
+
+def a_fault_a_minute(minutes: int, choices: Sequence[tuple[str, str]]) -> Strikes:
     """One strike at a random time of each."""
-    choices = [("kill", "worker"), ("freeze", "worker"), ("kill", "gateway")]
-    choices += [("kill", "dispatcher"), ("freeze", "dispatcher"), ("freeze", "nats")]
 
     def strikes(random: Random) -> Iterator[Strike]:
         for minute in range(minutes):
@@ -69,6 +73,7 @@ def soak(minutes: int) -> Load:
     return Load(streams=600 * minutes, seconds=60 * minutes, tokens=(50, 200), clients=8)
 
 
+THREE = replace(CLUSTER, workers=3)
 FOUR = replace(CLUSTER, workers=4)
 EIGHT_TIMES_A_HUNDRED = Load(streams=800, seconds=60, tokens=(50, 150), cancelled=0, clients=8)
 
@@ -169,9 +174,10 @@ FAULTS = {
         Fault("short-alone", LINKED, SHORT, short_alone),
         Fault("short-cluster", CLUSTER, SHORT, short_cluster),
         Fault("nothing", PAIRS, AT_ONCE, lambda _: ()),
-        Fault("soak", replace(CLUSTER, workers=3), soak(30), a_fault_a_minute(30)),
+        Fault("soak", THREE, soak(30), a_fault_a_minute(30, KILLS + FREEZES)),
+        Fault("soak-long", THREE, soak(90), a_fault_a_minute(90, KILLS_OF_ONE + FREEZES)),
     )
 }
 
-# Parts of others, nothing to see, or half an hour: only when they are named.
-ON_DEMAND = {"short-alone", "short-cluster", "nothing", "soak"}
+# Parts of others, nothing to see, or half an hour and more: only when they are named.
+ON_DEMAND = {"short-alone", "short-cluster", "nothing", "soak", "soak-long"}

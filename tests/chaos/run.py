@@ -72,7 +72,8 @@ async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
         async with _sampling(cluster, recorder), asyncio.TaskGroup() as tasks:
             tasks.create_task(_load(planned, clients, recorder))
             for strike in planned.strikes:
-                tasks.create_task(_strike(cluster, strike, Random(seed), recorder))
+                random = Random(f"{seed} {strike.at}")  # each strike may hit another one
+                tasks.create_task(_strike(cluster, strike, random, recorder))
         await _all_ended(clients)
     async with _clients(cluster, Client, len(TENANTS), recorder) as strangers:
         await _probe(strangers, recorder)
