@@ -50,7 +50,7 @@ async def _run() -> Run:
         server = NatsServer(Path(store))
         try:
             async with connect(server.url, "bench") as broker:
-                await declaration.declare(broker.js, Scale(), 1000)
+                await declaration.declare(broker, Scale(), 1000)
                 return await _measured(broker)
         finally:
             server.kill()

@@ -60,7 +60,7 @@ class Audit:
         self._sign = sign
 
     async def _consumer(self, name: str) -> ConsumerInfo | None:
-        return await declaration.consumer_info(self._broker.js, topology.REQUESTS, name)
+        return await declaration.consumer_info(self._broker, topology.REQUESTS, name)
 
     def _look_at_index(self, info: ConsumerInfo) -> None:
         """The pull on the index takes whatever there is: a new leader makes another consumer."""

@@ -79,7 +79,7 @@ class Inventory:
         return {n: info for n in names if (info := await self._consumer(n))}
 
     async def _consumer(self, name: str) -> ConsumerInfo | None:
-        return await declaration.consumer_info(self._broker.js, topology.WORK, name)
+        return await declaration.consumer_info(self._broker, topology.WORK, name)
 
     def _doubted(self, lanes: Mapping[str, list[int]], infos: Infos) -> set[int]:
         """What may be gone: nobody tells of it and it does not wait.
@@ -103,7 +103,7 @@ class Inventory:
     async def _has_unknown(self) -> bool:
         """Whether there has been more than is known for some time."""
         pattern = subjects.work_of(self._books.model)
-        info = await self._broker.js.stream_info(topology.WORK, pattern)
+        info = await declaration.stream_info(self._broker, topology.WORK, pattern)
         counts = info.state.subjects or {}
         held = sum(count for subject, count in counts.items() if subjects.is_work(subject))
         self._unknown_looks = self._unknown_looks + 1 if held > len(self._books.lying) else 0

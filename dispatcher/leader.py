@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -68,14 +67,12 @@ class Leader:
         """Lead until cancelled. Everything known is rebuilt from the broker first."""
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._heard())
-            consumer = topology.index_consumer(self.model, secrets.token_hex(4))
-            await declaration.take_over_index(self._broker, consumer)
+            index = await declaration.take_over_index(self._broker, self.model)
             await self._resume()
             log.info("leading", model=self.model, in_flight=len(self.books.in_flight))
             await self._subscribe(stack, self._answered())
             await self._broker.publish(subjects.muster(self.model))
-            assert consumer.durable_name
-            await self._lead(consumer.durable_name)
+            await self._lead(index)
 
     async def _resume(self) -> None:
         """Know what is in flight, and go on with the tenants' counters where they were."""

@@ -56,13 +56,13 @@ class Recall:
         model, version, worker = self._books.model, stray.version, stray.worker
         consumer = topology.own_consumer(model, version, worker, ACK_WAIT_SECONDS)
         assert consumer.durable_name
-        name, js = consumer.durable_name, self._broker.js
+        name, broker = consumer.durable_name, self._broker
         try:
-            return await take_one(self._broker, topology.WORK, name)
+            return await take_one(broker, topology.WORK, name)
         except BrokerUnavailable:
-            if await declaration.consumer_info(js, topology.WORK, name) is None:
+            if await declaration.consumer_info(broker, topology.WORK, name) is None:
                 # the broker removes it when nobody has pulled for long
-                await declaration.declare_consumer(js, topology.WORK, consumer)
+                await declaration.declare_consumer(broker, topology.WORK, consumer)
             raise
 
     async def _move(self, delivery: Delivery, stray: Stray) -> None:

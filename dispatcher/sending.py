@@ -123,7 +123,7 @@ class Sending:
         placed = self._books.place(item.request_id, _marks(envelope), envelope.adapter)
         subject = subjects.work(pool, placed.worker)
         headers = _work_headers(message, item, now_ms)
-        stored = await self._broker.store(subject, message.data, headers)
+        stored = await self._broker.store(subject, message.data, headers, repeats=True)
         self._books.sent(item.request_id, stored.seq, stored.duplicate)
         await self._broker.publish(item.reply, b"+ACK")
         observe_placed(self._books.model, placed.why)

@@ -39,7 +39,7 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
-        await declaration.wait_for(broker.js, topology.REQUESTS)
+        await declaration.wait_for(broker, topology.REQUESTS)
         await set_clock(broker)
         candidacy = Candidacy(broker, registry, tenants, settings)
         async with asyncio.TaskGroup() as tasks:

@@ -10,7 +10,7 @@ import structlog
 from dispatcher import checkpoint
 from dispatcher.books import Books
 from dispatcher.checkpoint import Checkpoint
-from streams import messages, subjects, topology
+from streams import declaration, messages, subjects, topology
 from streams.connection import Broker
 from streams.messages import LedgerRecord
 
@@ -29,7 +29,7 @@ class Succession:
 
     async def keep(self) -> None:
         """Keep how things stand, if they have changed. Raises as `Broker.store` does."""
-        stream = await self._broker.js.stream_info(topology.LEDGER)
+        stream = await declaration.stream_info(self._broker, topology.LEDGER)
         now = self._broker.clock.now()
         taken = checkpoint.take(self._books, stream.state.last_seq, now)
         if (taken.ledger, taken.tenants) != (self._kept.ledger, self._kept.tenants):

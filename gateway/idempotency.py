@@ -39,7 +39,7 @@ class Idempotency:
 
     async def open(self, replicas: int) -> None:
         """Create the bucket if it is missing. Raises what `declaration.declare_stream` raises."""
-        await declaration.declare_stream(self._broker.js, _bucket(), Scale(replicas))
+        await declaration.declare_stream(self._broker, _bucket(), Scale(replicas))
 
     async def find(self, tenant: str, key: str) -> str | None:
         """The request that a key stands for, if any. Raises `BrokerUnavailable`."""

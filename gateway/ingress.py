@@ -64,10 +64,10 @@ class Ingress:
             await persistently(self._pull.run)
 
     async def _declare(self) -> None:
-        js, stream = self._door.broker.js, topology.ingress_stream(self._tenant)
-        await declaration.declare_stream(js, stream, self._scale)
+        broker, stream = self._door.broker, topology.ingress_stream(self._tenant)
+        await declaration.declare_stream(broker, stream, self._scale)
         await declaration.declare_consumer(
-            js, topology.ingress(self._tenant), topology.ingress_consumer()
+            broker, topology.ingress(self._tenant), topology.ingress_consumer()
         )
 
     def _take(self, delivery: Delivery) -> None:

@@ -84,7 +84,7 @@ async def _reconcile(door: Door, scale: Scale) -> None:
     """Declare the streams, every lane bounded by the highest limit of any tenant."""
     limits = [tenant.max_queued for tenant in door.tenants.by_name.values()]
     most = max(limits, default=TenantSettings().max_queued)
-    door.intake.max_queued = await declaration.declare(door.broker.js, scale, most)
+    door.intake.max_queued = await declaration.declare(door.broker, scale, most)
 
 
 async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asyncio.Event) -> None:

@@ -72,7 +72,7 @@ class Pulls:
 
     async def _from(self, consumer: ConsumerConfig, priority: Priority, take: Take) -> Pull:
         async def declare() -> None:
-            await declaration.declare_consumer(self._broker.js, topology.WORK, consumer)
+            await declaration.declare_consumer(self._broker, topology.WORK, consumer)
 
         await declare()
         assert consumer.durable_name

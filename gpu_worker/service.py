@@ -161,7 +161,7 @@ async def _serve(
         if any(pool.find(*subjects.parse_request_id(msg.subject)) for pool in pools):
             await broker.publish(msg.reply, b"known")
 
-    await declaration.wait_for(broker.js, topology.WORK)
+    await declaration.wait_for(broker, topology.WORK)
     await set_clock(broker)
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
     finding = await broker.subscribe(subjects.ALL_FINDS, on_find)

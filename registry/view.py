@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
+from streams import declaration
 from streams.connection import Broker, StoreRefused, Subscribed
 from streams.errors import BrokerUnavailable
 from streams.subjects import PREFIX
@@ -217,7 +218,7 @@ async def declare(broker: Broker, name: str, replicas: int) -> None:
     """
     republish = RePublish(src=f"$KV.{name}.>", dest=_republished(name))
     try:
-        known = (await broker.js.stream_info(f"KV_{name}")).config
+        known = (await declaration.stream_info(broker, f"KV_{name}")).config
     except NotFoundError:
         await broker.js.add_stream(_bucket(name, replicas, republish))
         return

@@ -22,7 +22,7 @@ class Bucket:
     async def declare(self) -> None:
         """Idempotent. Raises what `declaration.declare_stream` raises."""
         if not self._declared:
-            await declaration.declare_stream(self._broker.js, _stream(self._seconds), self._scale)
+            await declaration.declare_stream(self._broker, _stream(self._seconds), self._scale)
             self._declared = True
 
     def doubt(self) -> None:

@@ -7,7 +7,7 @@ error of ours otherwise, and may be pipelined. `read` is the way back.
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import TypeVar
 import nats.errors
 import orjson
 from nats.js import JetStreamContext
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from streams import timekeeping, topology
 from streams.answers import (
@@ -217,6 +217,25 @@ class Broker(Lifeline):
                     return await self._ask(Reading("batch" in query), subject, payload)
             except TimeoutError:
                 continue
+        raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
+
+    async def inquire(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+        """The answer to a question, which `ask` puts to the management API that it is given.
+
+        Only leaders answer: while one is elected it is put again and again. Raises nats-py's
+        `NotFoundError`, or `BrokerUnavailable` for any other answer and after a silence.
+        """
+        for seconds in _READ_SECONDS:
+            try:
+                return await ask(self._client.jetstream(timeout=seconds))
+            except NotFoundError:
+                raise
+            except TimeoutError:
+                continue
+            except ServiceUnavailableError:  # told at once
+                await asyncio.sleep(seconds)
+            except (nats.errors.Error, OSError) as error:
+                raise BrokerUnavailable(f"not told by NATS: {error!r}") from error
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def look_at_clock(self) -> Look:

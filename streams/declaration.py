@@ -1,12 +1,12 @@
 """Declaring streams and consumers: whatever the broker has is brought to what `topology` says."""
 
 import asyncio
+import secrets
 import time
-from typing import TYPE_CHECKING
 
 import orjson
 from nats.errors import Error as NatsError
-from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig
+from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import topology
@@ -15,11 +15,9 @@ from streams.errors import BrokerUnavailable
 from streams.patience import persistently_for
 from streams.topology import Scale
 
-if TYPE_CHECKING:
-    from nats.js import JetStreamContext
-
 DECLARE_SECONDS = 20.0
 _DELETED_SECONDS = 0.5  # for the word that it is; it is without
+_INDEX_SECONDS = (1.0, 1.0, STORE_SECONDS)  # for the tries to make one
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
 _BAD_REQUEST = 400
 
@@ -28,7 +26,7 @@ class TopologyMismatch(Exception):
     """A stream of our name exists that cannot be made ours: an operator must look."""
 
 
-async def declare(js: "JetStreamContext", scale: Scale, max_queued: int) -> int:
+async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
     """Create what is missing and reconcile what changed. Idempotent; safe from several services.
 
     Returns the bound of a lane, which may be higher than `max_queued`: it never falls, since the
@@ -36,18 +34,18 @@ async def declare(js: "JetStreamContext", scale: Scale, max_queued: int) -> int:
     """
     declared = topology.streams(scale, max_queued)
     for config in declared:
-        await declare_stream(js, config, scale)
+        await declare_stream(broker, config, scale)
     lanes = next(config for config in declared if config.name == topology.REQUESTS)
     return lanes.max_msgs_per_subject or 0
 
 
-async def wait_for(js: "JetStreamContext", stream: str, seconds: float = 30.0) -> None:
+async def wait_for(broker: Broker, stream: str, seconds: float = 30.0) -> None:
     """Wait until another service has declared a stream; raises `TopologyMismatch` if none does."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            await js.stream_info(stream)
-        except (NatsError, TimeoutError) as error:
+            await stream_info(broker, stream)
+        except (NotFoundError, BrokerUnavailable) as error:
             if time.monotonic() > deadline:
                 raise TopologyMismatch(f"no stream {stream} after {seconds:g} s") from error
             await asyncio.sleep(0.1)
@@ -55,19 +53,19 @@ async def wait_for(js: "JetStreamContext", stream: str, seconds: float = 30.0) -
             return
 
 
-async def declare_stream(js: "JetStreamContext", config: StreamConfig, scale: Scale) -> None:
+async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> None:
     """Create or update one stream.
 
     Raises `TopologyMismatch` where the broker refuses, with its reason, or `BrokerUnavailable`. A
     cluster may leave one of two services that declare at once without an answer: it asks again.
     """
     config.num_replicas = scale.replicas
-    await persistently_for(DECLARE_SECONDS, lambda: _declare_stream(js, config))
+    await persistently_for(DECLARE_SECONDS, lambda: _declare_stream(broker, config))
 
 
-async def _declare_stream(js: "JetStreamContext", config: StreamConfig) -> None:
+async def _declare_stream(broker: Broker, config: StreamConfig) -> None:
     try:
-        await _create_or_update(js, config)
+        await _create_or_update(broker, config)
     except APIError as error:
         if error.code == _BAD_REQUEST or error.err_code == _INVALID_CONFIG:
             raise TopologyMismatch(f"stream {config.name}: {error.description}") from error
@@ -76,13 +74,20 @@ async def _declare_stream(js: "JetStreamContext", config: StreamConfig) -> None:
         raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
 
 
-async def consumer_info(js: "JetStreamContext", stream: str, name: str) -> ConsumerInfo | None:
-    """What the broker says of a consumer; None if there is none of this name."""
+async def stream_info(broker: Broker, stream: str, subjects: str | None = None) -> StreamInfo:
+    """What the broker says of a stream, with its count of messages on each of `subjects`.
+
+    Raises nats-py's `NotFoundError`, or `BrokerUnavailable`.
+    """
+    return await broker.inquire(lambda js: js.stream_info(stream, subjects))
+
+
+async def consumer_info(broker: Broker, stream: str, name: str) -> ConsumerInfo | None:
+    """What the broker says of a consumer; None if there is none. Raises `BrokerUnavailable`."""
     try:
-        info: ConsumerInfo = await js.consumer_info(stream, name)
+        return await broker.inquire(lambda js: js.consumer_info(stream, name))
     except NotFoundError:
         return None
-    return info
 
 
 def deliveries(info: ConsumerInfo) -> int:
@@ -90,10 +95,12 @@ def deliveries(info: ConsumerInfo) -> int:
     return info.delivered.consumer_seq if info.delivered else 0
 
 
-async def declare_consumer(js: "JetStreamContext", stream: str, config: ConsumerConfig) -> None:
+async def declare_consumer(
+    broker: Broker, stream: str, config: ConsumerConfig, seconds: float = STORE_SECONDS
+) -> None:
     """Create or update one consumer. Raises `TopologyMismatch` or `BrokerUnavailable`."""
     try:
-        await js.add_consumer(stream, config)
+        await broker.js.add_consumer(stream, config, timeout=seconds)
     except BadRequestError as error:
         name = f"{stream}/{config.durable_name}"
         raise TopologyMismatch(f"consumer {name}: {error.description}") from error
@@ -101,19 +108,19 @@ async def declare_consumer(js: "JetStreamContext", stream: str, config: Consumer
         raise BrokerUnavailable(f"no consumer declared on {stream}: {error!r}") from error
 
 
-async def _create_or_update(js: "JetStreamContext", config: StreamConfig) -> None:
+async def _create_or_update(broker: Broker, config: StreamConfig) -> None:
     assert config.name
     try:
-        known = (await js.stream_info(config.name)).config
+        known = (await stream_info(broker, config.name)).config
     except NotFoundError:
-        if await _created(js, config):
+        if await _created(broker, config):
             return
-        known = (await js.stream_info(config.name)).config
+        known = (await stream_info(broker, config.name)).config
     if config.discard_new_per_subject:
         bounds = (config.max_msgs_per_subject or 0, known.max_msgs_per_subject or 0)
         config.max_msgs_per_subject = max(bounds)
     if _differs(config, known):
-        await js.update_stream(config)
+        await broker.js.update_stream(config)
 
 
 def _differs(config: StreamConfig, known: StreamConfig) -> bool:
@@ -121,10 +128,10 @@ def _differs(config: StreamConfig, known: StreamConfig) -> bool:
     return any(value and getattr(known, name) != value for name, value in vars(config).items())
 
 
-async def _created(js: "JetStreamContext", config: StreamConfig) -> bool:
+async def _created(broker: Broker, config: StreamConfig) -> bool:
     """False when another service was faster, with other limits."""
     try:
-        await js.add_stream(config)
+        await broker.js.add_stream(config)
     except BadRequestError as error:
         if error.err_code != _NAME_IN_USE:
             raise
@@ -132,20 +139,33 @@ async def _created(js: "JetStreamContext", config: StreamConfig) -> bool:
     return True
 
 
-async def take_over_index(broker: Broker, config: ConsumerConfig) -> None:
-    """Create a leader's index consumer in place of its predecessors', which end with their pulls.
+async def take_over_index(broker: Broker, model: str) -> str:
+    """Make a leader's index consumer in place of its predecessors', which end with their pulls.
 
-    Everything queued is delivered to it from the beginning. Raises `BrokerUnavailable`. Who led a
-    predecessor's consumer in a cluster may be what has died: nothing is asked that only it answers.
+    Everything queued is delivered to it from the beginning. Returns its name; raises
+    `BrokerUnavailable`. In a cluster, who led a predecessor's consumer may be what has died:
+    nothing is asked that only it answers. So may be who is to lead the new one: then it is made
+    again, which chooses another one in two of three cases.
     """
+    reason = ""
+    for seconds in _INDEX_SECONDS:
+        config = topology.index_consumer(model, secrets.token_hex(4))
+        assert config.durable_name
+        await _remove_indexes_like(broker, config.durable_name)
+        try:
+            await declare_consumer(broker, topology.REQUESTS, config, seconds)
+        except (TopologyMismatch, BrokerUnavailable) as error:  # or a predecessor is still there
+            reason = str(error)
+        else:
+            return config.durable_name
+    raise BrokerUnavailable(f"no index of {model}: {reason}")
+
+
+async def _remove_indexes_like(broker: Broker, index: str) -> None:
     for name in await _consumers(broker, topology.REQUESTS):
-        if topology.is_index_of(name, config.durable_name or ""):
+        if topology.is_index_of(name, index):
             subject = f"$JS.API.CONSUMER.DELETE.{topology.REQUESTS}.{name}"
             await broker.request(subject, seconds=_DELETED_SECONDS)
-    try:
-        await declare_consumer(broker.js, topology.REQUESTS, config)
-    except TopologyMismatch as error:  # somebody else was faster, or a predecessor is still there
-        raise BrokerUnavailable(str(error)) from error
 
 
 async def _consumers(broker: Broker, stream: str) -> list[str]:

@@ -17,8 +17,8 @@ log = structlog.get_logger()
 # A frozen process still has pulls outstanding: they must be gone by the time that its work is
 # delivered again (the ack wait, 3 s), or the broker would give it right back.
 EXPIRES_SECONDS = 2.0
-HEARTBEAT_SECONDS = 1.0
-_SILENCE_SECONDS = 2 * HEARTBEAT_SECONDS + 1  # a pull that beats no more is lost
+HEARTBEAT_SECONDS = 0.5
+_SILENCE_SECONDS = 2 * HEARTBEAT_SECONDS + 0.5  # a pull that beats no more is lost
 _PAUSE_SECONDS = 0.5
 _ANSWER_SECONDS = 1.0
 _NANOSECONDS = 1_000_000_000

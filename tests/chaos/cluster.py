@@ -76,7 +76,7 @@ class Cluster:
         for name in self._names():
             await self.start_service(name)
         async with connect(self.brokers.direct, "chaos") as broker:
-            await declaration.wait_for(broker.js, topology.WORK, READY_SECONDS)
+            await declaration.wait_for(broker, topology.WORK, READY_SECONDS)
             await self._register(broker)
             await eventually(lambda: self.leader(broker), READY_SECONDS)
         ready = [name for name in self.services if not name.startswith("dispatcher")]
@@ -119,15 +119,18 @@ class Cluster:
             await eventually(lambda: self.is_ready(name), READY_SECONDS)
 
     async def resolve(self, whom: str, random: Random) -> list[str]:
-        """The names that are given, or of a kind's processes one: its leader, or any."""
+        """Each name that is given; for that of a kind one of its processes: who leads, or any."""
+        return [await self._resolve(each, random) for each in whom.split()]
+
+    async def _resolve(self, whom: str, random: Random) -> str:
         if whom not in KINDS:
-            return whom.split()
+            return whom
         async with connect(self.brokers.direct, "chaos") as broker:
             if whom == "dispatcher":
-                return [await eventually(lambda: self.leader(broker))]
+                return await eventually(lambda: self.leader(broker))
             if whom == "nats":
-                return [await self._stream_leader(broker, random)]
-        return [random.choice([name for name in self.services if name.startswith(whom)])]
+                return await self._stream_leader(broker, random)
+        return random.choice([name for name in self.services if name.startswith(whom)])
 
     async def leader(self, broker: Broker) -> str:
         """The dispatcher that leads; empty while none does."""

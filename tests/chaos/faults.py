@@ -113,6 +113,7 @@ def short_cluster(random: Random) -> Iterator[Strike]:
 
 
 SERVICES = [f"{kind}-{number}" for kind in ("worker", "dispatcher", "gateway") for number in (0, 1)]
+MACHINE = "nats dispatcher gateway-0 worker-0"  # what may well run on one, at its worst
 NODES = [f"nats-{number}" for number in range(3)]
 
 FAULTS = {
@@ -150,6 +151,7 @@ FAULTS = {
         ),
         Fault("nats-alone-kill", PAIRS, ALL_ALONG, once("kill", "nats-0", (5, 8), 3), forgets=True),
         Fault("nats-alone-freeze", PAIRS, ALL_ALONG, once("freeze", "nats-0", (5, 8), 8)),
+        Fault("machine-kill", CLUSTER, ALL_ALONG, once("kill", MACHINE, (5, 8), 10)),
         Fault("part-gateway", LINKED, ALL_ALONG, once("part", "gateway", (5, 8), 12)),
         Fault("part-worker", LINKED, ALL_ALONG, once("part", "worker", (5, 8), 12)),
         Fault(

@@ -64,7 +64,7 @@ class Client:
         """A broker that restarts has lost its streams in memory."""
 
         async def declare() -> None:
-            await declaration.declare(self.broker.js, Scale(), MAX_QUEUED)
+            await declaration.declare(self.broker, Scale(), MAX_QUEUED)
 
         self._redeclaring.add(asyncio.create_task(persistently(declare)))
 
@@ -199,7 +199,7 @@ def client(nats_url: str, **mock: Any) -> AbstractAsyncContextManager[Client]:
 async def client_of(nats_url: str, model: Model) -> AsyncIterator[Client]:
     """A declared topology with one model, and a client of it."""
     async with connect(nats_url, "test") as broker:
-        await declaration.declare(broker.js, Scale(), MAX_QUEUED)
+        await declaration.declare(broker, Scale(), MAX_QUEUED)
         registry, tenants = await Registry.open(broker), await Tenants.open(broker)
         await registry.put(model)
         client = Client(broker, registry)

@@ -77,7 +77,7 @@ async def test_a_log_that_was_lost_can_be_resumed(nats_server: NatsServer) -> No
         await socket.generate("a", max_tokens=20)
         request_id = (await socket.until("a", "done"))[0]["request_id"]
         nats_server.restart()
-        await declaration.wait_for(broker.js, topology.tokens(0))
+        await declaration.wait_for(broker, topology.tokens(0))
         await socket.send(type="resume", id="again", request_id=request_id, after=-1)
         assert indices(await socket.until("again", "done")) == list(range(20))
 

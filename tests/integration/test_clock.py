@@ -31,7 +31,7 @@ async def test_the_shared_clock_is_the_brokers(
     """The broker notes when it stored a message: between what the clock said before and after."""
     monkeypatch.setattr(time, "time", lambda: 0.0)
     async with connect(nats_url, "test") as broker:
-        await declaration.declare(broker.js, topology.Scale(), MAX_QUEUED)
+        await declaration.declare(broker, topology.Scale(), MAX_QUEUED)
         seen = await broker.look_at_clock()
         broker.clock.hear(seen)
         before = broker.clock.now()
@@ -51,7 +51,7 @@ async def test_the_clock_is_looked_at_now_and_then(
     monkeypatch.setattr(timekeeping, "LOOK_SECONDS", 0.01)
     async with connect(nats_url, "test") as broker:
         assert broker.clock.now() < HOUR
-        await declaration.declare(broker.js, topology.Scale(), MAX_QUEUED)
+        await declaration.declare(broker, topology.Scale(), MAX_QUEUED)
         await eventually(lambda: broker.clock.now() > HOUR)
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
+from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from streams import declaration, lifeline, topology
 from streams.connection import STORE_SECONDS, Broker, connect
@@ -20,7 +23,7 @@ SOON = STORE_SECONDS + 0.5
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:
     async with connect(nats_url, "test") as broker:
-        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
         yield broker
 
 
@@ -43,8 +46,25 @@ async def test_a_frozen_server_is_noticed_and_comes_back(
     async with asyncio.timeout(SOON):
         with pytest.raises(BrokerUnavailable):
             await broker.read_subject(topology.DEAD, DEAD)
+    async with asyncio.timeout(SOON):
+        with pytest.raises(BrokerUnavailable):
+            await declaration.consumer_info(broker, topology.WORK, "any")
     nats_server.thaw()
     await eventually(lambda: stored(broker))
+
+
+async def test_what_only_a_leader_answers_is_asked_until_there_is_one(broker: Broker) -> None:
+    refusals: list[Exception] = [TimeoutError(), ServiceUnavailableError(), TimeoutError()]
+
+    async def ask(js: JetStreamContext) -> StreamInfo:
+        if refusals:
+            raise refusals.pop()
+        return await js.stream_info(topology.WORK)
+
+    assert (await broker.inquire(ask)).config.name == topology.WORK
+    with pytest.raises(NotFoundError):
+        await declaration.stream_info(broker, "NOWHERE")
+    assert await declaration.consumer_info(broker, topology.WORK, "nobody") is None
 
 
 async def test_a_frozen_server_keeps_nobody_waiting_behind_a_full_buffer(
@@ -74,7 +94,7 @@ async def test_a_frozen_server_is_left_for_another_one(
             with pytest.raises(BrokerUnavailable):
                 await asyncio.gather(*(broker.store(DEAD, bytes(100_000)) for _ in range(500)))
             await eventually(lambda: broker.connected)
-            await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+            await declaration.declare(broker, topology.Scale(), max_queued=10)
     finally:
         other.kill()
 

@@ -31,7 +31,7 @@ async def a_bad_worker(c: Client) -> AsyncIterator[list[int]]:
     """It announces room, and gives back everything that it gets; yields which deliveries."""
     pool = Pool("mock", "1", Priority.STANDARD)
     consumer = topology.work_consumer(pool, 5)
-    await declaration.declare_consumer(c.broker.js, topology.WORK, consumer)
+    await declaration.declare_consumer(c.broker, topology.WORK, consumer)
     assert consumer.durable_name
     seen: list[int] = []
 

@@ -228,7 +228,7 @@ class Reader:
 
 
 async def followed(broker: Broker, relayed: Relay, reader: Reader) -> tuple[Following, TokenLog]:
-    await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+    await declaration.declare(broker, topology.Scale(), max_queued=10)
     following = relayed.expect("acme", "0a", reader)
     following.known = True
     log = TokenLog(broker, Log("acme", relayed.route, "0a"), shards=1)
@@ -259,7 +259,7 @@ async def test_no_more_of_a_log_is_read_at_once_than_may_wait_for_a_reader(
         relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
         await relayed.open()
         housekeeping = tasks.create_task(relayed.run())
-        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
         log = TokenLog(broker, Log("acme", "gw-b", "0a"), shards=1)
         for index, text in enumerate(texts):
             await log.append({**CHUNK, "index": index, "text": text})
@@ -288,7 +288,7 @@ async def test_a_log_that_nobody_puts_back_ends_in_an_error(
         await eventually(lambda: not broker.connected)
         nats_server.restart()
         await eventually(lambda: broker.connected)
-        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
         relayed.go_on(following)
         await eventually(lambda: reader.records[-1]["type"] == "error")
         assert reader.records[-1]["code"] == "log_lost"
@@ -330,7 +330,7 @@ async def test_a_request_without_a_sign_ends_at_its_deadline(
 ) -> None:
     """Whatever was lost on the way, nobody waits for ever."""
     async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
-        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
         relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
         await relayed.open()
         housekeeping = tasks.create_task(relayed.run())

@@ -193,7 +193,7 @@ async def test_what_others_have_put_into_a_workers_lane_is_laid_aside(nats_url: 
     async with client(nats_url) as c:
         lane = subjects.work(Pool("mock", "1", Priority.STANDARD), "w1")
         consumer = topology.own_consumer("mock", "1", "w1", 5)
-        await declaration.declare_consumer(c.broker.js, topology.WORK, consumer)
+        await declaration.declare_consumer(c.broker, topology.WORK, consumer)
         ours = c.envelope(5, 8).to_headers()
         await c.broker.store(lane, PAYLOAD, {"Made-By": "hand"})
         await c.broker.store("infer.work.mock.1.urgent.w1", PAYLOAD, ours)

@@ -18,7 +18,7 @@ OTHER = Lane("other", "m.1", Priority.BATCH)
 @pytest.fixture
 async def brokers(nats_url: str) -> AsyncIterator[list[Broker]]:
     async with connect(nats_url, "a") as a, connect(nats_url, "b") as b:
-        await declaration.declare(a.js, topology.Scale(), max_queued=5)
+        await declaration.declare(a, topology.Scale(), max_queued=5)
         yield [a, b]
 
 

@@ -22,8 +22,8 @@ NAME = str(CONSUMER.durable_name)
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:
     async with connect(nats_url, "test") as broker:
-        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
-        await declaration.declare_consumer(broker.js, topology.WORK, CONSUMER)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
+        await declaration.declare_consumer(broker, topology.WORK, CONSUMER)
         yield broker
 
 
@@ -149,5 +149,5 @@ async def test_it_survives_that_its_consumer_is_deleted_and_made_again(broker: B
         with pytest.raises(NotFoundError):
             await waiting(broker)
         await put(broker, b"x")
-        await declaration.declare_consumer(broker.js, topology.WORK, CONSUMER)
+        await declaration.declare_consumer(broker, topology.WORK, CONSUMER)
         await eventually(lambda: taker.taken == [b"x"])

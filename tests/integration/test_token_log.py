@@ -22,7 +22,7 @@ DONE = messages.done("stop", messages.usage(1, 1), {})
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:
     async with connect(nats_url, "test") as broker:
-        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
         yield broker
 
 
@@ -130,7 +130,7 @@ async def test_a_half_of_a_log_is_made_whole(broker: Broker) -> None:
 
 async def redeclared(broker: Broker) -> bool:
     try:
-        await declaration.declare(broker.js, topology.Scale(), max_queued=10)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
     except BrokerUnavailable:
         return False
     return True

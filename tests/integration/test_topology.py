@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.msg import Msg
-from nats.js.api import RetentionPolicy
+from nats.js.api import ConsumerConfig, RetentionPolicy
 
 from streams import declaration, topology
 from streams.connection import Broker, StoreRefused, connect
 from streams.declaration import TopologyMismatch
+from streams.errors import BrokerUnavailable
 from streams.topology import Scale
 from tests.eventually import eventually
 
@@ -23,7 +24,7 @@ async def broker(nats_url: str) -> AsyncIterator[Broker]:
 
 
 async def declare(broker: Broker, max_queued: int) -> int:
-    return await declaration.declare(broker.js, Scale(), max_queued)
+    return await declaration.declare(broker, Scale(), max_queued)
 
 
 async def lane_limit(broker: Broker) -> int:
@@ -69,13 +70,12 @@ async def test_a_stream_that_cannot_become_ours_is_told_of(broker: Broker) -> No
 async def test_a_stream_that_nobody_declares_is_told_of(broker: Broker) -> None:
     """A dispatcher that waits for ever says nothing of what is missing."""
     with pytest.raises(TopologyMismatch, match="REQUESTS"):
-        await declaration.wait_for(broker.js, topology.REQUESTS, seconds=0.2)
+        await declaration.wait_for(broker, topology.REQUESTS, seconds=0.2)
 
 
 async def test_a_new_leader_gets_everything_and_its_predecessor_nothing(broker: Broker) -> None:
     """A frozen leader's pull is still with the broker, which would answer it first."""
     await declare(broker, 100)
-    old, new = (topology.index_consumer("m", leader) for leader in ("old", "new"))
     heard: dict[str, list[str]] = {"old": [], "new": []}
 
     async def pull(leader: str, consumer: str) -> None:
@@ -89,12 +89,35 @@ async def test_a_new_leader_gets_everything_and_its_predecessor_nothing(broker: 
             subject, b'{"batch": 100, "expires": 20000000000}', reply=f"inbox.{leader}"
         )
 
-    await declaration.take_over_index(broker, old)
-    await pull("old", str(old.durable_name))
+    await pull("old", await declaration.take_over_index(broker, "m"))
     await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "1"})
     await eventually(lambda: heard["old"])
-    await declaration.take_over_index(broker, new)
-    await pull("new", str(new.durable_name))
+    await pull("new", await declaration.take_over_index(broker, "m"))
     await broker.store(REQUEST, b"x", {"Nats-Msg-Id": "2"})
     await eventually(lambda: len(heard["new"]) == 2)
     assert len(heard["old"]) == 1
+
+
+async def test_a_new_index_that_nobody_leads_is_made_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster it falls to a broker that has died; the one that was made late is removed."""
+    await declare(broker, 100)
+    made = list[str]()
+
+    async def declare_consumer(
+        broker: Broker, stream: str, config: ConsumerConfig, seconds: float
+    ) -> None:
+        await broker.js.add_consumer(stream, config)
+        made.append(config.durable_name or "")
+        if len(made) < 3:
+            raise BrokerUnavailable(f"no answer in {seconds} s")
+
+    monkeypatch.setattr(declaration, "declare_consumer", declare_consumer)
+    assert await declaration.take_over_index(broker, "m") == made[2]
+    infos = await broker.js.consumers_info(topology.REQUESTS)
+    assert [info.name for info in infos] == made[2:]
+    monkeypatch.setattr(declaration, "_INDEX_SECONDS", (1.0,))
+    made.clear()
+    with pytest.raises(BrokerUnavailable, match="no index of m"):
+        await declaration.take_over_index(broker, "m")
