@@ -16,6 +16,7 @@ from dispatcher.outlook import Outlook
 from dispatcher.placements import InFlight, Placements, Stray
 from dispatcher.recent import Recent
 from dispatcher.usage import Usage
+from streams import subjects
 from streams.headers import Envelope
 from streams.messages import Beat, LedgerRecord, Pressure
 from streams.subjects import ANY, Pool, Priority
@@ -97,17 +98,23 @@ class Books:
         self.fleet.beat(beat, now)
         self.affinity.hear(beat)
         self._resize()
+        for reply in beat.taken:
+            if flight := self._by_seq.get(subjects.parse_delivery(reply)[1]):
+                flight.holder, flight.reply = beat.worker, reply
         for seq, generated in beat.progress:
             if flight := self._by_seq.get(seq):
                 flight.told = now
                 self._charge(flight, max(flight.charged, service(flight.prompt_tokens, generated)))
 
-    def lose(self, worker: str) -> bool:
-        """A worker has died; False if it was not known here."""
-        known = self.fleet.forget(worker)
+    def lose(self, worker: str) -> list[str]:
+        """A worker has died: the reply subjects of what it held, to be given back."""
+        self.fleet.forget(worker)
         self.affinity.forget(worker)
         self._resize()
-        return known
+        held = [flight for flight in self.in_flight.values() if flight.holder == worker]
+        for flight in held:
+            flight.holder = ""
+        return [flight.reply for flight in held]
 
     def _resize(self) -> None:
         whole = self.fleet.whole

@@ -13,6 +13,7 @@ from dispatcher.unpulled import Credit, Unpulled, by_priority
 from streams.messages import Beat
 from streams.subjects import ANY, Priority
 
+LATE_SECONDS = 0.35  # a worker that holds something beats every 0.2 s
 STALE_SECONDS = 3.0  # three missed beats: its credit is not trusted any more
 PREFETCH = 2  # requests per worker that may wait in WORK, so that a freed slot is filled at once
 LARGE = 1 / 8  # of a worker's KV: a request from there on is not sent before one has room for it
@@ -181,16 +182,22 @@ class Fleet:
         """The last beats of the workers that are there, of one with several versions each."""
         return [beat for beat, _ in self._beats.values()]
 
-    def forget(self, worker: str) -> bool:
-        """Its credit counts no more. False if it was not there."""
-        members = [member for member in self._beats if member[0] == worker]
-        for member in members:
+    def __contains__(self, worker: str) -> bool:
+        return any(name == worker for name, _ in self._beats)
+
+    def forget(self, worker: str) -> None:
+        """Its credit counts no more. Idempotent."""
+        for member in [member for member in self._beats if member[0] == worker]:
             self._drop(member)
-        return bool(members)
 
     def _drop(self, member: _Member) -> None:
         if known := self._beats.pop(member, None):
             self._pools[member[1]].count(-1, known[0])
+
+    def silent(self, now: float) -> list[str]:
+        """Workers that hold something, of which they would have told by now."""
+        late = [b for b, at in self._beats.values() if now - at >= LATE_SECONDS]
+        return sorted({beat.worker for beat in late if beat.running or beat.waiting})
 
     def forget_stale(self, now: float) -> list[str]:
         """Drop and name the workers that have fallen silent; their credit counts no more."""

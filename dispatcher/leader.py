@@ -15,6 +15,7 @@ from dispatcher import dead_letters, explain, report
 from dispatcher.audit import Audit, IndexLost
 from dispatcher.books import Books
 from dispatcher.ending import Endings
+from dispatcher.failure_detector import LOOK_SECONDS, FailureDetector
 from dispatcher.fair_queue import service
 from dispatcher.inventory import Inventory
 from dispatcher.lines import Queued
@@ -58,6 +59,7 @@ class Leader:
         self._tells_at = 0.0
         self._endings = Endings(broker, model, shards)
         self._sending = Sending(broker, registry, self.books, self._endings)
+        self._failure_detector = FailureDetector(broker)
         self._recall = Recall(broker, self.books)
         self._audit = Audit(broker, self.books, self._endings, self._sending)
         self._inventory = Inventory(broker, self.books, shards)
@@ -88,6 +90,7 @@ class Leader:
             tasks.create_task(self._sending.run(), name="send")
             tasks.create_task(self._endings.run(), name="end")
             tasks.create_task(_every(TELL_SECONDS, self._tell), name="tell")
+            tasks.create_task(_every(LOOK_SECONDS, self._look_for_dead), name="failures")
             tasks.create_task(_every(RECALL_SECONDS, self._take_back), name="recall")
             tasks.create_task(_every(AUDIT_SECONDS, lambda: self._look(name)), name="audit")
             tasks.create_task(_every(KEEP_SECONDS, self._succession.keep), name="keep")
@@ -144,9 +147,16 @@ class Leader:
 
     async def _on_gone(self, msg: Msg) -> None:
         worker = msg.data.decode()
-        if self.books.lose(worker):
-            log.warning("worker_gone", model=self.model, worker=worker)
-            self._sending.wake()
+        if worker in self.books.fleet:
+            await self._lose(worker)
+
+    async def _lose(self, worker: str) -> None:
+        """Give back what a worker held that has died."""
+        held = self.books.lose(worker)
+        for reply in held:
+            await self._broker.publish(reply, b"-NAK")
+        log.warning("worker_gone", model=self.model, worker=worker, deliveries=len(held))
+        self._sending.wake()
 
     async def _on_ledger(self, msg: Msg) -> None:
         record = messages.known(LedgerRecord, messages.unpack(msg.data))
@@ -210,6 +220,11 @@ class Leader:
             pressure = self._pressure()
             observe_queue(self.books, pressure)
             await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+
+    async def _look_for_dead(self) -> None:
+        now = time.monotonic()
+        for worker in await self._failure_detector.dead(self.books.fleet.silent(now), now):
+            await self._lose(worker)
 
     async def _take_back(self) -> None:
         for stray in self.books.strays(self._clock.now()):

@@ -21,7 +21,9 @@ class InFlight:
     charged: int
     seq: int = 0  # in WORK; 0 while it is on its way there
     dispatched: float = 0.0  # epoch seconds
-    worker: str = ANY
+    worker: str = ANY  # it was placed there
+    holder: str = ""  # the worker that has told last that it took it, and the delivery's reply
+    reply: str = ""
     told: float = 0.0  # when a worker has last told of it, or it came there: monotonic seconds
 
     @property

@@ -46,7 +46,7 @@ class Attempt:
         ended: EndedLogs,
     ) -> None:
         self.envelope = envelope
-        self.delivery = delivery
+        self.delivery, self.taken_at = delivery, time.monotonic()
         self.lapsed = False  # the broker may have given the work to somebody else
         self._mount, self._who, self._broker, self._ended = mount, who, broker, ended
         address = Log(envelope.tenant, envelope.route, envelope.request_id)
@@ -113,7 +113,7 @@ class Attempt:
 
     def redelivered(self, delivery: Delivery) -> None:
         """The same work again, after its ack wait: it is this attempt's once more."""
-        self.delivery, self.lapsed = delivery, False
+        self.delivery, self.taken_at, self.lapsed = delivery, time.monotonic(), False
 
     async def hold(self) -> None:
         """Tell the broker that the work is alive, unless it may be somebody else's by now."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import structlog
 from nats.aio.msg import Msg
@@ -26,6 +27,7 @@ class Heart:
 
     def __init__(self, broker: Broker, who: Identity, beat: Callable[[], Beat]) -> None:
         self.cache: Caching | None = None
+        self.mustered_at = -inf  # when a leader has last asked for all: monotonic seconds
         self._broker, self._who, self._beat = broker, who, beat
         self._holdings = Holdings()
         self._changed = asyncio.Event()
@@ -64,4 +66,5 @@ class Heart:
 
     async def _on_muster(self, msg: Msg) -> None:
         self._holdings.tell_all()
+        self.mustered_at = time.monotonic()
         self._changed.set()

@@ -10,7 +10,6 @@ from gpu_worker.attempt import Attempt
 from gpu_worker.isolation import cut_off
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
-from streams.journal import Journal
 
 log = structlog.get_logger()
 
@@ -18,8 +17,8 @@ log = structlog.get_logger()
 class Hold:
     """Keeps hold of `attempts`, which are their owner's."""
 
-    def __init__(self, broker: Broker, journal: Journal, attempts: Mapping[str, Attempt]) -> None:
-        self._broker, self._journal, self._attempts = broker, journal, attempts
+    def __init__(self, broker: Broker, attempts: Mapping[str, Attempt]) -> None:
+        self._broker, self._attempts = broker, attempts
 
     async def keep(self, seconds: float, ack_wait_seconds: float) -> None:
         """Tell the broker that the work is alive until cancelled; a frozen process falls silent.
@@ -31,7 +30,6 @@ class Hold:
         while True:
             await asyncio.sleep(seconds)
             before, held_at = held_at, time.monotonic()
-            self._journal.beat()
             try:
                 for attempt in list(self._attempts.values()):
                     attempt.lapsed |= held_at - before > ack_wait_seconds

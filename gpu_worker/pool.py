@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 import structlog
 
@@ -26,7 +27,6 @@ from gpu_worker.watch import EngineHung, failure_of
 from streams import dead_letters
 from streams.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
-from streams.journal import Journal
 from streams.messages import Beat
 from streams.patience import ended
 from streams.pull import Delivery
@@ -35,6 +35,8 @@ from streams.subjects import Priority
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 0.1  # between two looks at who could take over what
+_TAKEN_SECONDS = 1.0  # for which beats tell that something was taken: one of them may be lost
+_MOST_TAKEN = 1024  # of which one beat tells
 _CLOSING_SECONDS = 2.0  # for what was stopped at the end of draining to be given back
 Observer = Callable[[Finished], None]
 
@@ -54,13 +56,11 @@ class Pool:
         context: int,
         observe: Observer,
         engine_timeout_seconds: float,
-        journal: Journal,
     ) -> None:
         self.who = who
         self._absent = Room(1, context)
         self.credit = Credit(self._absent)
         self._broker, self._observe = broker, observe
-        self._journal = journal
         self._throttled: Throttled | None = None
         self._counting: Counting | None = None
         self._engine_timeout = engine_timeout_seconds
@@ -68,13 +68,14 @@ class Pool:
         self._starts = Starts()
         self._ended = EndedLogs()
         self._attempts: dict[str, Attempt] = {}
-        self._hold = Hold(broker, journal, self._attempts)
+        self._hold = Hold(broker, self._attempts)
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._pulls = Pulls(broker, who, self._room, self._take)
         self._heart = Heart(broker, who, self._telling)
         self._rate = Rate(time.monotonic())
         self._progress = Progress()
+        self._told_at = -inf
         self._is_open = True
         self.draining = False
         self.failure: EngineCrashed | EngineHung | None = None  # of the engine it had last
@@ -207,9 +208,7 @@ class Pool:
         if envelope is None:
             self._tasks.create_task(_bury(self._broker, delivery), name=f"bury-{delivery.seq}")
             return
-        self._journal.hold(delivery)
         if running := self._attempts.get(envelope.request_id):
-            self._journal.let_go(running.delivery)
             running.redelivered(delivery)  # our own work again, after its ack wait: keep going
             return
         parts = self._broker, self._mount, self._starts, delivery, envelope, self.who, self._ended
@@ -236,7 +235,6 @@ class Pool:
             log.warning("work_not_settled", request_id=request_id, reason=str(error))
         finally:
             del self._attempts[request_id]
-            self._journal.let_go(attempt.delivery)
             self.credit.free(request_id)
             self._wake()
             self.stirred()
@@ -273,7 +271,18 @@ class Pool:
 
     def _telling(self) -> Beat:
         """The same with how far requests have come, which takes turns: for the dispatcher alone."""
-        return replace(self.beat(), progress=self._progress.some(self._counts, time.monotonic()))
+        now = time.monotonic()
+        progress = self._progress.some(self._counts, now)
+        return replace(self.beat(), progress=progress, taken=self._taken(now, bool(progress)))
+
+    def _taken(self, now: float, again: bool) -> list[str]:
+        """What has come since the last beat, or lately; for a new leader everything."""
+        since = self._told_at if not again else now - _TAKEN_SECONDS
+        if self._heart.mustered_at > now - _TAKEN_SECONDS:
+            since = -inf
+        self._told_at = now
+        attempts = self._attempts.values()
+        return [each.delivery.reply for each in attempts if each.taken_at >= since][-_MOST_TAKEN:]
 
     def _rest(self, seconds: float) -> float:
         """Until the next beat: less while there is progress to tell of."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from registry.store import Registry
 from streams import declaration, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
-from streams.journal import Journal, Owner, release
 from streams.timekeeping import set_clock
 
 log = structlog.get_logger()
@@ -47,9 +46,8 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
         stack.callback(following.cancel)
         registry = await Registry.open(broker, replicas=settings.replicas)
         stack.push_async_callback(registry.close)
-        journal = stack.enter_context(closing(await _journal(broker, settings)))
         drained = Drained()
-        keeper = await _unless(leaving.begun, _keeper(broker, registry, journal, settings))
+        keeper = await _unless(leaving.begun, _keeper(broker, registry, settings))
         if keeper is not None:
             stack.push_async_callback(keeper.close)
             await _unless(leaving.begun, keeper.preload())
@@ -70,16 +68,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
         await asyncio.wait({working, stopping})
 
 
-async def _journal(broker: Broker, settings: WorkerSettings) -> Journal:
-    """Where the worker notes what it holds; what the one before it held is given back first."""
-    if settings.journal:
-        await release(broker, settings.journal)
-    return Journal(settings.journal, Owner(settings.id, settings.ack_wait_seconds))
-
-
-async def _keeper(
-    broker: Broker, registry: Registry, journal: Journal, settings: WorkerSettings
-) -> Keeper:
+async def _keeper(broker: Broker, registry: Registry, settings: WorkerSettings) -> Keeper:
     """The models' places, none loaded yet. Raises `DoesNotFit` for one that is too large alone."""
     found = {}
     for name in settings.model:
@@ -87,9 +76,7 @@ async def _keeper(
         found[f"{model.name}@{version.id}"] = model, version
     budget, shares = await _memory(found, settings)
     places = {
-        name: Place(
-            _pool(broker, model, version, journal, settings), model, version, shares[name] or None
-        )
+        name: Place(_pool(broker, model, version, settings), model, version, shares[name] or None)
         for name, (model, version) in found.items()
     }
     books = Residency(budget, shares, settings.min_residency_seconds)
@@ -122,12 +109,10 @@ async def _needs(model: Model, version: Version, settings: WorkerSettings) -> in
     return residency.needs(int(size * grown), adapter_bytes)
 
 
-def _pool(
-    broker: Broker, model: Model, version: Version, journal: Journal, settings: WorkerSettings
-) -> Pool:
+def _pool(broker: Broker, model: Model, version: Version, settings: WorkerSettings) -> Pool:
     who = Identity(model.name, version.id, settings.id, settings.shards, model.goals)
     timeout = settings.engine_timeout_seconds
-    return Pool(broker, who, model.context_length, observe_finished, timeout, journal)
+    return Pool(broker, who, model.context_length, observe_finished, timeout)
 
 
 async def _resolved(registry: Registry, name: str) -> tuple[Model, Version]:
@@ -161,8 +146,12 @@ async def _serve(
         if any(pool.find(*subjects.parse_request_id(msg.subject)) for pool in pools):
             await broker.publish(msg.reply, b"known")
 
+    async def on_alive(msg: Msg) -> None:
+        await broker.publish(msg.reply)
+
     await declaration.wait_for(broker, topology.WORK)
     await set_clock(broker)
+    await broker.subscribe(subjects.alive(settings.id), on_alive)
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
     finding = await broker.subscribe(subjects.ALL_FINDS, on_find)
     async with asyncio.TaskGroup() as tasks:

@@ -1,6 +1,5 @@
 """Settings of `millstream worker`."""
 
-from pathlib import Path
 from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
@@ -42,11 +41,6 @@ class WorkerSettings(ServiceSettings):
     beat_seconds: float = Field(1, gt=0, description="time between heartbeats and in-progress acks")
     ack_wait_seconds: float = Field(
         3, gt=0, description="work whose worker is silent for this long goes to another"
-    )
-    journal: Path | None = Field(
-        None,
-        description="file in which the worker notes what it holds: when it has died, whoever "
-        "restarts it gives that to others at once",
     )
     metrics_port: Port = Field(0, description="port for Prometheus metrics; 0: off")
 

@@ -1,6 +1,7 @@
 """A connection to NATS that outlives frozen and closed servers, with all that is subscribed."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from random import sample
@@ -27,6 +28,7 @@ class Lifeline:
 
     def __init__(self, url: str, name: str) -> None:
         self.url, self.name = url, name
+        self.connected_at = 0.0  # monotonic seconds
         self.on_reconnect: list[Callable[[], None]] = []
         self.on_disconnect: list[Callable[[], None]] = []
         self._client = Client()
@@ -54,13 +56,23 @@ class Lifeline:
             return False
         return True
 
+    async def has_listener(self, subject: str, seconds: float) -> bool:
+        """False only if the server knows of nobody who listens; a silence says nothing."""
+        try:
+            await self._client.request(subject, timeout=seconds)
+        except nats.errors.NoRespondersError:
+            return False
+        except (nats.errors.Error, OSError, TimeoutError):
+            return True
+        return True
+
     async def open(self, seconds: float = OPEN_SECONDS) -> None:
         """Connect; raises `BrokerUnavailable` if no server answers."""
         client = Client()
         try:
             async with asyncio.timeout(seconds):
                 await self._connect(client)
-            self._client = client
+            self._client, self.connected_at = client, time.monotonic()
             for subscribed in list(self._subscribed):
                 await subscribed.renew()
         except (OSError, nats.errors.Error, TimeoutError) as error:
@@ -140,6 +152,7 @@ class Lifeline:
 
     async def _reconnected(self) -> None:
         log.info("nats_reconnected", server=self.url)
+        self.connected_at = time.monotonic()
         for callback in list(self.on_reconnect):
             callback()
 

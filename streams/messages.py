@@ -224,7 +224,8 @@ class Beat:
     `room` is what the worker could take of each priority, if its engine takes the place of less
     urgent work for more urgent: sequences (negative ones wait for a place) and tokens. `progress`
     has pairs of a sequence in WORK and the tokens generated for it so far: of what the worker
-    holds, some at a time.
+    holds, some at a time. `taken` are the reply subjects of deliveries that it has taken lately, or
+    of all for a new leader, who gives them back when the worker dies.
     """
 
     worker: str
@@ -243,6 +244,7 @@ class Beat:
     resident: bool = True  # its model is loaded; else it would be for the first request
     room: dict[str, tuple[int, int]] = field(default_factory=dict)
     progress: list[tuple[int, int]] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
     pulled_own: int = 0
     holds: bytes = b""
     dropped: bytes = b""

@@ -11,6 +11,7 @@ from nats.errors import Error as NatsError
 
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
+from streams.subjects import parse_delivery
 
 log = structlog.get_logger()
 
@@ -190,9 +191,6 @@ async def take_one(broker: Broker, stream: str, consumer: str) -> Delivery | Non
 
 
 def delivery(broker: Broker, msg: Msg) -> Delivery:
-    """Read a JetStream delivery; its numbers are in the reply subject (ADR-15)."""
-    fields = msg.reply.split(".")
-    if len(fields) > 9:  # $JS.ACK.<domain>.<account>.<stream>.<consumer>.…, maybe a token more
-        fields = fields[:2] + fields[4:]
-    delivered, seq = int(fields[4]), int(fields[5])
+    """Read a JetStream delivery."""
+    delivered, seq = parse_delivery(msg.reply)
     return Delivery(broker, msg.subject, msg.data, msg.headers or {}, seq, delivered, msg.reply)

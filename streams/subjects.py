@@ -218,6 +218,11 @@ def drain(worker: str) -> str:
     return f"{PREFIX}.drain.{token(worker)}"
 
 
+def alive(worker: str) -> str:
+    """Asks a worker whether it is there; the broker answers for one that is not."""
+    return f"{PREFIX}.alive.{token(worker)}"
+
+
 def fleet(model: str, worker: str) -> str:
     return f"{PREFIX}.fleet.{escape(model)}.{token(worker)}"
 
@@ -303,6 +308,14 @@ def report(model: str) -> str:
 def checkpoint(model: str) -> str:
     """Where the leader of a model keeps what its successor needs to know of the tenants."""
     return f"{PREFIX}.checkpoint.{escape(model)}"
+
+
+def parse_delivery(reply: str) -> tuple[int, int]:
+    """How often a message was delivered by now, and its sequence, of its reply subject (ADR-15)."""
+    fields = reply.split(".")
+    if len(fields) > 9:  # $JS.ACK.<domain>.<account>.<stream>.<consumer>.…, maybe a token more
+        fields = fields[:2] + fields[4:]
+    return int(fields[4]), int(fields[5])
 
 
 ALL_REPLAYS = f"{PREFIX}.replay.*"

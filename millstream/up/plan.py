@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from millstream.settings import UpSettings
 from millstream.sources import PREFIX
@@ -69,18 +68,15 @@ class Plan:
         return [self._worker(number) for number in range(1, self.settings.workers + 1)]
 
     def _worker(self, number: int) -> Program:
+        name = f"worker-{number}"
         told = {
+            "id": name,
             "model": json.dumps(self.models),
             "threads": self._threads(),
-            "journal": self.journal(f"worker-{number}"),
             "metrics_port": self._metrics_port(number),
         }
         allocator = {} if self.models == ("mock",) else ALLOCATOR
-        return self._program("worker", f"worker-{number}", told, allocator)
-
-    def journal(self, worker: str) -> Path:
-        """Where a worker notes what it holds."""
-        return self.settings.data_dir.expanduser().resolve() / f"{worker}.journal"
+        return self._program("worker", name, told, allocator)
 
     def _threads(self) -> int:
         shared = max(1, (os.cpu_count() or 1) // self.settings.workers)

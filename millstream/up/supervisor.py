@@ -15,7 +15,7 @@ from millstream.up.home import Home, opened
 from millstream.up.plan import SHARES, Plan
 from millstream.up.welcome import welcome
 from registry.tenants import Tenants
-from streams import journal
+from streams import subjects
 from streams.connection import connect
 from streams.errors import BrokerUnavailable
 
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 0.05
 ASK_SECONDS = 2.0
-RELEASE_SECONDS = 2.0
+TELL_SECONDS = 2.0
 
 
 async def run(settings: UpSettings, stop: asyncio.Event) -> None:
@@ -89,7 +89,7 @@ async def _start(crew: Crew, models: dict[str, str]) -> None:
     crew.add("gateway", plan.gateway())
     await catalogue.register(models, plan.settings, plan.nats, home.logs)
     for program in plan.workers():
-        crew.add("worker", program, partial(_release, plan, program.name))
+        crew.add("worker", program, partial(_tell_of_death, plan, program.name))
     await _until_ready(plan)
     crew.started()
     print(welcome(plan, home), flush=True)
@@ -106,13 +106,13 @@ async def _declare_tenants(plan: Plan) -> None:
             await tenants.close()
 
 
-async def _release(plan: Plan, worker: str) -> None:
+async def _tell_of_death(plan: Plan, worker: str) -> None:
     """Have others go on at once with what a worker held that has died."""
     try:
-        async with asyncio.timeout(RELEASE_SECONDS), connect(plan.nats, "millstream-up") as broker:
-            await journal.release(broker, plan.journal(worker))
-    except (BrokerUnavailable, TimeoutError) as error:  # then the ack wait does it
-        log.warning("work_not_released", worker=worker, reason=repr(error))
+        async with asyncio.timeout(TELL_SECONDS), connect(plan.nats, "millstream-up") as broker:
+            await broker.publish(subjects.GONE, worker.encode())
+    except (BrokerUnavailable, TimeoutError) as error:  # then the dispatcher notices it
+        log.warning("death_not_told", worker=worker, reason=repr(error))
 
 
 async def _until_ready(plan: Plan) -> None:

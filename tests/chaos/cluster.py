@@ -106,10 +106,6 @@ class Cluster:
         service.terminate()
         await eventually(lambda: service.process.poll() is not None, STOP_SECONDS)
 
-    def journal(self, worker: str) -> Path:
-        """Where a worker notes what it holds."""
-        return self._home / f"{worker}.journal"
-
     def is_ready(self, name: str) -> bool:
         return self.services[name].said(READY[name.partition("-")[0]])
 
@@ -172,7 +168,7 @@ class Cluster:
         kind, _, number = name.partition("-")
         own: dict[str, dict[str, Any]] = {
             "gateway": {"port": self._ports[int(number)]} if kind == "gateway" else {},
-            "worker": {"model": '["mock"]', "journal": self.journal(name)},
+            "worker": {"model": '["mock"]'},
         }
         return {
             "id": name,

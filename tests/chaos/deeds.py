@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from streams import journal
+from streams import subjects
 from streams.connection import connect
 from tests.broker import NatsServer
 from tests.chaos.brokers import DISK_MIB
@@ -31,7 +31,7 @@ async def reap(cluster: Cluster, name: str) -> None:
     """A worker is killed, and its supervisor sees it (`millstream/up/supervisor.py`)."""
     await kill(cluster, name)
     async with connect(cluster.brokers.direct, "supervisor") as broker:
-        await journal.release(broker, cluster.journal(name))
+        await broker.publish(subjects.GONE, name.encode())
 
 
 async def start(cluster: Cluster, name: str) -> None:

@@ -164,7 +164,9 @@ def test_a_worker_may_serve_several_versions() -> None:
     assert fleet.whole.sequences == 2 * 4
     assert fill(fleet, version="1") == 3 + PREFETCH
     assert fill(fleet, version="2", first=100) == 1 + PREFETCH
-    assert fleet.forget("w")
+    assert "w" in fleet
+    fleet.forget("w")
+    assert "w" not in fleet
     assert fleet.workers() == []
     assert not fleet.fits("1", STANDARD, 1)
 
