@@ -210,7 +210,7 @@ class Relay:
 
     def _leave(self, following: Following) -> None:
         """Let `run` forget it; the common case, our own requests, at once."""
-        following.ended = True
+        following.ended, following.sink = True, discard  # a call and its following hold each other
         if self._own.get(following.request_id) is following:
             del self._own[following.request_id]
         if following in self._attached:

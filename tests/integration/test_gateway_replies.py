@@ -1,6 +1,7 @@
 """Lost, late and unread replies: every token once and in order, at a bounded cost."""
 
 import asyncio
+import gc
 import json
 import random
 import socket as sockets
@@ -100,6 +101,24 @@ async def test_a_fault_of_ours_ends_one_request_alone(
         assert ends == {"bad": "internal_error", "good": None}
         assert indices([frame for frame in frames if frame["id"] == "good"]) == list(range(50))
         await eventually(lambda: nothing_followed(gateway))
+
+
+async def test_what_has_ended_leaves_nothing_behind(nats_url: str) -> None:
+    """Not even until the collector comes: at 20 requests a second 2 MiB gathered in a minute."""
+    async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
+        await socket.generate("first", max_tokens=5)
+        await socket.until("first", "done")
+        gc.collect()
+        gc.disable()
+        try:
+            await socket.generate("second", max_tokens=5)
+            await socket.until("second", "done")
+            await gateway.complete(max_tokens=5, stream=True)
+            await eventually(
+                lambda: not any(type(o) in (Call, Following) for o in gc.get_objects())
+            )
+        finally:
+            gc.enable()
 
 
 async def connection(gateway: Gateway) -> sockets.socket:
