@@ -16,8 +16,8 @@ from streams.patience import persistently_for
 from streams.topology import Scale
 
 DECLARE_SECONDS = 20.0
-_DELETED_SECONDS = 0.5  # for the word that it is; it is without
-_INDEX_SECONDS = (1.0, 1.0, STORE_SECONDS)  # for the tries to make one
+_DELETED_SECONDS = 0.2  # for the word that it is; it is without
+_INDEX_SECONDS = (0.4, 0.4, 0.4, 1.0, STORE_SECONDS)  # for the tries to make one
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
 _BAD_REQUEST = 400
 
