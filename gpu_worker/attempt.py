@@ -285,7 +285,7 @@ class Attempt:
             )
         record = self._record(last, self._attempt, self._clock.first)
         await self._log.append(last)
-        self._ended.keep(self._log, time.monotonic())
+        self._ended.keep(self._log.ended(), time.monotonic())
         await write_ledger(self._broker, record)
         self._observed.info(
             "request_finished",

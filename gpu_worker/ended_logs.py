@@ -9,7 +9,7 @@ from typing import NamedTuple
 import structlog
 
 from streams.errors import BrokerUnavailable
-from streams.token_log import TokenLog
+from streams.token_log import EndedLog
 from streams.topology import LOG_SECONDS
 
 log = structlog.get_logger()
@@ -18,7 +18,7 @@ MOST_BYTES = 8 * 2**20
 
 
 class _Ended(NamedTuple):
-    log: TokenLog
+    log: EndedLog
     at: float
 
 
@@ -30,15 +30,14 @@ class EndedLogs:
         self._ended: dict[tuple[str, str], _Ended] = {}  # by tenant and request id, oldest first
         self._bytes = 0
 
-    def keep(self, ended: TokenLog, now: float) -> None:
-        """It has its terminal, and is not written any more."""
+    def keep(self, ended: EndedLog, now: float) -> None:
         key = ended.address.tenant, ended.address.request_id
         self._forget(key)
         self._ended[key] = _Ended(ended, now)
-        self._bytes += ended.size
+        self._bytes += len(ended.packed)
         self._trim(now)
 
-    def get(self, tenant: str, request_id: str, now: float) -> TokenLog | None:
+    def get(self, tenant: str, request_id: str, now: float) -> EndedLog | None:
         self._trim(now)
         ended = self._ended.get((tenant, request_id))
         return ended.log if ended else None
@@ -53,10 +52,10 @@ class EndedLogs:
 
     def _forget(self, key: tuple[str, str]) -> None:
         if ended := self._ended.pop(key, None):
-            self._bytes -= ended.log.size
+            self._bytes -= len(ended.log.packed)
 
 
-async def put_back(ended: TokenLog) -> None:
+async def put_back(ended: EndedLog) -> None:
     """Store what the brokers have lost of it, if they answer: who misses it asks again."""
     try:
         await ended.put_back()

@@ -92,12 +92,12 @@ class TokenLog:
         self._stream = topology.tokens_of(address.request_id, shards)
         self.subject = subjects.log(address, shards)
         self.last = 0
-        self._saved: list[bytes] = []  # the log as this writer knows it
+        self.saved: list[bytes] = []  # the log as this writer knows it
 
     async def read(self) -> Contents:
         """Everything stored so far; the next append goes behind it."""
         stored = await self._broker.read_subject(self._stream, self.subject)
-        self._saved = [message.data for message in stored]
+        self.saved = [message.data for message in stored]
         found = contents(stored)
         self.last = found.last
         return found
@@ -127,33 +127,21 @@ class TokenLog:
         Rides out a broker that does not answer for `PATIENCE_SECONDS`, then raises
         `BrokerUnavailable`. Raises `Fenced` when another writer was faster.
         """
-        await self._store([messages.pack(record)], claim)
+        await self.store([messages.pack(record)], claim)
 
-    async def put_back(self) -> None:
-        """Store anew what the broker has lost of it, unless somebody writes it again by now.
+    def ended(self) -> "EndedLog":
+        """What this writer knows of the log, which has its terminal."""
+        return EndedLog(self._broker, self.address, self._shards, messages.pack(self.saved))
 
-        Raises `BrokerUnavailable`. Safe to repeat, and side by side.
-        """
-        copy = TokenLog(self._broker, self.address, self._shards)
-        await copy.read()
-        there = len(copy._saved)
-        if copy._saved == self._saved[:there]:
-            with suppress(Fenced):
-                await copy._store(self._saved[there:])
-
-    @property
-    def size(self) -> int:
-        """Bytes of the records that this writer knows."""
-        return sum(map(len, self._saved))
-
-    async def _store(self, unsaved: list[bytes], claim: Mapping[str, str] = _NONE) -> None:
+    async def store(self, unsaved: list[bytes], claim: Mapping[str, str] = _NONE) -> None:
+        """`append` of packed records, one by one."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while unsaved:
             try:
                 await self._save(unsaved[0], claim, max(0.0, deadline - time.monotonic()))
                 unsaved.pop(0)
             except _Lost:
-                unsaved, self._saved = self._saved + unsaved, []
+                unsaved, self.saved = self.saved + unsaved, []
                 self.last = 0
             except BrokerUnavailable:
                 if time.monotonic() + _PAUSE_SECONDS > deadline:
@@ -169,7 +157,7 @@ class TokenLog:
             if not refusal.lost_race:
                 raise BrokerUnavailable(f"the token log refuses: {refusal}") from refusal
             self.last = await self._own_or_fenced(payload, claim)
-        self._saved.append(payload)
+        self.saved.append(payload)
 
     async def _own_or_fenced(self, payload: bytes, claim: Mapping[str, str]) -> int:
         """After a lost race: the winner may be this very append, whose confirmation got lost.
@@ -182,7 +170,7 @@ class TokenLog:
         own = [m for m in behind if m.data == payload and claim.items() <= m.headers.items()]
         if len(behind) == 1 and own:
             return own[0].seq
-        if self._saved and not found:
+        if self.saved and not found:
             raise _Lost
         if not behind:
             raise BrokerUnavailable(f"what is behind the log {self.subject} cannot be read yet")
@@ -192,6 +180,32 @@ class TokenLog:
         """Store the terminal, then the ledger record; raises as `append` does."""
         await self.append(terminal)
         await write_ledger(self._broker, record)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLog:
+    """A log that nothing is appended to, for whoever misses it later.
+
+    Its records are one piece: kept for minutes, thousands of small ones keep Python's allocator
+    from returning the memory around them.
+    """
+
+    broker: Broker
+    address: Log
+    shards: int
+    packed: bytes
+
+    async def put_back(self) -> None:
+        """Store anew what the broker has lost of it, unless somebody writes it again by now.
+
+        Raises `BrokerUnavailable`. Safe to repeat, and side by side.
+        """
+        log = TokenLog(self.broker, self.address, self.shards)
+        await log.read()
+        records, there = messages.unpack(self.packed), log.saved
+        if there == records[: len(there)]:
+            with suppress(Fenced):
+                await log.store(records[len(there) :])
 
 
 async def write_ledger(broker: Broker, record: LedgerRecord) -> Stored:

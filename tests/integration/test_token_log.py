@@ -106,11 +106,11 @@ async def test_an_ended_log_is_put_back_where_it_was_lost(
     await writer.claim("m", "1", "w1")
     for record in (chunk(0), chunk(1), DONE):
         await writer.append(record)
-    before = (await log(broker).read()).records
+    ended, before = writer.ended(), (await log(broker).read()).records
     nats_server.restart()
     await eventually(lambda: redeclared(broker))
     for _ in range(2):
-        await asyncio.gather(writer.put_back(), writer.put_back())
+        await asyncio.gather(ended.put_back(), ended.put_back())
         assert (await log(broker).read()).records == before
 
 
@@ -124,7 +124,7 @@ async def test_a_half_of_a_log_is_made_whole(broker: Broker) -> None:
     await broker.js.purge_stream(topology.tokens(0))
     for record in before[:2]:
         await part.append(record)
-    await writer.put_back()
+    await writer.ended().put_back()
     assert (await log(broker).read()).records == before
 
 
@@ -143,7 +143,7 @@ async def test_a_log_that_goes_on_elsewhere_is_not_put_back(broker: Broker) -> N
     await writer.append(DONE)
     await broker.js.purge_stream(topology.tokens(0))
     await other.claim("m", "1", "w2")
-    await writer.put_back()
+    await writer.ended().put_back()
     await other.append(chunk(0))
     assert [r["type"] for r in (await log(broker).read()).records] == ["started", "chunk"]
 

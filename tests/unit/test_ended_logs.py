@@ -4,23 +4,16 @@ from typing import Any, cast
 
 from gpu_worker.ended_logs import EndedLogs
 from streams.subjects import Log
-from streams.token_log import TokenLog
+from streams.token_log import EndedLog
 from streams.topology import LOG_SECONDS
 
 SIZE = 100
 
 
-class Ended:
-    """A log of so many bytes."""
-
-    def __init__(self, request_id: str, size: int = SIZE) -> None:
-        self.address, self.size = Log("acme", "gw", request_id), size
-
-
-def kept(logs: EndedLogs, request_id: str, now: float = 0.0, size: int = SIZE) -> TokenLog:
-    log = cast(Any, Ended(request_id, size))
+def kept(logs: EndedLogs, request_id: str, now: float = 0.0, size: int = SIZE) -> EndedLog:
+    log = EndedLog(cast(Any, None), Log("acme", "gw", request_id), 1, bytes(size))
     logs.keep(log, now)
-    return cast(TokenLog, log)
+    return log
 
 
 def test_the_newest_are_kept_up_to_so_many_bytes() -> None:
