@@ -11,11 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos import history, report, wall_clock
+from tests.chaos import history, network, report, wall_clock
 from tests.chaos.checker import check
 from tests.chaos.faults import FAULTS, ON_DEMAND
 from tests.chaos.figures import figures
-from tests.chaos.plan import Fault
+from tests.chaos.plan import Fault, Shape
 from tests.chaos.report import Outcome
 from tests.chaos.run import run
 from tests.chaos.story import Story
@@ -32,7 +32,7 @@ def main() -> int:
     seeds = words.seed or list(range(1, words.seeds + 1))
     outcomes = []
     for name in names:
-        if FAULTS[name].shape.own_clocks and (reason := wall_clock.missing()):
+        if reason := _missing(FAULTS[name].shape):
             print(f"{name}: skipped, {reason}")
             continue
         for seed in seeds:
@@ -60,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="only check the histories there are")
     parser.add_argument("--results", action="store_true", help="add to bench/results/chaos-DATE")
     return parser
+
+
+def _missing(shape: Shape) -> str:
+    """Why such a cluster cannot be made here; empty if it can."""
+    needs = (shape.own_clocks, wall_clock), (shape.linked, network)
+    return next((m for needed, of in needs if needed and (m := of.missing())), "")
 
 
 def _record(fault: Fault, seed: int, kept: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.broker import NatsServer
-from tests.chaos.link import Link
+from tests.chaos import network
 from tests.eventually import eventually
 from tests.integration.gateways import free_port
 
@@ -19,7 +19,7 @@ READY_SECONDS = 60
 
 
 class Brokers:
-    """Nodes by number. With `linked`, routes between them and what services use can be parted."""
+    """Nodes by number. With `linked`, each is reached over wires that can be cut."""
 
     def __init__(self, count: int, home: Path, linked: bool, small_disk: bool) -> None:
         self.count, self._home, self._linked, self._small = count, home, linked, small_disk
@@ -27,15 +27,10 @@ class Brokers:
         self._cluster_ports = [free_port() for _ in range(count)]
         self._monitors = [free_port() for _ in range(count)]
         self.nodes: list[NatsServer] = []
-        self._routes: dict[tuple[int, int], Link] = {}
-        self._links: dict[str, list[Link]] = {}
+        self._ends = [f"nats-{number}" for number in range(count)]  # of wires, by number
 
     async def start(self) -> None:
         """Returns when every node is ready, and a cluster has its leader."""
-        if self._linked and self.count > 1:
-            for pair in itertools.permutations(range(self.count), 2):
-                link = self._routes[pair] = Link(self._cluster_ports[pair[1]])
-                await link.open()
         for number in range(self.count):
             self.nodes.append(self._node(number))
         for number in range(self.count):
@@ -44,8 +39,6 @@ class Brokers:
     async def close(self) -> None:
         for node in self.nodes:
             node.kill()
-        for link in [*self._routes.values(), *itertools.chain(*self._links.values())]:
-            await link.aclose()
         if self._small:
             self._unmount()
 
@@ -57,15 +50,15 @@ class Brokers:
         """Where a node keeps its streams."""
         return self._home / f"nats-{number}" / "disk"
 
-    async def urls(self, service: str) -> str:
-        """Where a service finds the brokers: over links of its own if it may be parted."""
+    def urls(self, service: str) -> str:
+        """Where a service finds the brokers: over wires of its own if it may be parted."""
         if not self._linked:
             return self.direct
-        if service not in self._links:
-            links = self._links[service] = [Link(port) for port in self.ports]
-            for link in links:
-                await link.open()
-        return ",".join(f"nats://127.0.0.1:{link.near}" for link in self._links[service])
+        if service not in self._ends:
+            self._ends.append(service)
+        end = self._ends.index(service)
+        wires = (network.wire(end, number) for number in range(self.count))
+        return ",".join(f"nats://{w}:{port}" for w, port in zip(wires, self.ports, strict=True))
 
     @property
     def direct(self) -> str:
@@ -77,20 +70,16 @@ class Brokers:
 
     def part(self, whom: str) -> None:
         """Nothing passes between a service and the brokers, or a node and everybody else."""
-        for link in self._around(whom):
-            link.part()
+        network.cut(self._around(whom))
 
     def join(self, whom: str) -> None:
-        for link in self._around(whom):
-            link.join()
+        network.mend(self._around(whom))
 
-    def _around(self, whom: str) -> Iterator[Link]:
-        if not whom.startswith("nats-"):
-            yield from self._links[whom]
-            return
-        number = int(whom.removeprefix("nats-"))
-        yield from (link for pair, link in self._routes.items() if number in pair)
-        yield from (links[number] for links in self._links.values())
+    def _around(self, whom: str) -> Iterator[str]:
+        one = self._ends.index(whom)
+        for end, other in itertools.product(range(len(self._ends)), range(self.count)):
+            if end != other and one in (end, other):
+                yield network.wire(end, other)
 
     async def _is_healthy(self, number: int) -> bool:
         return (await self._ask(number, "/healthz")).get("status") == "ok"
@@ -115,6 +104,8 @@ class Brokers:
             size = f"size={DISK_MIB}m"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", disk], check=True)
         options = [f"--http_port={self._monitors[number]}"]
+        if self._linked:
+            options.append("-a=0.0.0.0")  # at its end of each wire
         if self.count > 1:
             options += self._cluster_options(number)
         return NatsServer(disk.parent, self.ports[number], self._configuration(number), options)
@@ -138,14 +129,16 @@ class Brokers:
 
     def _cluster_options(self, number: int) -> list[str]:
         others = [other for other in range(self.count) if other != number]
-        routes = ",".join(f"nats://127.0.0.1:{self._route(number, other)}" for other in others)
+        routes = ",".join(f"nats://{self._route(number, other)}" for other in others)
+        host = "0.0.0.0" if self._linked else "127.0.0.1"
         options = [
-            f"--cluster=nats://127.0.0.1:{self._cluster_ports[number]}",
+            f"--cluster=nats://{host}:{self._cluster_ports[number]}",
             f"--routes={routes}",
         ]
-        if self._linked:  # nobody may learn of a way around the links
+        if self._linked:  # nobody may learn of a way around the wires
             options += ["--no_advertise=true", "--cluster_advertise=127.0.0.1:1"]
         return options
 
-    def _route(self, number: int, other: int) -> int:
-        return self._routes[number, other].near if self._linked else self._cluster_ports[other]
+    def _route(self, number: int, other: int) -> str:
+        host = network.wire(number, other) if self._linked else "127.0.0.1"
+        return f"{host}:{self._cluster_ports[other]}"

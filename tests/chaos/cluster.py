@@ -26,6 +26,7 @@ KEYS = {tenant: f"sk-{tenant}" for tenant in TENANTS}
 SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
 READY_SECONDS = 90
 STOP_SECONDS = 45  # longer than a service may take to drain
+FAILING = Path(__file__).parent / "failing"
 KINDS = ("nats", "gateway", "dispatcher", "worker")
 READY = {"gateway": "listening", "dispatcher": "lease_gained", "worker": "model_ready"}
 
@@ -94,11 +95,10 @@ class Cluster:
     async def start_service(self, name: str) -> None:
         """Start a service under its name; for the first time or again."""
         kind = name.partition("-")[0]
-        settings = self._settings(name) | {"nats": await self.brokers.urls(name)}
+        settings = self._settings(name) | {"nats": self.brokers.urls(name)}
         self._starts[name] += 1  # a log for each: `said` is of this process
         log = self._home / f"{name}-{self._starts[name]}.log"
-        clock = self.clocks.get(name)
-        self.services[name] = Service(kind, log, settings, clock.environment if clock else {})
+        self.services[name] = Service(kind, log, settings, self._environment(name))
 
     async def stop_service(self, name: str) -> None:
         """SIGTERM, and wait until it has drained."""
@@ -163,6 +163,12 @@ class Cluster:
         counts["worker"] = shape.workers
         for kind, count in counts.items():
             yield from (f"{kind}-{number}" for number in range(count))
+
+    def _environment(self, name: str) -> dict[str, str]:
+        clock = self.clocks.get(name)
+        path = os.pathsep.join([str(FAILING), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        failing = {"PYTHONPATH": path} if self.shape.can_fail else {}
+        return failing | (clock.environment if clock else {})
 
     def _settings(self, name: str) -> dict[str, Any]:
         kind, _, number = name.partition("-")

@@ -1,6 +1,7 @@
 """What can be done to a process, or to a client that reads, and undone."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -32,6 +33,11 @@ async def reap(cluster: Cluster, name: str) -> None:
     await kill(cluster, name)
     async with connect(cluster.brokers.direct, "supervisor") as broker:
         await broker.publish(subjects.GONE, name.encode())
+
+
+async def fail(cluster: Cluster, name: str) -> None:
+    """A worker's engine fails in its next step, and being the only one ends the process."""
+    cluster.services[name].process.send_signal(signal.SIGUSR1)
 
 
 async def start(cluster: Cluster, name: str) -> None:
@@ -146,6 +152,7 @@ def _ballast(cluster: Cluster) -> Path:
 DEEDS: dict[str, tuple[Deed, Deed]] = {
     "kill": (kill, start),
     "reap": (reap, start),
+    "fail": (fail, start),
     "freeze": (freeze, thaw),
     "part": (part, join),
     "restart": (restart, leave),

@@ -132,6 +132,7 @@ FAULTS = {
         ),
         Fault("worker-kill", Shape(), AT_ONCE, once("kill", "worker", (2, 4), 10)),
         Fault("worker-reap", Shape(), AT_ONCE, once("reap", "worker", (2, 4), 1)),
+        Fault("engine-fail", Shape(can_fail=True), AT_ONCE, once("fail", "worker", (2, 4), 3)),
         Fault("worker-freeze", Shape(), AT_ONCE, once("freeze", "worker", (2, 4), 30)),
         Fault("gateway-kill", PAIRS, AT_ONCE, once("kill", "gateway", (2, 4), 5)),
         Fault("gateway-kill-sdk", PAIRS, Load(kind="sdk"), once("kill", "gateway", (2, 4), 5)),

@@ -3,16 +3,34 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from math import inf
 from statistics import linear_regression
 
 from streams.topology import LOG_SECONDS
 from tests.chaos.checker import MIB
-from tests.chaos.history import Sampled
+from tests.chaos.history import Sampled, Struck
 from tests.chaos.story import Story, Stream
 
 WARM_SECONDS = LOG_SECONDS  # of a process that has begun: what it keeps of logs is full then
+AT_ONCE_SECONDS = 1.0  # so far apart is what one strike does to several
 GROWN_SECONDS = 600.0  # less than this tells nothing of an hour
+
+
+@dataclass(frozen=True)
+class Felt:
+    """Seconds that clients waited after a strike and before the next one.
+
+    `silence` is the longest wait of a stream for something new: from its promise to its first
+    token, between two chunks, to its end. `kept_out` is the longest wait for a promise.
+    """
+
+    deed: str
+    whom: str
+    silence_p50: float
+    silence_p99: float
+    silence_max: float
+    kept_out: float
 
 
 @dataclass(frozen=True)
@@ -23,7 +41,7 @@ class Figures:
     clients that were told how to read, and `moved` those that another attempt went on with.
     `accept` is from the first try to the promise over all tries, so its most is how long new
     requests were kept out; `first` from the promise to the first token. `growth` is in MiB an hour,
-    of each process that ran for long enough.
+    of each process that ran for long enough. `felt` tells strikes apart.
     """
 
     streams: int
@@ -39,6 +57,7 @@ class Figures:
     first_p50: float
     first_max: float
     growth: dict[str, float] = field(default_factory=dict)
+    felt: list[Felt] = field(default_factory=list)
 
 
 def figures(story: Story) -> Figures:
@@ -62,6 +81,7 @@ def figures(story: Story) -> Figures:
         first_p50=quantile(firsts, 0.5),
         first_max=quantile(firsts, 1.0),
         growth=dict(_growth(story)),
+        felt=list(_felt(story)),
     )
 
 
@@ -81,6 +101,49 @@ def _growth(story: Story) -> Iterator[tuple[str, float]]:
         if warm and warm[-1].at - warm[0].at >= GROWN_SECONDS:
             slope = linear_regression([s.at for s in warm], [s.rss for s in warm]).slope
             yield process, round(slope * 3600 / MIB, 1)
+
+
+def _felt(story: Story) -> Iterator[Felt]:
+    streams = [s for s in story.streams.values() if s.submitted.client not in story.readers]
+    strikes = list(_together(story))
+    for strike, following in zip_longest(strikes, strikes[1:]):
+        between = strike[0].at, following[0].at if following else inf
+        silences = [s for stream in streams if (s := _pause(_heard(stream), *between))]
+        tries = [[s.submitted.at, s.accepted[0].at] for s in streams if s.accepted]
+        yield Felt(
+            deed=strike[0].deed,
+            whom=" ".join(each.whom for each in strike),
+            silence_p50=quantile(silences, 0.5),
+            silence_p99=quantile(silences, 0.99),
+            silence_max=quantile(silences, 1.0),
+            kept_out=quantile([_pause(each, *between) for each in tries], 1.0),
+        )
+
+
+def _together(story: Story) -> Iterator[list[Struck]]:
+    """What was done to several at once is one strike; what readers are told is none."""
+    strike = list[Struck]()
+    for struck in story.strikes:
+        if struck.undone or struck.whom in story.readers:
+            continue
+        if strike and struck.at - strike[0].at > AT_ONCE_SECONDS:
+            yield strike
+            strike = []
+        strike.append(struck)
+    if strike:
+        yield strike
+
+
+def _heard(stream: Stream) -> list[float]:
+    """When it heard of its fleet."""
+    accepted = [each.at for each in stream.accepted[:1]]
+    return accepted + [each.at for each in stream.chunks] + [each.at for each in stream.ended]
+
+
+def _pause(times: Sequence[float], begin: float, end: float) -> float:
+    """The longest between two times that lies, or as far as it does, between `begin` and `end`."""
+    within = (min(b, end) - max(a, begin) for a, b in pairwise(times))
+    return max((0.0, *within))
 
 
 def _gap(stream: Stream) -> float:

@@ -27,9 +27,10 @@ class Shape:
     ttft_ms: float = 20
     itl_ms: float = 20
     sequences: int = 64
-    linked: bool = False  # NATS is reached over wires that can be cut
+    linked: bool = False  # brokers are reached over wires that can be cut
     small_disk: bool = False  # the brokers' store is a file system of a few MiB
     own_clocks: bool = False  # each service has a wall clock that can be set
+    can_fail: bool = False  # workers' engines can be made to fail
 
 
 @dataclass(frozen=True)

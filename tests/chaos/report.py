@@ -56,6 +56,12 @@ def show(outcome: Outcome) -> None:
         f"accept max {f.accept_max:.2f} s; first token max {f.first_max:.2f} s",
         flush=True,
     )
+    for felt in f.felt if len(f.felt) > 1 else []:
+        print(
+            f"  {felt.deed} {felt.whom}: silence p50 {felt.silence_p50:.2f} "
+            f"p99 {felt.silence_p99:.2f} max {felt.silence_max:.2f} s; "
+            f"kept out {felt.kept_out:.2f} s"
+        )
     if f.growth:
         print(f"  MiB more an hour: {f.growth}")
     for violation in outcome.violations[:SHOWN]:

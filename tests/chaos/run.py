@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -12,7 +12,7 @@ import nats.errors
 
 from streams import topology
 from streams.connection import Broker, connect
-from tests.chaos import stored
+from tests.chaos import network, stored
 from tests.chaos.client import Asker, Client
 from tests.chaos.cluster import KEYS, Cluster, Footprint
 from tests.chaos.deeds import DEEDS
@@ -52,12 +52,13 @@ class Recorder:
 
 async def run(fault: Fault, seed: int, home: Path) -> list[Event]:
     """What happened. The processes' logs stay in `home`."""
-    cluster = Cluster(fault.shape, home)
-    try:
-        await cluster.start()
-        return await _recorded(cluster, fault, seed)
-    finally:
-        await cluster.close()
+    with network.own() if fault.shape.linked else nullcontext():
+        cluster = Cluster(fault.shape, home)
+        try:
+            await cluster.start()
+            return await _recorded(cluster, fault, seed)
+        finally:
+            await cluster.close()
 
 
 async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:

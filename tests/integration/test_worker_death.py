@@ -15,8 +15,8 @@ from gpu_worker.engine import Output
 from gpu_worker.engines.mock import MockEngine
 from gpu_worker.pending import Pending
 from streams import topology
-from tests.chaos.link import Link
 from tests.eventually import eventually
+from tests.integration.link import Link
 from tests.integration.processes import Service, a_worker_process
 from tests.integration.services import Client, a_dispatcher, a_worker, client, running
 
