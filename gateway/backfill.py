@@ -7,6 +7,7 @@ from functools import partial
 
 from gateway.following import Following, Stored
 from gateway.outbound import LIMIT_BYTES
+from gateway.writers import Writers
 from streams import topology
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
@@ -30,6 +31,7 @@ class Backfill:
         forget: Callable[[Following], Awaitable[None]],
     ) -> None:
         self._broker, self._breaks, self._forget = broker, breaks, forget
+        self._writers = Writers(broker)
         self._queues: dict[str, asyncio.Queue[Following]] = {
             topology.tokens(shard): asyncio.Queue() for shard in range(shards)
         }
@@ -114,11 +116,14 @@ class Backfill:
         """
         if (subject := await self.find(following)) is None:
             return [], 0
+        most_bytes = len(following.data) + LIMIT_BYTES
+        if told := await self._writers.page(following, subject, most_bytes):
+            return [Stored(*record) for record in told.records], told.left
         query: dict[str, int | str] = {
             "next_by_subj": subject,
             "seq": following.read_from,
             "batch": PAGE,
-            "max_bytes": len(following.data) + LIMIT_BYTES,
+            "max_bytes": most_bytes,
         }
         page = await self._broker.read_page(following.stream, query)
         return [Stored(message.seq, message.data) for message in page.messages], page.left

@@ -56,6 +56,8 @@ class Following:
     sink: Sink
     heard: float
     expires: float  # by then it has ended in any case
+    after: int = -1  # index of the last token (or vector) that its reader has had before
+    writer: str | None = ""  # the worker to be asked first; None while that is to be found out
     subject: str | None = None  # of its log, once there was one
     known: bool = False  # it is durable: it has a log, or a place in a queue
     ended: bool = False
@@ -172,6 +174,9 @@ class Following:
 
     def _rest_of_output(self, record: Record) -> Record | None:
         text, count = record.get("text", ""), record["count"]
+        if not self.index and "characters" in record and record["index"] <= self.after + 1:
+            self.index, self.characters = record["index"], record["characters"]
+            self.passed = self.characters
         had, read = self.index - record["index"], self.characters - self.passed
         self.passed += len(text)
         if had >= count and read >= len(text):

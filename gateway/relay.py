@@ -75,14 +75,14 @@ class Relay:
         following.subject = subject
         return following
 
-    async def resume(self, tenant: str, request_id: str, sink: Sink) -> Following:
+    async def resume(self, tenant: str, request_id: str, sink: Sink, after: int = -1) -> Following:
         """`attach`; raises `RequestNotFound` if nobody knows of such a request.
 
         Where somebody might know of it who cannot be asked it is `BrokerUnavailable`.
         """
         with self.refusing():
             async with answered_within(RESUME_SECONDS):
-                following = await self.attach(tenant, request_id, sink)
+                following = await self.attach(tenant, request_id, sink, after)
             if following.known:
                 return following
             await self.forget(following)
@@ -99,14 +99,14 @@ class Relay:
             self._refused_at = time.monotonic()
             raise
 
-    async def attach(self, tenant: str, request_id: str, sink: Sink) -> Following:
-        """Follow a request from its first record, whichever gateway it was submitted to.
+    async def attach(self, tenant: str, request_id: str, sink: Sink, after: int = -1) -> Following:
+        """Follow a request from behind token `after`, or some before, whichever gateway it came to.
 
         It is paused until `go_on`. Raises `BrokerUnavailable`.
         """
         subject = subjects.log_on_any_route(tenant, request_id, self._shards)
         following = self._following(tenant, request_id, subject, sink)
-        following.paused = True
+        following.paused, following.after, following.writer = True, after, None
         following.known = await self._is_known(following)
 
         def on_reply(subject: bytes, data: bytes, headers: bytes) -> None:

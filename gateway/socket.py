@@ -180,7 +180,7 @@ class Connection:
         tenant, sink = self._tenant.name, partial(self._sink, call)
         with self._explaining(call):
             self._door.check_open()
-            following = await self._door.relay.resume(tenant, frame.request_id, sink)
+            following = await self._door.relay.resume(tenant, frame.request_id, sink, frame.after)
             self._accept(call, following, Watch.resumed(tenant), 0.0)
 
     @contextmanager

@@ -24,6 +24,7 @@ from streams.messages import LedgerRecord, Request, Usage
 from streams.pull import Delivery
 from streams.subjects import Log, Priority
 from streams.token_log import Contents, Fenced, TokenLog, write_ledger
+from streams.written import Page, Question
 
 FAILED_SECONDS = 0.5  # before a request whose attempt failed is tried again
 
@@ -58,7 +59,7 @@ class Attempt:
         self._ready = Event()
         self._stopped: Stopped | None = None
         self._clock = Clock(broker.clock.now)
-        self._tokens = self._rows = 0  # stored, by all attempts
+        self._tokens = self._characters = self._rows = 0  # stored, by all attempts
         self._made = 0  # tokens, by this one
         self._attempt = 1
         self._in_engine = False
@@ -87,6 +88,10 @@ class Attempt:
             self._stopped = why
             self._mount.cancel(self.envelope.request_id)
             self._ready.set()
+
+    def written(self, question: Question) -> Page:
+        """What it knows to be stored of its log."""
+        return self._log.written.page(question)
 
     @property
     def on_trial(self) -> bool:
@@ -164,6 +169,7 @@ class Attempt:
             await self._confirm(before)
             return None
         self._tokens, self._rows = len(before.tokens), before.rows
+        self._characters = len(before.text)
         await self._standing.learn(before)
         if self._standing.history.is_guilty:
             self._tried = self._standing.history
@@ -268,9 +274,10 @@ class Attempt:
                 return await self._end(end)
 
     async def _append(self, pending: Pending) -> None:
-        for chunk in pending.chunks(self._tokens):
+        for chunk in pending.chunks(self._tokens, self._characters):
             await self._log.append(chunk)
             self._tokens += chunk["count"]
+            self._characters += len(chunk["text"])
         for record in pending.results(self._rows):
             await self._log.append(record)
         self._rows += len(pending.vectors)

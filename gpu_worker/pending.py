@@ -29,8 +29,11 @@ class Pending:
         if output.finish or output.error:
             self.end = output
 
-    def chunks(self, index: int) -> Iterator[dict[str, Any]]:
+    def chunks(self, index: int, characters: int) -> Iterator[dict[str, Any]]:
         """The tokens as records of bounded size; `index` counts those stored before.
+
+        `characters` counts the text before them: a reader that begins behind some tokens need not
+        read what came before.
 
         An output stays whole: its text belongs to its tokens, and an attempt that continues behind
         some of them must neither miss nor repeat any.
@@ -38,12 +41,14 @@ class Pending:
         group: list[Output] = []
         for output in self.made:
             if group and _count(group) + len(output.tokens) > CHUNK_TOKENS:
-                yield _chunk(group, index)
-                index += _count(group)
+                chunk = _chunk(group, index, characters)
+                yield chunk
+                index += chunk["count"]
+                characters += len(chunk["text"])
                 group = []
             group.append(output)
         if group:
-            yield _chunk(group, index)
+            yield _chunk(group, index, characters)
 
     def results(self, index: int) -> Iterator[dict[str, Any]]:
         """The vectors as records of bounded size; `index` counts those stored before."""
@@ -59,12 +64,13 @@ def _count(group: list[Output]) -> int:
     return sum(len(output.tokens) for output in group)
 
 
-def _chunk(group: list[Output], index: int) -> dict[str, Any]:
+def _chunk(group: list[Output], index: int, characters: int) -> dict[str, Any]:
     logprobs = [asdict(logprob) for output in group for logprob in output.logprobs or ()]
     chunk = {
         "type": "chunk",
         "index": index,
         "count": _count(group),
+        "characters": characters,
         "text": "".join(output.text for output in group),
         "tokens": [token for output in group for token in output.tokens],
     }

@@ -31,6 +31,7 @@ from streams.messages import Beat
 from streams.patience import ended
 from streams.pull import Delivery
 from streams.subjects import Priority
+from streams.written import Page, Question
 
 log = structlog.get_logger()
 
@@ -156,6 +157,12 @@ class Pool:
             assert self._tasks
             self._tasks.create_task(put_back(ended), name=f"put-back-{request_id}")
         return bool(ended or (running and running.envelope.tenant == tenant))
+
+    def written(self, question: Question) -> Page | None:
+        """What is stored of a log that is written here; None of any other."""
+        attempt = self._attempts.get(question.request_id)
+        own = attempt and attempt.envelope.tenant == question.tenant
+        return attempt.written(question) if attempt and own else None
 
     async def drain(self, seconds_left: Callable[[], float]) -> int:
         """Take nothing new, and be empty by the time that none is left; how many were handed over.

@@ -23,10 +23,11 @@ from gpu_worker.residency import Residency
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
 from registry.store import Registry
-from streams import declaration, subjects, topology
+from streams import declaration, messages, subjects, topology
 from streams.connection import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
 from streams.timekeeping import set_clock
+from streams.written import Question
 
 log = structlog.get_logger()
 
@@ -149,9 +150,15 @@ async def _serve(
     async def on_alive(msg: Msg) -> None:
         await broker.publish(msg.reply)
 
+    async def on_written(msg: Msg) -> None:
+        question = Question(**messages.unpack(msg.data))
+        pages = (pool.written(question) for pool in pools)
+        await broker.publish(msg.reply, messages.pack(next(filter(None, pages), None)))
+
     await declaration.wait_for(broker, topology.WORK)
     await set_clock(broker)
     await broker.subscribe(subjects.alive(settings.id), on_alive)
+    await broker.subscribe(subjects.written(settings.id), on_written)
     await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
     finding = await broker.subscribe(subjects.ALL_FINDS, on_find)
     async with asyncio.TaskGroup() as tasks:

@@ -223,6 +223,11 @@ def alive(worker: str) -> str:
     return f"{PREFIX}.alive.{token(worker)}"
 
 
+def written(worker: str) -> str:
+    """Asks a worker for what it has stored of a log that it writes."""
+    return f"{PREFIX}.written.{token(worker)}"
+
+
 def fleet(model: str, worker: str) -> str:
     return f"{PREFIX}.fleet.{escape(model)}.{token(worker)}"
 

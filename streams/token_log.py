@@ -23,6 +23,7 @@ from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID
 from streams.messages import LedgerRecord
 from streams.patience import persistently_for
 from streams.subjects import Log
+from streams.written import Written
 
 # A request outlives a broker's leader election (DESIGN §8.8: 4 to 6 s) and a restart.
 PATIENCE_SECONDS = 30.0
@@ -92,12 +93,14 @@ class TokenLog:
         self._stream = topology.tokens_of(address.request_id, shards)
         self.subject = subjects.log(address, shards)
         self.last = 0
-        self.saved: list[bytes] = []  # the log as this writer knows it
+        self.written = Written()  # the log as this writer knows it
 
     async def read(self) -> Contents:
         """Everything stored so far; the next append goes behind it."""
         stored = await self._broker.read_subject(self._stream, self.subject)
-        self.saved = [message.data for message in stored]
+        self.written = Written()
+        for message in stored:
+            self.written.add(message.seq, message.data)
         found = contents(stored)
         self.last = found.last
         return found
@@ -131,7 +134,9 @@ class TokenLog:
 
     def ended(self) -> "EndedLog":
         """What this writer knows of the log, which has its terminal."""
-        return EndedLog(self._broker, self.address, self._shards, messages.pack(self.saved))
+        return EndedLog(
+            self._broker, self.address, self._shards, messages.pack(self.written.records)
+        )
 
     async def store(self, unsaved: list[bytes], claim: Mapping[str, str] = _NONE) -> None:
         """`append` of packed records, one by one."""
@@ -141,8 +146,8 @@ class TokenLog:
                 await self._save(unsaved[0], claim, max(0.0, deadline - time.monotonic()))
                 unsaved.pop(0)
             except _Lost:
-                unsaved, self.saved = self.saved + unsaved, []
-                self.last = 0
+                unsaved = self.written.records + unsaved
+                self.written, self.last = Written(), 0
             except BrokerUnavailable:
                 if time.monotonic() + _PAUSE_SECONDS > deadline:
                     raise
@@ -157,7 +162,7 @@ class TokenLog:
             if not refusal.lost_race:
                 raise BrokerUnavailable(f"the token log refuses: {refusal}") from refusal
             self.last = await self._own_or_fenced(payload, claim)
-        self.saved.append(payload)
+        self.written.add(self.last, payload, is_claim=bool(claim))
 
     async def _own_or_fenced(self, payload: bytes, claim: Mapping[str, str]) -> int:
         """After a lost race: the winner may be this very append, whose confirmation got lost.
@@ -170,7 +175,7 @@ class TokenLog:
         own = [m for m in behind if m.data == payload and claim.items() <= m.headers.items()]
         if len(behind) == 1 and own:
             return own[0].seq
-        if self.saved and not found:
+        if self.written.records and not found:
             raise _Lost
         if not behind:
             raise BrokerUnavailable(f"what is behind the log {self.subject} cannot be read yet")
@@ -202,7 +207,7 @@ class EndedLog:
         """
         log = TokenLog(self.broker, self.address, self.shards)
         await log.read()
-        records, there = messages.unpack(self.packed), log.saved
+        records, there = messages.unpack(self.packed), log.written.records
         if there == records[: len(there)]:
             with suppress(Fenced):
                 await log.store(records[len(there) :])

@@ -8,7 +8,9 @@ import pytest
 
 import dispatcher.service
 import gpu_worker.service
+from streams import topology
 from streams.client import Client
+from streams.connection import connect
 from tests.eventually import eventually
 from tests.integration.gateways import (
     OTHER_KEY,
@@ -166,10 +168,9 @@ async def test_a_queued_request_is_not_denied_while_nobody_leads(nats_url: str) 
                 assert (await resume(socket, 32 * "0", -1))[-1]["code"] == "request_not_found"
 
 
-async def test_no_resume_makes_the_broker_search_its_stream(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Read by a pattern, a log of 400 records kept everybody's tokens back for 30 ms each time."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is read of token logs."""
     asked, offer = list[dict[str, Any]](), Client.offer
 
     def noting(
@@ -180,6 +181,13 @@ async def test_no_resume_makes_the_broker_search_its_stream(
         return offer(self, subject, payload, headers, reply)
 
     monkeypatch.setattr(Client, "offer", noting)
+    return asked
+
+
+async def test_no_resume_makes_the_broker_search_its_stream(
+    nats_url: str, asked: list[dict[str, Any]]
+) -> None:
+    """Read by a pattern, a log of 400 records kept everybody's tokens back for 30 ms each time."""
     async with cell(nats_url, mock={**SLOW, "sequences": 2}) as (gateway,):
         request_id, _ = await begin(gateway)
         async with gateway.socket() as socket:
@@ -190,6 +198,41 @@ async def test_no_resume_makes_the_broker_search_its_stream(
     assert len([query for query in asked if "last_by_subj" in query]) == 3
     (read,) = {query["next_by_subj"] for query in asked if "next_by_subj" in query}
     assert "*" not in read
+
+
+async def test_a_running_stream_is_told_by_its_writer(
+    nats_url: str, asked: list[dict[str, Any]]
+) -> None:
+    """Of the broker only its first record is asked, and what is behind its writer's last."""
+    async with cell(nats_url, 2, mock={"ttft_ms": 1, "itl_ms": 5}) as (one, other):
+        request_id, frames = await begin(one, tokens=200)
+        async with other.socket() as socket:
+            frames += await resume(socket, request_id, indices(frames)[-1])
+    assert indices(frames) == list(range(400))
+    first, *behind = [query for query in asked if "next_by_subj" in query]
+    assert (first["seq"], "batch" in first) == (1, False)
+    assert all(query["seq"] > 150 for query in behind)
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+async def test_a_log_without_its_beginning_is_resumed_behind_it(
+    nats_url: str, freezes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker drops the oldest records when its memory is full, also of what still runs."""
+    if freezes:  # its writer says nothing
+        monkeypatch.setattr("gpu_worker.pool.Pool.written", lambda *_: None)
+    async with (
+        cell(nats_url, 2, mock={"ttft_ms": 1, "itl_ms": 5}) as (one, other),
+        connect(nats_url, "test") as broker,
+    ):
+        request_id, frames = await begin(one, tokens=150)
+        config = (await broker.js.stream_info(topology.tokens(0))).config
+        await broker.js.update_stream(config, max_bytes=8_000)
+        async with other.socket() as socket:
+            frames += await resume(socket, request_id, indices(frames)[-1])
+            assert indices(frames) == list(range(400))
+            again = await resume(socket, request_id, 390, id="ended")
+            assert indices(again) == list(range(391, 400))
 
 
 async def test_a_request_is_its_tenants_own(nats_url: str) -> None:

@@ -15,8 +15,11 @@ START = messages.started("m", "1", 1, "w")
 
 
 def chunk(index: int, count: int = 1) -> dict[str, Any]:
-    text = "".join(map(word, range(index, index + count)))
-    return {"type": "chunk", "index": index, "count": count, "text": text, "tokens": [1] * count}
+    before, text = (
+        "".join(map(word, tokens)) for tokens in (range(index), range(index, index + count))
+    )
+    place = {"type": "chunk", "index": index, "count": count, "characters": len(before)}
+    return place | {"text": text, "tokens": [1] * count}
 
 
 def word(index: int) -> str:
@@ -222,6 +225,44 @@ def test_a_cut_head_of_a_log_is_noticed() -> None:
     sink.room, reader.paused = 100, False
     log.stored = log.stored[6:]
     catch_up(reader, log, meanwhile=[])
+    assert sink.taken[-1]["code"] == "log_lost"
+
+
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=2, max_size=20),
+    others=st.lists(st.integers(1, 4), min_size=80),
+    cut=st.integers(1, 19),
+    seen=st.integers(0, 20),
+)
+def test_who_has_the_beginning_needs_only_the_rest(
+    counts: list[int], others: list[int], cut: int, seen: int
+) -> None:
+    """Even if the broker loses the log later, and another attempt says it in other pieces."""
+    contents, sink = records(counts), Sink()
+    rest = contents[min(cut, len(counts)) :]
+    begin = rest[0]["index"]
+    reader, left = following(sink), sum(counts)
+    reader.after = begin - 1
+    reader.read(Log.of(rest, first=500).stored[: min(seen, len(rest) - 1)], 0.0)
+    pieces = []
+    while left > 0:
+        pieces.append(min(left, others.pop()))
+        left -= pieces[-1]
+    reader.doubted = True
+    catch_up(reader, Log.of(records(pieces), first=1), meanwhile=[])
+    chunks = [record for record in sink.taken if record["type"] == "chunk"]
+    whole = "".join(map(word, range(sum(counts))))
+    assert whole.endswith("".join(c["text"] for c in chunks))
+    assert sum(c["count"] for c in chunks) >= sum(counts) - begin
+    assert sink.taken[-1] == DONE
+
+
+def test_who_lacks_the_beginning_is_told_that_it_is_lost() -> None:
+    """What the broker has dropped in the middle of what a reader wants is an error, not a leap."""
+    sink = Sink()
+    reader = following(sink)
+    reader.after = 1
+    reader.read(Log.of(records([1] * 9)[4:]).stored, 0.0)
     assert sink.taken[-1]["code"] == "log_lost"
 
 

@@ -1,0 +1,82 @@
+"""What a writer knows to be stored of its log, to be told without a search in the broker. Pure.
+
+To read one log of many that grow side by side, the broker goes through all of their records: 150 ms
+for one of 800, in which it stores nothing. Whoever writes a log has it at hand.
+"""
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streams import messages
+
+MOST_RECORDS = 200  # of one page
+
+
+@dataclass(frozen=True)
+class Question:
+    """A reader's: the records from sequence `seq` on, of about so many bytes at most.
+
+    Who begins to read (`seq` 1) has all tokens up to index `after` (-1: none), and needs none of
+    the records that hold only these.
+    """
+
+    tenant: str
+    request_id: str
+    seq: int
+    after: int
+    most_bytes: int
+
+
+class Page(NamedTuple):
+    """Records with their sequences, in order, and how many are behind them."""
+
+    records: list[tuple[int, bytes]]
+    left: int
+
+
+class Written:
+    """The records of one log, in order."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self._seqs = array("Q")
+        self._claim = 0  # place of the last claim
+
+    def add(self, seq: int, record: bytes, is_claim: bool = False) -> None:
+        if is_claim:
+            self._claim = len(self.records)
+        self.records.append(record)
+        self._seqs.append(seq)
+
+    def page(self, question: Question) -> Page:
+        """The last claim comes first where records before it are left out."""
+        begins = question.seq <= 1
+        start = (
+            self._place_of(question.after + 1) if begins else bisect_left(self._seqs, question.seq)
+        )
+        places = [self._claim] if begins and self._claim < start else []
+        size = 0
+        for place in range(start, min(start + MOST_RECORDS, len(self.records))):
+            size += len(self.records[place])
+            if size > question.most_bytes and len(places) > 1:
+                break
+            places.append(place)
+        end = places[-1] + 1 if places else start
+        return Page([(self._seqs[p], self.records[p]) for p in places], len(self.records) - end)
+
+    def _place_of(self, token: int) -> int:
+        """The last record at or before which a reader that lacks this token has to begin."""
+        if token <= 0:
+            return 0
+        behind = bisect_right(range(len(self.records)), token, key=self._index_from)
+        return max(0, behind - 1)
+
+    def _index_from(self, place: int) -> int:
+        """Of the first token of the records from there on."""
+        for data in self.records[place:]:
+            if (index := messages.unpack(data).get("index")) is not None:
+                return int(index)
+        return sys.maxsize
