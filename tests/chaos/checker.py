@@ -6,6 +6,7 @@ Each rule is a function whose name is what must hold; it yields who broke it, an
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from streams import topology
 from tests.chaos.history import Billed, Event, Logged
 from tests.chaos.story import Story, Stream
 
@@ -88,11 +89,12 @@ def undisturbed(story: Story) -> Broken:
 
 
 def stored_first(story: Story) -> Broken:
-    """What a client saw is in the log, and nothing else is (3); where logs were not forgotten."""
-    for stream in [] if story.began.forgets else story.kept:
+    """What a client saw is in the log, and nothing else is (3); a log may have been forgotten."""
+    for stream in story.kept:
         log = story.logs.get(stream.request_id)
         if log is None:
-            yield stream.submitted.request, "has no log"
+            if not story.began.forgets:
+                yield stream.submitted.request, "has no log"
         elif stream.ended and (broken := _differs(stream, log)):
             yield stream.submitted.request, broken
 
@@ -140,11 +142,35 @@ def refused_clearly(story: Story) -> Broken:
                 yield refused.request, what
 
 
-def answered(story: Story) -> Broken:
-    """Nobody waits for ever: in the end each submission is accepted or refused (1)."""
+def accepted_in_the_end(story: Story) -> Broken:
+    """Nobody waits for ever: whoever comes again as told is let in, once the fault is over (1)."""
     for stream in story.streams.values():
-        if not stream.accepted and not stream.refused:
-            yield stream.submitted.request, "neither accepted nor refused"
+        if not stream.accepted:
+            yield stream.submitted.request, f"never accepted; refused {len(stream.refused)} times"
+
+
+def known_when_resumed(story: Story) -> Broken:
+    """Nobody is told that what was promised is not known; where logs were not forgotten (1)."""
+    for unknown in [] if story.began.forgets else story.unknown:
+        yield unknown.request, "was promised, and is not known"
+
+
+def nothing_astray(story: Story) -> Broken:
+    """Each frame is for what its client has open: nothing follows an end, or is another's (1, 6).
+
+    But the answer to a cancel that has crossed with the end.
+    """
+    for stray in story.strays:
+        if stray.what != NOT_FOUND:
+            yield stray.client, f"got {stray.what} for {stray.id!r}, which is not open"
+
+
+def looked_at(story: Story) -> Broken:
+    """There is evidence: others have tried to read what was accepted, the queues were counted."""
+    if story.accepted and not story.probes:
+        yield "tenants", "nobody has tried to read another's request"
+    for queue in {topology.REQUESTS, topology.WORK} - {left.stream for left in story.left}:
+        yield queue, "was not counted"
 
 
 def nothing_left(story: Story) -> Broken:
@@ -192,7 +218,10 @@ RULES: tuple[Callable[[Story], Broken], ...] = (
     unheard_settled,
     tenants_apart,
     refused_clearly,
-    answered,
+    accepted_in_the_end,
+    known_when_resumed,
+    nothing_astray,
+    looked_at,
     nothing_left,
     back_to_baseline,
     only_the_deaf_are_cut,

@@ -25,7 +25,9 @@ from tests.chaos.history import (
     Probed,
     Refused,
     Started,
+    Stray,
     Submitted,
+    Unknown,
 )
 from tests.chaos.plan import Ask
 
@@ -199,6 +201,9 @@ class Client:
             self._record(Probed(self.tenant, name.removeprefix(PROBE), answer))
         elif stream := self._streams.get(name):
             self._hear(stream, frame)
+        elif frame["type"] != "draining":
+            what = frame.get("code", frame["type"])
+            self._record(Stray(self._clock(), self.name, name, what))
 
     def _hear(self, stream: Stream, frame: dict[str, Any]) -> None:
         now, name = self._clock(), stream.ask.name
@@ -226,6 +231,7 @@ class Client:
         if stream.is_resuming and stream.received:
             self._end(stream, Ended(now, stream.ask.name, NOT_FOUND, None))
         elif stream.is_resuming:
+            self._record(Unknown(now, stream.ask.name))
             stream.request_id, stream.socket = "", None
             self._later(PING_SECONDS, self._open(stream))
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -139,8 +139,12 @@ class Cluster:
 
     def footprints(self) -> dict[str, Footprint]:
         """Of every service that lives."""
-        found = {name: Footprint.of(s.process.pid) for name, s in self.services.items()}
-        return {name: footprint for name, footprint in found.items() if footprint}
+        return dict(_footprints((name, each.process.pid) for name, each in self.services.items()))
+
+    def brokers_footprints(self) -> dict[str, Footprint]:
+        """Of every broker that lives; most of it is what the streams hold."""
+        nodes = enumerate(self.brokers.nodes)
+        return dict(_footprints((f"nats-{number}", node.process.pid) for number, node in nodes))
 
     async def _stream_leader(self, broker: Broker, random: Random) -> str:
         """The node that leads the requests, the work, or a shard of the token logs."""
@@ -187,3 +191,9 @@ class Cluster:
     def _write_configuration(self) -> None:
         tables = [f'[tenants.{tenant}]\nkeys = ["{key}"]\n' for tenant, key in KEYS.items()]
         (self._home / "millstream.toml").write_text("".join(tables))
+
+
+def _footprints(processes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Footprint]]:
+    for name, pid in processes:
+        if footprint := Footprint.of(pid):
+            yield name, footprint

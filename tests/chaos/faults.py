@@ -12,6 +12,9 @@ PAIRS = Shape(gateways=2, dispatchers=2)
 LINKED = replace(PAIRS, linked=True)
 CLUSTER = replace(PAIRS, nodes=3)
 CLOCKED = replace(PAIRS, own_clocks=True)
+MANY = replace(PAIRS, sequences=256, itl_ms=60)
+# Half of them are another gateway's, whose tokens lie between.
+LONG_ONES = Load(streams=400, seconds=10, tokens=(400, 500), cancelled=0, clients=8, kind="sdk")
 # Requests come before, during and after what is done to a part that others wait for.
 ALL_ALONG = Load(streams=60, seconds=25, tokens=(40, 300))
 FOR_LONGER = replace(ALL_ALONG, streams=100, seconds=50)
@@ -136,6 +139,7 @@ FAULTS = {
         Fault("worker-freeze", Shape(), AT_ONCE, once("freeze", "worker", (2, 4), 30)),
         Fault("gateway-kill", PAIRS, AT_ONCE, once("kill", "gateway", (2, 4), 5)),
         Fault("gateway-kill-sdk", PAIRS, Load(kind="sdk"), once("kill", "gateway", (2, 4), 5)),
+        Fault("gateway-kill-many", MANY, LONG_ONES, once("kill", "gateway", (20, 22), 5)),
         Fault("gateway-freeze", PAIRS, AT_ONCE, once("freeze", "gateway", (2, 4), 15)),
         Fault("dispatcher-kill", PAIRS, ALL_ALONG, once("kill", "dispatcher", (5, 8), 10)),
         Fault("dispatcher-freeze", PAIRS, ALL_ALONG, once("freeze", "dispatcher", (5, 8), 12)),

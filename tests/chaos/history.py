@@ -89,6 +89,24 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Unknown:
+    """A client came back to what was promised, and was told that nobody knows of it."""
+
+    at: float
+    request: str
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A frame for nothing that its client has open; `what` is its type, or an error's code."""
+
+    at: float
+    client: str
+    id: str
+    what: str
+
+
+@dataclass(frozen=True)
 class Dropped:
     """A client's socket broke, or was closed with this code."""
 
@@ -175,6 +193,8 @@ Event = (
     | Chunk
     | Cancelled
     | Ended
+    | Unknown
+    | Stray
     | Dropped
     | Struck
     | Probed

@@ -107,11 +107,11 @@ async def _clients(
 
 @asynccontextmanager
 async def _sampling(cluster: Cluster, recorder: Recorder) -> AsyncIterator[None]:
-    """Note meanwhile what each service holds."""
+    """Note meanwhile what each process holds."""
 
     async def sample() -> None:
         while True:
-            for name, footprint in cluster.footprints().items():
+            for name, footprint in (cluster.footprints() | cluster.brokers_footprints()).items():
                 recorder.add(Sampled(recorder.clock(), name, footprint.pid, footprint.rss))
             await asyncio.sleep(SAMPLE_SECONDS)
 

@@ -21,8 +21,10 @@ from tests.chaos.history import (
     Probed,
     Refused,
     Started,
+    Stray,
     Struck,
     Submitted,
+    Unknown,
 )
 
 E = TypeVar("E", bound=Event)
@@ -82,6 +84,7 @@ class Story:
             self.bills[bill.request_id].append(bill)
         self.probes, self.left = self.all(Probed), self.all(Left)
         self.held, self.strikes = self.all(Held), self.all(Struck)
+        self.unknown, self.strays = self.all(Unknown), self.all(Stray)
         self.dropped, self.readers = self.all(Dropped), _readers(self.strikes)
         read_at = max((end.at for end in self.all(Ended)), default=0.0) + READ_SECONDS
         self._kept_since = read_at - LOG_SECONDS

@@ -23,8 +23,10 @@ from tests.chaos.history import (
     Logged,
     Probed,
     Refused,
+    Stray,
     Struck,
     Submitted,
+    Unknown,
 )
 from tests.chaos.made import GOOD, Change, changed, one, swapped, twice, without
 from tests.chaos.story import Story
@@ -38,6 +40,7 @@ DEAF = [Struck(1.0, "deafen", "client-0"), Struck(18.0, "deafen", "client-0", un
 BRIEFLY = [DEAF[0], replace(DEAF[1], at=9.0)]
 CUT = Dropped(18.0, "client-0", 1006)
 
+NEVER = Submitted(4.0, "c", "acme", ["seven "], "client-0")
 BROKEN: list[tuple[str, Change]] = [
     ("one_terminal", without(one(Ended, "a"))),
     ("one_terminal", twice(one(Ended, "a"))),
@@ -68,7 +71,17 @@ BROKEN: list[tuple[str, Change]] = [
     ("tenants_apart", changed(one(Probed, "id-a"), answer="accepted")),
     ("refused_clearly", changed(one(Refused, "b"), retry_after_ms=None)),
     ("refused_clearly", changed(one(Refused, "b"), code="internal_error")),
-    ("answered", lambda events: [*events, Submitted(4.0, "c", "acme", ["seven "], "client-0")]),
+    ("accepted_in_the_end", lambda events: [*events, NEVER]),
+    (
+        "accepted_in_the_end",
+        lambda events: [*events, NEVER, replace(one(Refused, "b"), request="c")],
+    ),
+    ("known_when_resumed", lambda events: [*events, Unknown(4.0, "a")]),
+    ("nothing_astray", lambda events: [*events, Stray(4.0, "client-0", "a", "chunk")]),
+    ("nothing_astray", lambda events: [*events, Stray(4.0, "client-1", "a", "done")]),
+    ("nothing_astray", lambda events: [*events, Stray(4.0, "client-0", "", "internal_error")]),
+    ("looked_at", without(one(Probed, "id-a"))),
+    ("looked_at", without(one(Left, "WORK"))),
     ("nothing_left", changed(one(Left, "WORK"), messages=1)),
     ("back_to_baseline", changed(one(Held, "gateway-0"), rss_after=2**30)),
     ("back_to_baseline", changed(one(Held, "gateway-0"), descriptors_after=60)),
@@ -110,6 +123,13 @@ def test_brokers_that_forget_may_have_no_logs_left() -> None:
     forgetful = changed(one(Began, "made"), forgets=True)(GOOD)
     assert check(without(LOG)(forgetful)) == []
     assert check(without(one(Billed, "id-a"))(without(LOG)(forgetful))) != []
+    assert check(changed(LOG, chunks=LOG.chunks[:2])(forgetful)) != []
+    assert check([*without(LOG)(forgetful), Unknown(1.5, "a")]) == []
+
+
+def test_a_cancel_may_cross_with_the_end() -> None:
+    """What it cancels is over by then, and its client is told so."""
+    assert check([*GOOD, Stray(1.3, "client-1", "b", "request_not_found")]) == []
 
 
 LATER: list[Event] = [
