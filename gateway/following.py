@@ -105,7 +105,8 @@ class Following:
     def read(self, page: Sequence[Stored], now: float) -> bool:
         """Feed what was read from the log, from `read_from` on; False when the sink wants no more.
 
-        A log that does not begin with the last record seen is another one: the writer's copy.
+        A log that does not begin with the last record seen is another one: the writer's copy. Or it
+        has lost its beginning: then its writer has it.
         """
         if self.ended or self.paused:
             return False
@@ -114,6 +115,8 @@ class Following:
             return all(self.take(*stored) for stored in page)
         if page and page[0] == (self.last, self.data):
             return all(self.take(*stored) for stored in page[1:])
+        if page and page[0].seq > self.last:
+            self.after, self.writer = self.index - 1, None
         self.last, self.passed = 0, 0
         self.lost, self.seek_at = now, now + FIRST_SEEK_SECONDS
         return True
@@ -174,11 +177,11 @@ class Following:
 
     def _rest_of_output(self, record: Record) -> Record | None:
         text, count = record.get("text", ""), record["count"]
-        if not self.index and "characters" in record and record["index"] <= self.after + 1:
-            self.index, self.characters = record["index"], record["characters"]
-            self.passed = self.characters
-        had, read = self.index - record["index"], self.characters - self.passed
-        self.passed += len(text)
+        before = record.get("characters", self.passed)
+        self.passed = before + len(text)
+        if not self.index and record["index"] <= self.after + 1:
+            self.index, self.characters = record["index"], before
+        had, read = self.index - record["index"], self.characters - before
         if had >= count and read >= len(text):
             return None
         if not (0 <= had <= count and 0 <= read <= len(text)):

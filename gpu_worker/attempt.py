@@ -9,7 +9,7 @@ import structlog
 
 from gpu_worker.clock import Clock, Timer
 from gpu_worker.ended_logs import EndedLogs
-from gpu_worker.engine import EngineError, Output, Sequence
+from gpu_worker.engine import Output, Sequence
 from gpu_worker.mount import Mount
 from gpu_worker.outcome import Finished, Identity, Stopped, ledger_record, terminal
 from gpu_worker.pending import Pending
@@ -184,10 +184,7 @@ class Attempt:
 
     async def _begin_in_turn(self, before: Contents) -> None:
         """Give the engine what is still to be done, if anything is and can be."""
-        if not before.whole:
-            lost = EngineError("log_lost", "the broker has lost a part of this request's output")
-            self.accept(Output(self.envelope.request_id, error=lost))
-        elif await self._has_turn():
+        if await self._has_turn():
             await self._standing.begin(self._tokens + self._rows)
             if self._stopped is None:
                 self._begin(before)

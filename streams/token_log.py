@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from streams import messages, subjects, topology, usage
@@ -51,28 +52,35 @@ class Contents:
         last = self.records[-1] if self.records else None
         return last if last and last["type"] in messages.TERMINALS else None
 
+    @cached_property
+    def output(self) -> list[dict[str, Any]]:
+        """The chunks and results that all attempts together have stored, from the last beginning.
+
+        Empty if the broker has dropped that: an attempt that has nothing to go on from begins anew.
+        """
+        parts = [record for record in self.records if record["type"] in ("chunk", "result")]
+        begins = [place for place, part in enumerate(parts) if part["index"] == 0]
+        return parts[begins[-1] :] if begins else []
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether the broker, whose memory was full, has dropped the beginning."""
+        return not self.output and any("index" in record for record in self.records)
+
     @property
     def tokens(self) -> list[int]:
-        """The tokens that all attempts together have stored."""
-        chunks = (record for record in self.records if record["type"] == "chunk")
-        return [token for chunk in chunks for token in chunk["tokens"]]
+        """The tokens of the output."""
+        return [token for part in self.output for token in part.get("tokens", ())]
 
     @property
     def text(self) -> str:
         """The text of these tokens that was released with them."""
-        return "".join(record["text"] for record in self.records if record["type"] == "chunk")
-
-    @property
-    def whole(self) -> bool:
-        """False if the broker has dropped the beginning: no attempt can go on behind that."""
-        parts = [record for record in self.records if record["type"] in ("chunk", "result")]
-        ends = [0, *(part["index"] + part["count"] for part in parts)]
-        return all(part["index"] == end for part, end in zip(parts, ends, strict=False))
+        return "".join(part.get("text", "") for part in self.output)
 
     @property
     def rows(self) -> int:
         """How many vectors have been stored."""
-        return sum(record["count"] for record in self.records if record["type"] == "result")
+        return sum(part["count"] for part in self.output if part["type"] == "result")
 
 
 def contents(stored: list[StoredMessage]) -> Contents:
@@ -121,6 +129,8 @@ class TokenLog:
             except Fenced:
                 before = await persistently_for(PATIENCE_SECONDS, self.read)
             else:
+                if before.is_headless:
+                    self.written.begin_anew()
                 return before
         return before
 

@@ -51,6 +51,12 @@ class Written:
         self.records.append(record)
         self._seqs.append(seq)
 
+    def begin_anew(self) -> None:
+        """What came before the last claim is not gone on from."""
+        del self.records[: self._claim]
+        del self._seqs[: self._claim]
+        self._claim = 0
+
     def page(self, question: Question) -> Page:
         """The last claim comes first where records before it are left out."""
         begins = question.seq <= 1

@@ -15,6 +15,7 @@ from tests.integration.processes import Service
 Deed = Callable[[Cluster, str], Awaitable[None]]
 MIB = 2**20
 BOUND_BYTES = 64  # not even one request
+SQUEEZED_BYTES = 256 * 1024  # the last seconds of what workers say
 BALLAST = "ballast"
 HOUR = 3600
 
@@ -104,8 +105,13 @@ async def bound(cluster: Cluster, name: str) -> None:
     await _bound(cluster, name, BOUND_BYTES)
 
 
+async def squeeze(cluster: Cluster, name: str) -> None:
+    """A stream drops its oldest messages from now on."""
+    await _bound(cluster, name, SQUEEZED_BYTES)
+
+
 async def unbound(cluster: Cluster, name: str) -> None:
-    await _bound(cluster, name, 1024 * MIB)
+    await _bound(cluster, name, 512 * MIB)
 
 
 async def _bound(cluster: Cluster, stream: str, size: int) -> None:
@@ -158,6 +164,7 @@ DEEDS: dict[str, tuple[Deed, Deed]] = {
     "restart": (restart, leave),
     "fill": (fill, empty),
     "bound": (bound, unbound),
+    "squeeze": (squeeze, unbound),
     "deafen": (deafen, read),
     "dawdle": (dawdle, read),
     "ahead": (ahead, right),

@@ -114,6 +114,13 @@ def short_cluster(random: Random) -> Iterator[Strike]:
         yield Strike(2 + 5 * number + random.uniform(0, 1), "kill", whom, 4)
 
 
+def forgotten_beginnings(random: Random) -> Iterator[Strike]:
+    """The brokers drop the beginnings of what runs; then one dies who knew them, and a gateway."""
+    yield Strike(1, "squeeze", "TOKENS_0", 15)
+    yield Strike(random.uniform(4, 5), "kill", "worker", 10)
+    yield Strike(random.uniform(5, 6), "kill", "gateway", 5)
+
+
 SERVICES = [f"{kind}-{number}" for kind in ("worker", "dispatcher", "gateway") for number in (0, 1)]
 MACHINE = "nats dispatcher gateway-0 worker-0"  # what may well run on one, at its worst
 NODES = [f"nats-{number}" for number in range(3)]
@@ -169,6 +176,7 @@ FAULTS = {
             forgets=True,
         ),
         Fault("stream-full", PAIRS, ALL_ALONG, once("bound", "REQUESTS", (5, 8), 8)),
+        Fault("tokens-full", PAIRS, AT_ONCE, forgotten_beginnings, forgets=True),
         Fault("rolling-services", PAIRS, FOR_LONGER, each("restart", SERVICES, 4, 8, 0)),
         Fault("rolling-nats", CLUSTER, FOR_LONGER, each("restart", NODES, 5, 15, 0)),
         Fault("clock-gateway", CLOCKED, ALL_ALONG, clock_steps("gateway")),

@@ -14,7 +14,7 @@ from typing import Any
 class Began:
     """What the run was. `excused` are codes in which requests may fail under this fault.
 
-    `forgets`: the brokers lost their memory, and with it the logs of requests that had ended.
+    `forgets`: the brokers lost their memory, and with it logs, or the beginnings of logs.
     """
 
     fault: str

@@ -85,7 +85,7 @@ class Fault:
     load: Load
     strikes: Callable[[Random], Iterable[Strike]]
     excused: tuple[str, ...] = field(default=())
-    forgets: bool = False  # the logs of what has ended may be lost
+    forgets: bool = False  # logs of what has ended, or beginnings of logs, may be lost
 
 
 @dataclass(frozen=True)

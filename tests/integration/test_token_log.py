@@ -55,6 +55,22 @@ async def test_a_worker_that_claims_again_makes_a_new_attempt(broker: Broker) ->
     assert [r["attempt"] for r in (await log(broker).read()).records] == [1, 2]
 
 
+async def test_who_claims_a_log_without_its_beginning_begins_anew(broker: Broker) -> None:
+    """The broker drops the oldest records when its memory is full."""
+    first, second = log(broker), log(broker)
+    await first.claim("m", "1", "w1")
+    for index in range(9):
+        await first.append(chunk(index))
+    config = (await broker.js.stream_info(topology.tokens(0))).config
+    await broker.js.update_stream(config, max_bytes=600)
+    before = await second.claim("m", "1", "w2")
+    assert before.is_headless
+    assert before.tokens == []
+    await second.append(chunk(0))
+    assert [messages.unpack(r)["type"] for r in second.written.records] == ["started", "chunk"]
+    assert (await log(broker).read()).tokens == [0]
+
+
 async def test_an_ended_log_cannot_be_claimed(broker: Broker) -> None:
     """Exactly one terminal, whoever gets the work delivered again."""
     first = log(broker)

@@ -1,4 +1,4 @@
-"""What a token log held is only worth continuing if nothing of it is missing."""
+"""What a token log held is gone on from, from its last beginning."""
 
 import pytest
 
@@ -7,21 +7,27 @@ from streams.token_log import Contents
 CLAIM = {"type": "started", "attempt": 1}
 
 
-def chunk(index: int, count: int) -> dict[str, object]:
-    return {"type": "chunk", "index": index, "count": count, "tokens": [0] * count}
+def chunk(index: int, *tokens: int) -> dict[str, object]:
+    text = "".join(map(str, tokens))
+    place = {"type": "chunk", "index": index, "count": len(tokens)}
+    return place | {"tokens": list(tokens), "text": text}
 
 
 @pytest.mark.parametrize(
-    ("records", "whole"),
+    ("records", "tokens", "is_headless"),
     [
-        ([CLAIM], True),
-        ([CLAIM, chunk(0, 2), CLAIM, chunk(2, 1)], True),
-        ([chunk(2, 1), chunk(3, 1)], False),
-        ([CLAIM, chunk(0, 2), chunk(3, 1)], False),
+        ([CLAIM], [], False),
+        ([CLAIM, chunk(0, 5, 6), CLAIM, chunk(2, 7)], [5, 6, 7], False),
+        ([chunk(2, 7), chunk(3, 8)], [], True),
+        ([chunk(2, 7), CLAIM, chunk(0, 5), chunk(1, 6)], [5, 6], False),
+        ([chunk(0, 5), chunk(1, 6), CLAIM, chunk(0, 5, 6, 7)], [5, 6, 7], False),
     ],
 )
-def test_a_log_without_its_beginning_is_not_whole(
-    records: list[dict[str, object]], whole: bool
+def test_an_attempt_goes_on_from_the_last_beginning(
+    records: list[dict[str, object]], tokens: list[int], is_headless: bool
 ) -> None:
     """A full stream drops the oldest records; going on behind the rest would repeat tokens."""
-    assert Contents(records).whole == whole
+    contents = Contents(records)
+    assert contents.tokens == tokens
+    assert contents.text == "".join(map(str, tokens))
+    assert contents.is_headless == is_headless

@@ -257,6 +257,19 @@ def test_who_has_the_beginning_needs_only_the_rest(
     assert sink.taken[-1] == DONE
 
 
+def test_a_log_that_begins_anew_repeats_nothing() -> None:
+    """Its beginning was lost with the worker that knew it: the next attempt says it all again."""
+    sink = Sink()
+    reader = following(sink)
+    contents = [START, chunk(0, 2), chunk(2), START | {"attempt": 2}, chunk(0), chunk(1, 4), DONE]
+    log = Log.of(contents)
+    for place in range(len(contents)):
+        reader.offer(*log.reply(place))
+    chunks = [(r["index"], r["count"]) for r in sink.taken if r["type"] == "chunk"]
+    assert chunks == [(0, 2), (2, 1), (3, 2)]
+    assert "".join(r.get("text", "") for r in sink.taken) == "".join(map(word, range(5)))
+
+
 def test_who_lacks_the_beginning_is_told_that_it_is_lost() -> None:
     """What the broker has dropped in the middle of what a reader wants is an error, not a leap."""
     sink = Sink()
