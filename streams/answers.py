@@ -105,6 +105,10 @@ class Answer(ABC, Generic[T]):
             self.future.set_exception(error)
             self.future.exception()  # asyncio would complain if its asker has given up by now
 
+    def close(self) -> None:
+        """Its asker has the outcome. An error holds its frames, and these this answer: a cycle."""
+        del self.future
+
     @abstractmethod
     def _read(self, data: bytes, headers: Mapping[str, str]) -> T | None:
         """The value, or None while more messages must come."""

@@ -131,15 +131,16 @@ class Broker(Lifeline):
         For messages whose repetition is harmless, as with a `Nats-Msg-Id` or an expected sequence.
         """
         deadline = time.monotonic() + seconds
-        unsure: BrokerUnavailable | None = None  # the message of that try may have been stored
+        unsure = ""  # why it is not known of some try whether it was stored
         while True:
             try:
                 stored = await self.store(subject, payload, headers, repeats=True)
                 return replace(stored, repeated=True) if unsure else stored
             except BrokerUnavailable as error:
-                unsure = unsure if isinstance(error, NotConnected) else error
+                if not isinstance(error, NotConnected):
+                    unsure = str(error)  # not the error, which holds this frame: a cycle
                 if time.monotonic() + _RETRY_SECONDS > deadline:
-                    raise unsure or error from None
+                    raise BrokerUnavailable(unsure) if unsure else error from None
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
@@ -266,6 +267,7 @@ class Broker(Lifeline):
             return await answer.future
         finally:
             self._inbox.forget(reply)
+            answer.close()
 
     async def _publish_in_time(
         self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str

@@ -1,6 +1,8 @@
 """The connection outlives servers that freeze, die or close it, and never keeps anybody waiting."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -234,3 +236,27 @@ async def test_nothing_is_kept_of_what_was_answered(broker: Broker) -> None:
     stores[0].cancel()
     await asyncio.wait(stores)
     assert len(broker._inbox) == 0
+
+
+async def failure(broker: Broker, subject: str) -> "weakref.ref[BrokerUnavailable]":
+    try:
+        await broker.store_retrying(subject, b"x", {}, 1.0)
+    except BrokerUnavailable as error:
+        return weakref.ref(error)
+    raise AssertionError("it was stored")
+
+
+@pytest.mark.parametrize("subject", ["nobody.takes.this", DEAD])
+async def test_a_failed_store_leaves_nothing_to_collect(
+    broker: Broker, nats_server: NatsServer, subject: str
+) -> None:
+    """Thousands fail while brokers elect a leader, and each held its frames and its payload."""
+    if subject == DEAD:
+        nats_server.freeze()
+    gc.disable()
+    try:
+        error = await failure(broker, subject)
+        await asyncio.sleep(0)  # the loop has still had the answer in its hands
+        assert error() is None
+    finally:
+        gc.enable()
