@@ -75,13 +75,18 @@ def _inference(door: Door) -> list[BaseRoute]:
     completion, chat = completions.COMPLETION, completions.CHAT
     applications: dict[str, ASGIApp] = {
         "/v1/completions": Endpoint(
-            door, completion.schema, partial(completions.serve, completion)
+            door,
+            completion.schema,
+            completion.submissions,
+            partial(completions.serve, completion),
         ),
-        "/v1/chat/completions": Endpoint(door, chat.schema, partial(completions.serve, chat)),
-        "/v1/embeddings": Endpoint(door, EmbeddingRequest, unary.embed),
-        "/v1/classify": Endpoint(door, ClassifyRequest, unary.classify),
-        "/v1/rerank": Endpoint(door, RerankRequest, unary.rerank),
-        "/rerank": Endpoint(door, RerankRequest, unary.rerank),
+        "/v1/chat/completions": Endpoint(
+            door, chat.schema, chat.submissions, partial(completions.serve, chat)
+        ),
+        "/v1/embeddings": Endpoint(door, EmbeddingRequest, unary.submissions, unary.embed),
+        "/v1/classify": Endpoint(door, ClassifyRequest, unary.submissions, unary.classify),
+        "/v1/rerank": Endpoint(door, RerankRequest, unary.submissions, unary.rerank),
+        "/rerank": Endpoint(door, RerankRequest, unary.submissions, unary.rerank),
     }
     return [Route(path, each, methods=["POST"]) for path, each in applications.items()]
 

@@ -42,6 +42,10 @@ class Shape:
     events: type[sse.CompletionEvents] | type[sse.ChatEvents]
     default_max_tokens: int | None
 
+    def submissions(self, body: Body) -> list[Submission]:
+        """One for each prompt of a body."""
+        return Submission.all_of(body, self.default_max_tokens)
+
 
 COMPLETION = Shape(
     CompletionRequest,
@@ -54,10 +58,15 @@ CHAT = Shape(ChatRequest, answers.chat_completion, answers.chat_choice, sse.Chat
 
 
 async def serve(
-    shape: Shape, door: Door, request: Request, tenant: Tenant, body: Body, send: Send
+    shape: Shape,
+    door: Door,
+    request: Request,
+    tenant: Tenant,
+    body: Body,
+    submissions: Sequence[Submission],
+    send: Send,
 ) -> Response | None:
     """Answer one request: whole as a response, or streamed through `send`."""
-    submissions = Submission.all_of(body, shape.default_max_tokens)
     async with exchange(door, request, tenant, *submissions) as running:
         if not body.stream:
             return await _whole(shape, running, body)

@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 from gateway.guests import Guests
 from gateway.intake import Intake
+from gateway.porter import Porter
 from gateway.reader import Reader
 from gateway.relay import Relay
 from gateway.settings import GatewaySettings
@@ -27,6 +28,7 @@ class Door:
     tokenizers: Tokenizers
     intake: Intake
     relay: Relay
+    porter: Porter = field(default_factory=Porter)
     guests: Guests = field(default_factory=Guests)
     readers: WeakSet[Reader] = field(default_factory=WeakSet)  # of answers over HTTP
     draining: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,6 +1,7 @@
 """From an HTTP request to a checked body and back to an answer, the same for every endpoint."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -12,10 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import problems
 from gateway.door import Door
+from gateway.guests import Guest, frames_in
 from gateway.intake import Ticket
 from gateway.reader import Gone
 from gateway.schemas.fields import Body
 from gateway.schemas.reading import decode, parse
+from gateway.submission import Submission
 from registry.tenants import Tenant
 from streams.errors import MillstreamError, PayloadTooLarge, TooSlow
 
@@ -25,45 +28,61 @@ BODY_SECONDS = 30.0
 _READ_TO_END = 16  # times the limit
 
 B = TypeVar("B", bound=Body)
-Serve = Callable[[Door, Request, Tenant, B, Send], Awaitable[Response | None]]
+Submissions = Callable[[B], list[Submission]]
+Serve = Callable[[Door, Request, Tenant, B, list[Submission], Send], Awaitable[Response | None]]
 
 
 class Endpoint(Generic[B]):
     """An ASGI application for one path: authenticates, reads the body, serves, explains errors."""
 
-    def __init__(self, door: Door, schema: type[B], serve: Serve[B]) -> None:
-        self._door, self._schema, self._serve = door, schema, serve
+    def __init__(
+        self, door: Door, schema: type[B], submissions: Submissions[B], serve: Serve[B]
+    ) -> None:
+        self._door, self._schema, self._submissions, self._serve = door, schema, submissions, serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
             tenant = self._door.authenticate(authorization(request))
-            with self._door.guests.admitted(tenant):
-                await self._answer(request, tenant, send)
+            with self._door.guests.admitted(tenant) as guest:
+                await self._answer(request, tenant, guest, send)
         except Gone:
             log.info("client_left", path=scope["path"])
         except MillstreamError as error:
             await problems.response(error)(scope, receive, send)
 
-    async def _answer(self, request: Request, tenant: Tenant, send: Send) -> None:
+    async def _answer(self, request: Request, tenant: Tenant, guest: Guest, send: Send) -> None:
         send = self._door.intake.quotas.announcing(tenant, send)
         try:
-            response = await self._respond(request, tenant, send)
+            body = await _body(request, self._door.settings.max_body_bytes)
+            await _in_time(guest, len(body))
+            response = await self._respond(request, tenant, body, send)
         except MillstreamError as error:
             response = problems.response(error)
         if response is not None:
             await response(request.scope, request.receive, send)
 
-    async def _respond(self, request: Request, tenant: Tenant, send: Send) -> Response | None:
-        body = await _body(request, self._door.settings.max_body_bytes)
-        return await self._serve(
-            self._door, request, tenant, parse(self._schema, decode(body)), send
-        )
+    async def _respond(
+        self, request: Request, tenant: Tenant, data: bytes, send: Send
+    ) -> Response | None:
+        door = self._door
+        body, submissions = await door.porter.carry(len(data), self._read, data)
+        return await self._serve(door, request, tenant, body, submissions, send)
+
+    def _read(self, data: bytes) -> tuple[B, list[Submission]]:
+        body = parse(self._schema, decode(data))
+        return body, self._submissions(body)
 
 
 def authorization(request: Request) -> str | None:
     """The key that the request came with."""
     return problems.bearer(request.headers.get("authorization", ""))
+
+
+async def _in_time(guest: Guest, size: int) -> None:
+    """Wait as a frame of so many bytes would; a request by itself is no frame."""
+    if frames := frames_in(size) - 1:
+        await asyncio.sleep(guest.take(time.monotonic(), frames))
 
 
 async def _body(request: Request, limit: int) -> bytes:

@@ -11,6 +11,13 @@ from gateway.pace import Pace
 from registry.tenants import KeyHolder, Tenant
 from streams.errors import TooManyConnections
 
+FRAME_BYTES = 4096  # to read so many takes 0.1 ms at worst, to submit a request takes more
+
+
+def frames_in(size: int) -> int:
+    """As how many frames one of so many bytes counts."""
+    return 1 + size // FRAME_BYTES
+
 
 @dataclass
 class _Party:
@@ -39,10 +46,10 @@ class Guest:
     def __init__(self, parties: list[_Party]) -> None:
         self._parties = parties
 
-    def take(self, now: float) -> float:
-        """Count one frame; returns the seconds for which it must wait, mostly 0."""
+    def take(self, now: float, frames: int = 1) -> float:
+        """Count so many frames; returns the seconds for which it must wait, mostly 0."""
         paces = (party.pace for party in self._parties)
-        return max((pace.take(now) for pace in paces if pace), default=0.0)
+        return max((pace.take(now, frames) for pace in paces if pace), default=0.0)
 
 
 class Guests:

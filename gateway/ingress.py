@@ -103,7 +103,7 @@ class Ingress:
         tenant = self._door.tenants.get(self._tenant)
         if tenant is None:
             raise Forbidden(f"the tenant {self._tenant!r} is gone")
-        submission = Submission.of(_parse(delivery))
+        submission = await self._door.porter.carry(len(delivery.data), _submission, delivery)
         route, shards = _route(delivery), self._scale.shards
         await self._door.intake.forward(tenant, submission, _key(delivery), route, shards)
         await delivery.ack()
@@ -134,6 +134,10 @@ class Ingress:
                 await token_log.append(terminal | {"id": key})
         except Fenced:
             pass  # an earlier delivery was answered in the same way
+
+
+def _submission(delivery: Delivery) -> Submission:
+    return Submission.of(_parse(delivery))
 
 
 def _parse(delivery: Delivery) -> Submitted:

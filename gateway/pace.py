@@ -15,7 +15,7 @@ class Pace:
         self._interval = 1 / per_second
         self._tolerance = (per_second if burst is None else burst) * self._interval
 
-    def take(self, now: float) -> float:
-        """Count one; returns how long it must wait to be in time, mostly 0."""
-        self._due = max(self._due, now - self._tolerance) + self._interval
+    def take(self, now: float, count: int = 1) -> float:
+        """Count so many; returns how long the last must wait to be in time, mostly 0."""
+        self._due = max(self._due, now - self._tolerance) + count * self._interval
         return max(0.0, self._due - now)

@@ -77,7 +77,9 @@ async def _open(
     preparation = Preparation(broker, registry, tokenizers, grammars, deadlines)
     intake = Intake(broker, preparation, relay)
     await intake.open(settings.replicas)
-    return Door(settings, broker, registry, tenants, tokenizers, intake, relay)
+    door = Door(settings, broker, registry, tenants, tokenizers, intake, relay)
+    stack.callback(door.porter.close)
+    return door
 
 
 async def _reconcile(door: Door, scale: Scale) -> None:

@@ -19,7 +19,7 @@ from gateway import problems
 from gateway.call import Call
 from gateway.door import Door
 from gateway.following import Following
-from gateway.guests import Guest
+from gateway.guests import Guest, frames_in
 from gateway.metrics import SOCKETS, Watch, count_refused
 from gateway.outbound import Frame, Outbound
 from gateway.result_frame import ResultFrame
@@ -123,18 +123,23 @@ class Connection:
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 return
-            if too_early := self._guest.take(time.monotonic()):
+            text = event.get("text")
+            data = text.encode() if text is not None else event["bytes"]
+            if too_early := self._guest.take(time.monotonic(), frames_in(len(data))):
                 await asyncio.sleep(too_early)
-            data = event.get("text")
-            self._take(data if data is not None else event["bytes"], tasks)
+            await self._take(data, text is not None, tasks)
 
-    def _take(self, data: str | bytes, tasks: asyncio.TaskGroup) -> None:
-        """One frame of the client. What is wrong with it is told to it and harms nothing else."""
+    async def _take(self, data: bytes, is_text: bool, tasks: asyncio.TaskGroup) -> None:
+        """One frame of the client. What is wrong with it is told to it and harms nothing else.
+
+        Returns once it was read, so that a `cancel` does not overtake what it is for.
+        """
         wire: dict[str, Any] = {}
+        size, carry = len(data), self._door.porter.carry
         try:
-            size = self._check(data)
-            wire = decode(data, self._encoding)
-            frame = parse_frame(wire)
+            self._check(size, is_text)
+            wire = await carry(size, decode, data, self._encoding)
+            frame = await carry(size, parse_frame, wire)
             match frame:
                 case CancelFrame():
                     self._cancel(frame)
@@ -143,21 +148,21 @@ class Connection:
                     tasks.create_task(self._resume(call, frame), name=f"resume-{frame.id}")
                 case _:
                     call = self._open(frame.id)
-                    task = tasks.create_task(self._submit(call, frame), name=f"submit-{frame.id}")
+                    submitting = self._submit(call, frame, size)
+                    task = tasks.create_task(submitting, name=f"submit-{frame.id}")
                     self._submitting.add(size)
                     task.add_done_callback(lambda _: self._submitting.remove(size))
         except MillstreamError as error:
             self._fail(frame_id(wire), error)
 
-    def _check(self, data: str | bytes) -> int:
-        """Its bytes; raises for a frame of the wrong kind or over the limit."""
-        if isinstance(data, bytes) and self._encoding == "json":
-            raise BadRequest("frames of this subprotocol are text, this one is binary")
-        size = len(data if isinstance(data, bytes) else data.encode())
+    def _check(self, size: int, is_text: bool) -> None:
+        """Raises for a frame of the wrong kind or over the limit."""
+        if is_text != (self._encoding == "json"):
+            wanted, came = ("binary", "text") if is_text else ("text", "binary")
+            raise BadRequest(f"frames of this subprotocol are {wanted}, this one is {came}")
         limit = self._door.settings.max_body_bytes
         if size > limit:
             raise PayloadTooLarge(size, limit)
-        return size
 
     def _open(self, id: str, after: int = -1) -> Call:
         if id in self._calls:
@@ -167,11 +172,12 @@ class Connection:
         call = self._calls[id] = Call(id, self._put, ResultFrame(self._encoding), after)
         return call
 
-    async def _submit(self, call: Call, frame: WorkFrame) -> None:
+    async def _submit(self, call: Call, frame: WorkFrame, size: int) -> None:
         arrived, tenant = time.perf_counter(), self._tenant
-        sink, submission = partial(self._sink, call), Submission.of(frame)
+        sink = partial(self._sink, call)
         with self._explaining(call):
             self._door.check_open()
+            submission = await self._door.porter.carry(size, Submission.of, frame)
             ticket = await self._door.intake.submit(tenant, submission, sink, frame.idempotency_key)
             watch = Watch(tenant.name, ticket.model.name, submission.priority, arrived)
             self._accept(call, ticket.following, watch, ticket.admit_ms)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -13,8 +13,8 @@ from gateway import answers
 from gateway.door import Door
 from gateway.endpoint import answer_headers
 from gateway.exchange import Exchange, exchange
-from gateway.schemas.classification import ClassifyRequest, RerankRequest
-from gateway.schemas.embeddings import EmbeddingRequest
+from gateway.schemas.classification import Classification, ClassifyRequest, RerankRequest
+from gateway.schemas.embeddings import Embedding, EmbeddingRequest
 from gateway.submission import Submission
 from registry.tenants import Tenant
 
@@ -41,11 +41,21 @@ class Rows:
         return found
 
 
+def submissions(body: Embedding | Classification | RerankRequest) -> list[Submission]:
+    """The one for all inputs of a body."""
+    return [Submission.of(body)]
+
+
 async def embed(
-    door: Door, request: Request, tenant: Tenant, body: EmbeddingRequest, send: Send
+    door: Door,
+    request: Request,
+    tenant: Tenant,
+    body: EmbeddingRequest,
+    submissions: Sequence[Submission],
+    send: Send,
 ) -> Response:
     """Answer with one vector per input, in order."""
-    async with exchange(door, request, tenant, Submission.of(body)) as running:
+    async with exchange(door, request, tenant, *submissions) as running:
         found = await Rows.of(running)
     encoding = body.encoding_format or "float"
     parts = answers.embeddings(body.model, found.rows, found.usage["prompt_tokens"], encoding)
@@ -53,10 +63,15 @@ async def embed(
 
 
 async def classify(
-    door: Door, request: Request, tenant: Tenant, body: ClassifyRequest, send: Send
+    door: Door,
+    request: Request,
+    tenant: Tenant,
+    body: ClassifyRequest,
+    submissions: Sequence[Submission],
+    send: Send,
 ) -> Response:
     """Answer with the likeliest label of each input and the probabilities of all labels."""
-    async with exchange(door, request, tenant, Submission.of(body)) as running:
+    async with exchange(door, request, tenant, *submissions) as running:
         found = await Rows.of(running)
     head = answers.classification_head(
         running.ticket.request_id, body.model, int(time.time()), found.usage
@@ -68,10 +83,15 @@ async def classify(
 
 
 async def rerank(
-    door: Door, request: Request, tenant: Tenant, body: RerankRequest, send: Send
+    door: Door,
+    request: Request,
+    tenant: Tenant,
+    body: RerankRequest,
+    submissions: Sequence[Submission],
+    send: Send,
 ) -> Response:
     """Answer with the documents by falling relevance to the query."""
-    async with exchange(door, request, tenant, Submission.of(body)) as running:
+    async with exchange(door, request, tenant, *submissions) as running:
         found = await Rows.of(running)
     documents = None if body.return_documents is False else body.documents
     head = answers.rerank_head(running.ticket.request_id, body.model, found.usage)

@@ -115,7 +115,9 @@ class KeySettings(LimitSettings):
     """One of a tenant's keys: the key alone, or a table with limits of its own."""
 
     max_connections: int | None = Field(None, ge=1, description="connections to each gateway")
-    frames_per_second: int | None = Field(None, ge=1, description="frames over WebSockets")
+    frames_per_second: int | None = Field(
+        None, ge=1, description="frames over WebSockets, each 4096 bytes one more"
+    )
     key: SecretStr = Field(description="the API key, kept only as a hash")
     name: Name | None = Field(None, description="what `millstream usage` calls it")
 
@@ -140,7 +142,9 @@ class TenantSettings(LimitSettings):
         2000, ge=1, description="connections to each gateway: WebSockets, HTTP requests under way"
     )
     frames_per_second: int = Field(
-        2000, ge=1, description="frames that each gateway takes from all its WebSockets"
+        2000,
+        ge=1,
+        description="frames that each gateway takes from its WebSockets, each 4096 bytes one more",
     )
     max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt")
     max_output_tokens: int | None = Field(

@@ -8,6 +8,7 @@
     embeddings      /v1/embeddings
     classification  /v1/classify and /v1/rerank
     frames          the WebSocket's frames, and what NATS producers submit
+    bulk            how much a text in JSON or msgpack may hold
     reading         from bytes to one of these records, or to one clear sentence
 
 A record of work to generate has `model`, `prompt` (text or token ids) or `chat` (messages), `lane`

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
+from gateway.schemas.bulk import has_more
 from gateway.schemas.fields import (
+    MAX_VALUES,
     Body,
     Nothing,
     NothingListed,
@@ -56,6 +58,8 @@ Content = Annotated[
 
 def _arguments(value: str) -> str:
     """A JSON object, or nothing: templates want it as an object."""
+    if has_more(value.encode(errors="replace"), (b"{", b"[", b","), MAX_VALUES):
+        raise wrong(f"holds more than {MAX_VALUES} values")
     try:
         found = json.loads(value or "{}")
         json.dumps(found, ensure_ascii=False).encode()  # a ValueError for half a character

@@ -12,7 +12,9 @@ Inputs = list[str] | list[Tokens]
 
 def _inputs(value: object) -> Inputs:
     """One input or many, as texts or as token ids; always a list of them in the end."""
-    many = [value] if isinstance(value, str) or is_tokens(value) else value
+    if is_tokens(value):
+        return [value]
+    many = [value] if isinstance(value, str) else value
     if not isinstance(many, list) or not many:
         raise wrong("must be a text, token ids, or a list of either")
     if len(many) > MAX_INPUTS:

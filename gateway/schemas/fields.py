@@ -27,11 +27,14 @@ MAX_N = 8
 MAX_CHOICES = 128  # of all prompts of one body together
 MAX_BIASES = 1024
 MAX_FIELDS = 64  # of one object; none of ours knows so many
+MAX_VALUES = 32_768  # of an object whose fields are the client's own
 MAX_DEPTH = 100  # of an object whose fields are the client's own
 MOST_BIAS = 100
 INT32 = 2**31
 _INT64 = 2**63
 _SHOWN = 40
+_PIECE = 32_768  # looked at in one call into C, which no other thread can interrupt
+_PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}", re.ASCII)
 
 WRONG, UNSUPPORTED = "wrong_value", "unsupported_value"  # of errors whose words are our own
@@ -157,7 +160,12 @@ LogitBias = Annotated[
 
 def is_tokens(value: object) -> TypeGuard[Tokens]:
     """Whether this is a list of token ids (not of booleans), in whatever vocabulary."""
-    return isinstance(value, list) and set(map(type, value)) == {int}
+    if not isinstance(value, list):
+        return False
+    if len(value) <= _PIECE:
+        return set(map(type, value)) == {int}
+    pieces = (value[at : at + _PIECE] for at in range(0, len(value), _PIECE))
+    return all(set(map(type, piece)) == {int} for piece in pieces)
 
 
 def _prompt(value: object) -> str | Tokens:
@@ -170,12 +178,13 @@ def _prompt(value: object) -> str | Tokens:
 
 def _prompts(value: object) -> list[str | Tokens]:
     """One prompt or many, each a text or token ids; always a list of them in the end."""
-    many = [value] if _is_one_prompt(value) else value
-    if isinstance(many, list) and len(many) > MAX_CHOICES:
-        raise wrong(f"has {len(many)} prompts, the limit is {MAX_CHOICES}")
-    if not isinstance(many, list) or not many or not all(map(_is_one_prompt, many)):
+    if _is_one_prompt(value):
+        return [value]
+    if isinstance(value, list) and len(value) > MAX_CHOICES:
+        raise wrong(f"has {len(value)} prompts, the limit is {MAX_CHOICES}")
+    if not isinstance(value, list) or not value or not all(map(_is_one_prompt, value)):
         raise wrong("must be a text, a list of token ids, or a list of either, and not empty")
-    return many
+    return value
 
 
 def _is_one_prompt(value: object) -> TypeGuard[str | Tokens]:
@@ -200,21 +209,30 @@ Prompts = Annotated[list[str | Tokens], PlainValidator(_prompts), _prompt_schema
 def plain_json(value: dict[str, Any]) -> dict[str, Any]:
     """`value` if any reader of JSON takes it: msgpack has more types, and some readers recurse."""
     level: list[Any] = [value]
+    left = MAX_VALUES
     for _ in range(MAX_DEPTH):
-        level = [part for each in level for part in _parts(each)]
+        left -= sum(map(len, level))
+        if left < 0:
+            raise wrong(f"holds more than {MAX_VALUES} values")
+        level = _containers([part for each in level for part in _parts(each)])
         if not level:
             return value
     raise wrong(f"is nested deeper than {MAX_DEPTH}")
 
 
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, list):
-        return value
-    if value is None or isinstance(value, str | int | float):
-        return ()
-    raise wrong(f"must be JSON, and holds {shown(value)}")
+def _parts(container: Any) -> Iterable[Any]:
+    return container if isinstance(container, list) else container.values()
+
+
+def _containers(values: list[Any]) -> list[Any]:
+    """The objects and lists among them."""
+    kinds = set(map(type, values))
+    if not kinds <= _PLAIN:
+        culprit = next(each for each in values if type(each) not in _PLAIN)
+        raise wrong(f"must be JSON, and holds {shown(culprit)}")
+    if kinds.isdisjoint((dict, list)):
+        return []
+    return [each for each in values if isinstance(each, dict | list)]
 
 
 PlainObject = Annotated[dict[str, Any], AfterValidator(plain_json)]

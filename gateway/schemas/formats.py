@@ -3,15 +3,24 @@
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from gateway.schemas.fields import Body, PlainObject
+from gateway.schemas.fields import Body, PlainObject, wrong
 from streams.errors import BadRequest
+from streams.grammar import MAX_CHARACTERS
 from streams.messages import Grammar
 
 MAX_CHOICES = 1024
 Schema = PlainObject
-Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+def _short(choices: list[str]) -> list[str]:
+    if sum(map(len, choices)) > MAX_CHARACTERS:
+        raise wrong(f"has more than {MAX_CHARACTERS} characters")
+    return choices
+
+
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(_short)]
 
 
 class JsonSchema(Body):

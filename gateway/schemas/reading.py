@@ -9,6 +9,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.schemas import bulk
 from gateway.schemas.fields import UNSUPPORTED, WRONG, Body, shown
 from gateway.schemas.frames import (
     FRAMES,
@@ -28,12 +29,22 @@ Encoding = Literal["json", "msgpack"]
 def decode(data: bytes | str, encoding: Encoding = "json") -> dict[str, Any]:
     """The map that `data` holds; raises `BadRequest` if it holds none."""
     try:
-        found = orjson.loads(data) if encoding == "json" else msgpack.unpackb(data)
+        found = _load(data, encoding)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise BadRequest(f"this is not {encoding}: {error}") from None
     if not isinstance(found, dict):
         raise BadRequest(f"this must be an object, not {shown(found)}")
     return found
+
+
+def _load(data: bytes | str, encoding: Encoding) -> Any:
+    if len(data) <= bulk.MOST_PARTS:
+        return orjson.loads(data) if encoding == "json" else msgpack.unpackb(data)
+    data = data.encode() if isinstance(data, str) else data
+    if encoding == "msgpack":
+        return bulk.unpack(data)
+    bulk.check_json(data)
+    return orjson.loads(data)
 
 
 def parse(record: type[B], wire: Mapping[str, Any]) -> B:

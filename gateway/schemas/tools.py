@@ -31,7 +31,9 @@ class Tool(Body):
 
     def plain(self) -> dict[str, Any]:
         """What chat templates know."""
-        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        said = vars(self.function).items()  # `model_dump` copies every value of the parameters
+        function = {name: value for name, value in said if name != "strict" and value is not None}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.guests import Guests
+from gateway.guests import FRAME_BYTES, Guests, frames_in
 from registry.tenants import KeyHolder, Tenant
 from streams.errors import TooManyConnections
 
@@ -56,3 +56,12 @@ def test_a_key_has_its_own_pace_too() -> None:
     with guests.admitted(tenant(key=ci)) as guest, guests.admitted(tenant()) as other:
         assert [guest.take(0.0), guest.take(0.0)] == [0.0, 1.0]
         assert other.take(0.0) == 0.0
+
+
+def test_a_frame_counts_by_its_bytes_too() -> None:
+    """To read 1 MB takes a thousand times what a token's frame does."""
+    assert [frames_in(size) for size in (0, FRAME_BYTES - 1, FRAME_BYTES)] == [1, 1, 2]
+    guests, acme = Guests(), tenant(frames_per_second=100)
+    with guests.admitted(acme) as guest:
+        assert guest.take(0.0, frames_in(99 * FRAME_BYTES)) == 0.0
+        assert guest.take(0.0, frames_in(99 * FRAME_BYTES)) == pytest.approx(1.0)

@@ -28,3 +28,11 @@ def test_a_new_pace_counts_from_now_on() -> None:
     assert [pace.take(0.0) for _ in range(3)] == [0.0, 1.0, 2.0]
     pace.set(100)
     assert pace.take(2.0) == pytest.approx(0.0, abs=0.02)
+
+
+def test_what_counts_for_several_waits_for_all_of_them() -> None:
+    """A large frame is as much work as many small ones."""
+    pace = Pace(10)
+    assert pace.take(100.0, 8) == 0.0
+    assert pace.take(100.0, 5) == pytest.approx(0.3)
+    assert pace.take(100.0) == pytest.approx(0.4)

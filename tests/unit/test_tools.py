@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from gateway.schemas.completions import ChatRequest
+from gateway.schemas.fields import MAX_VALUES
 from gateway.schemas.reading import parse
 from streams.errors import BadRequest
 from streams.messages import Sampling
 
+LONG = json.dumps({"a": [1] * (MAX_VALUES + 1)})
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 
@@ -147,3 +149,28 @@ def test_only_an_assistant_calls() -> None:
     """What a template would make of it otherwise nobody knows."""
     message = {"role": "user", "content": "x", "tool_calls": [called("{}")]}
     assert refusal({"messages": [message]}) == ("invalid_request", "messages[0]")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [tool("look", enum=[1] * MAX_VALUES)]},
+        {"tools": [tool("look", enum=[[1] * 1000] * 40)]},
+        {"messages": [{"role": "assistant", "tool_calls": [called(LONG)]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [called("[" * MAX_VALUES + "1,")]}]},
+    ],
+)
+def test_parameters_and_arguments_hold_no_more_values_than_a_schema_may(
+    fields: dict[str, Any],
+) -> None:
+    """Each value is looked at, and templates write each out."""
+    with pytest.raises(BadRequest, match=f"holds more than {MAX_VALUES} values"):
+        chat(**fields)
+
+
+def test_long_arguments_of_few_values_are_taken() -> None:
+    """An agent sends back the file that it wrote, whatever is in it."""
+    file = '{"a": [1, 2]}\\' * MAX_VALUES
+    arguments = json.dumps({"path": "a", "content": file})
+    (said,) = chat(messages=[{"role": "assistant", "tool_calls": [called(arguments)]}]).chat
+    assert said["tool_calls"][0]["function"]["arguments"]["content"] == file
