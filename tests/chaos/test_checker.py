@@ -124,6 +124,8 @@ def test_brokers_that_forget_may_have_no_logs_left() -> None:
     assert check(without(LOG)(forgetful)) == []
     assert check(without(one(Billed, "id-a"))(without(LOG)(forgetful))) != []
     assert check(changed(LOG, chunks=LOG.chunks[:2])(forgetful)) != []
+    again = changed(one(Logged, "id-b"), chunks=[(0, 2, "five six ")], terminals=["length"])
+    assert check(again(forgetful)) == []
     assert check([*without(LOG)(forgetful), Unknown(1.5, "a")]) == []
 
 
