@@ -22,6 +22,8 @@ class Call:
     wants no more frames, until its reader has taken everything and it is opened anew.
     """
 
+    left = False  # by its reader
+
     def __init__(self, ask: Mapping[str, Any], changed: Callable[[], None]) -> None:
         self.ask, self.changed = ask, changed
         self.request_id: str | None = None
@@ -29,6 +31,7 @@ class Call:
         self.outcome: Done | Result | MillstreamError | None = None
         self.cancel_wanted = False
         self.behind = False
+        self.sent = False  # its opening frame, and no error has answered it
         self.size = 0  # bytes of its opening frame
         self.refusals = 0
         self.held_since = 0.0  # since when it has waited for a gateway to take it (or take it back)
@@ -45,6 +48,11 @@ class Call:
     def accepted(self) -> bool:
         """True once it is durable: from then on it is resumed, not sent again."""
         return self.request_id is not None
+
+    @property
+    def may_run(self) -> bool:
+        """True while some gateway may have it, whether or not it has said so."""
+        return self.sent or self.accepted
 
     def opening(self) -> dict[str, Any]:
         """The frame, but for its `id`, that opens this request on a socket."""
@@ -112,6 +120,21 @@ class Call:
 
     def _end(self, outcome: Done | Result | MillstreamError) -> None:
         self.outcome = self.outcome or outcome
+
+
+class Parting(Call):
+    """What remains of a call that nobody reads any more: its end is wanted, and no token of it."""
+
+    left = True
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call.ask, changed=lambda: None)
+        self.request_id, self._after, self._source = call.request_id, call._after, call._source
+        self.size, self.sent = call.size, call.sent
+        self.cancel_wanted = True
+
+    def _receive_chunk(self, chunk: Chunk, size: int) -> None:
+        """Passed over."""
 
 
 def _last(chunk: Chunk) -> int:

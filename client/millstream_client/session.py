@@ -4,6 +4,9 @@ A call that is under way waits to be opened, or is open under an id of the socke
 was refused and is to be sent again later, or its reader has enough to take. When the socket drops,
 what was open waits again; on the next one it is resumed, or sent again under its idempotency key
 if it was never accepted.
+
+A call whose reader leaves has its place taken by a `Parting`, which is kept like any other until a
+gateway has told of the end: so that end comes even where the cancel was lost with its socket.
 """
 
 import asyncio
@@ -15,7 +18,7 @@ from itertools import count
 
 from millstream_client.backoff import Backoff
 from millstream_client.budget import RetryBudget
-from millstream_client.call import Call
+from millstream_client.call import Call, Parting
 from millstream_client.dialer import Dialer
 from millstream_client.errors import (
     BadRequest,
@@ -32,6 +35,7 @@ from millstream_client.line import Line
 log = logging.getLogger(__name__)
 
 MOST_OPEN = 1000  # the gateway takes 1024 of one socket
+FAREWELL_SECONDS = 1.0  # so long a closed client looks for a gateway to tell of what was left
 
 
 class Session:
@@ -46,7 +50,7 @@ class Session:
         self._dialer, self._patience = dialer, patience
         self._budget = RetryBudget(self._loop.time())
         self._backoff = Backoff(first=0.25, most=8.0)
-        self._calls: dict[Call, str | None] = {}  # those under way, each with its id while open
+        self._calls: dict[Call, str | None] = {}  # those under way, each with its id on this socket
         self._open: dict[str, Call] = {}
         self._waiting: deque[Call] = deque()
         self._ids = count(1)
@@ -72,16 +76,23 @@ class Session:
         self._queue(call)
 
     def cancel(self, call: Call) -> None:
-        """Ask for its end, which comes as a `done` frame."""
+        """Ask for its end, which comes as a `done` frame. Idempotent."""
+        if call in self._calls and not call.cancel_wanted:
+            id = self._calls[call]
+            if call.behind:  # it is opened anew by who reads it, and that may be never
+                self._calls[call] = None
+                self._part(Parting(call), id)
+            elif id:
+                self._put({"type": "cancel", "id": id})
         call.cancel_wanted = True
-        if id := self._calls.get(call):
-            self._put({"type": "cancel", "id": id})
 
     def let_go(self, call: Call) -> None:
-        """Its reader has left: cancel it and forget it. Idempotent."""
-        if call in self._calls:
-            self.cancel(call)
+        """Its reader has left: end it, whatever state it is in, and hear no more. Idempotent."""
+        if call in self._calls and not call.left:
+            id = self._calls[call]
             self._fail(call, Cancelled("it was left by its reader"))
+            if call.may_run:
+                self._part(Parting(call), id)
 
     def catch_up(self, call: Call) -> None:
         """A call that was behind has been read to the end of what had come."""
@@ -89,26 +100,31 @@ class Session:
         self._queue(call)
 
     async def close(self) -> None:
-        """Cancel all calls and part from the gateway. Idempotent."""
+        """Cancel all calls and part from the gateway. Idempotent.
+
+        Between two sockets the next is opened to cancel them there, if that takes no longer than
+        `FAREWELL_SECONDS`.
+        """
         self._closed = True
         for call in [*self._calls]:
             self.let_go(call)
         if self._line:
             self._line.end()
-        else:
+        elif not self._has_waiting():
             self._running.cancel()
         try:
-            await asyncio.wait({self._running})
+            await asyncio.wait({self._running}, timeout=None if self._line else FAREWELL_SECONDS)
         finally:
             self._running.cancel()
+        await asyncio.wait({self._running})
 
     async def _run(self) -> None:
         """Keep a socket open as long as anybody wants one."""
         try:
-            while not self._closed:
+            while not self._closed or self._has_waiting():
                 if line := await self._next_line():
                     await self._serve(line)
-                else:
+                elif not self._closed:
                     await self._wanted.wait()
         finally:
             self._closed = True
@@ -153,6 +169,8 @@ class Session:
         """Use a socket until it is lost or closed."""
         self._line = line
         self._open_waiting()
+        if self._closed:
+            line.end()
         try:
             await line.run(self._receive)
         finally:
@@ -163,10 +181,11 @@ class Session:
         if line.was_too_big:
             self._fail_largest(PayloadTooLarge("the gateway does not take a frame of this size"))
         for call in self._open.values():
-            self._calls[call] = None
             call.held_since = self._loop.time()
-        self._waiting.extend(self._open.values())
+        if self._next or not self._closed:
+            self._waiting.extend(self._open.values())
         self._open.clear()
+        self._calls = dict.fromkeys(self._calls)
 
     def _move_on(self) -> None:
         """Go over to the next gateway, if it takes us: what runs here is resumed there."""
@@ -199,7 +218,7 @@ class Session:
         self._calls[call], self._open[id] = id, call
         if not call.refusals:
             call.held_since = self._loop.time()
-        call.size = self._put({**call.opening(), "id": id})
+        call.size, call.sent = self._put({**call.opening(), "id": id}), True
         if call.cancel_wanted:
             self._put({"type": "cancel", "id": id})
 
@@ -219,8 +238,10 @@ class Session:
             self._receive_draining()
         elif call:
             call.receive(frame, len(data))
-            if call.ended or call.behind:
+            if call.ended:
                 self._release(call)
+            elif call.behind:
+                self._set_aside(call)
         self._dialer.works()
 
     def _receive_draining(self) -> None:
@@ -231,6 +252,7 @@ class Session:
     def _receive_error(self, call: Call | None, error: MillstreamError) -> None:
         if call:
             self._release(call)
+            call.sent = False
             if not self._tries_again(call, error):
                 self._fail(call, error)
         elif isinstance(error, PayloadTooLarge):
@@ -239,12 +261,29 @@ class Session:
     def _release(self, call: Call) -> None:
         """Its id is free; what still comes under it is passed over."""
         if id := self._calls[call]:
-            del self._open[id]
+            self._open.pop(id, None)
         if call.ended:
             del self._calls[call]
         else:
             self._calls[call] = None
         self._open_waiting()
+
+    def _set_aside(self, call: Call) -> None:
+        """What still comes is passed over; it can be cancelled under its id, which it keeps."""
+        id = self._calls[call]
+        assert id  # something came under it
+        del self._open[id]
+        self._open_waiting()
+
+    def _part(self, parting: Parting, id: str | None) -> None:
+        """End a request at the gateway that has it open under `id`, else at the next one."""
+        self._calls[parting] = id
+        parting.held_since = self._loop.time()
+        if id:
+            self._open[id] = parting
+            self._put({"type": "cancel", "id": id})
+        else:
+            self._queue(parting)
 
     def _fail(self, call: Call, error: MillstreamError) -> None:
         call.fail(error)
@@ -263,6 +302,8 @@ class Session:
 
     def _tries_again(self, call: Call, error: MillstreamError) -> bool:
         """True if the error is not the end of the call."""
+        if call.left and not call.accepted:
+            return False  # nobody has it
         if isinstance(error, RequestNotFound) and call.accepted and not call.cancel_wanted:
             call.unaccept()
             self._queue(call)

@@ -8,7 +8,7 @@
 // Frames and their fields are those of docs/websocket.md.
 
 import { RetryBudget, backoffMs } from "./retries.js";
-import { MillstreamError, Stream } from "./stream.js";
+import { MillstreamError, Parting, Stream } from "./stream.js";
 
 export { MillstreamError, Stream };
 
@@ -29,13 +29,14 @@ export class Client extends EventTarget {
   #urls;
   #protocols;
   #patienceMs;
-  #streams = new Map(); // those under way, each with its id while open
+  #streams = new Map(); // those under way, each with its id on this socket
   #open = new Map();
   #waiting = [];
   #ids = 0;
   #socket = null;
   #dialling = false;
   #draining = false;
+  #closed = false;
   #failures = 0; // to connect, in a row
   #heard = 0; // when the last frame came, by performance.now()
   #probed = 0;
@@ -87,9 +88,13 @@ export class Client extends EventTarget {
     return this.#submit("classify", ask, options).ended;
   }
 
-  /** Cancels what is under way and closes the socket; the client may be used again. */
+  /**
+   * Cancels what is under way and closes the socket; the client may be used again. Between two sockets
+   * the next is opened to cancel there.
+   */
   close() {
-    for (const stream of [...this.#streams.keys()]) stream.return();
+    this.#closed = true;
+    for (const stream of [...this.#streams.keys()]) if (!stream.left) stream.return();
     this.#hangUp();
   }
 
@@ -148,6 +153,7 @@ export class Client extends EventTarget {
     this.#watching = setInterval(() => this.#watch(), PROBE_MS / 4);
     this.#tell("open");
     this.#openWaiting();
+    if (this.#closed) this.#hangUp();
   }
 
   // A gateway that freezes, or a network that is gone, closes nothing.
@@ -171,19 +177,22 @@ export class Client extends EventTarget {
     if (this.#someWait()) this.#connect();
   }
 
-  // Parts from the socket; what was open on it waits for another one.
+  // Parts from the socket; what was open on it waits for another one, unless this client is closed.
   #hangUp() {
     const socket = this.#socket;
     if (!socket) return;
     clearInterval(this.#watching);
     this.#socket = socket.onmessage = socket.onclose = null;
     socket.close();
-    for (const stream of this.#open.values()) {
-      this.#streams.set(stream, null);
-      stream.heldSince = performance.now();
-      this.#waiting.push(stream);
-    }
+    for (const stream of this.#streams.keys()) this.#streams.set(stream, null);
+    for (const stream of this.#open.values()) this.#hold(stream);
     this.#open.clear();
+  }
+
+  #hold(stream) {
+    stream.heldSince = performance.now();
+    if (this.#closed) this.#streams.delete(stream);
+    else this.#waiting.push(stream);
   }
 
   // Goes over to the next gateway, if it takes us; what runs is resumed there.
@@ -217,10 +226,11 @@ export class Client extends EventTarget {
     const session = {
       queue: (stream) => this.#queue(stream),
       cancel: (stream) => this.#cancel(stream),
-      release: (stream) => this.#release(stream),
+      letGo: (stream) => this.#letGo(stream),
     };
     const stream = new Stream(session, type, ask, options);
     if (stream.over) return stream;
+    this.#closed = false;
     this.#budget.deposit();
     stream.heldSince = performance.now();
     this.#streams.set(stream, null);
@@ -247,12 +257,42 @@ export class Client extends EventTarget {
     this.#open.set(id, stream);
     if (!stream.refusals) stream.heldSince = performance.now();
     stream.openingLength = this.#send({ ...stream.opening(), id });
+    stream.sent = true;
     if (stream.cancelWanted) this.#send({ type: "cancel", id });
   }
 
   #cancel(stream) {
     const id = this.#streams.get(stream);
-    if (id) this.#send({ type: "cancel", id });
+    if (id === undefined) return;
+    if (stream.behind) {
+      this.#streams.set(stream, null); // it is opened anew by who reads it, and that may be never
+      this.#part(new Parting(stream), id);
+    } else if (id) {
+      this.#send({ type: "cancel", id });
+    }
+  }
+
+  // Its reader has left: ends it, whatever state it is in.
+  #letGo(stream) {
+    const id = this.#streams.get(stream);
+    if (id === undefined) return;
+    this.#release(stream);
+    if (stream.sent || stream.requestId !== null) this.#part(new Parting(stream), id);
+  }
+
+  // Ends a request at the gateway that has it open under `id`, else at the next one. It is kept until
+  // a gateway has told of its end: the cancel may be lost with its socket.
+  #part(parting, id) {
+    this.#streams.set(parting, id);
+    if (id === null) return this.#queue(parting);
+    this.#open.set(id, parting);
+    this.#send({ type: "cancel", id });
+  }
+
+  // What still comes is passed over; it can be cancelled under its id, which it keeps.
+  #setAside(stream) {
+    this.#open.delete(this.#streams.get(stream));
+    this.#openWaiting();
   }
 
   // Its id is free; what still comes under it is passed over.
@@ -285,7 +325,8 @@ export class Client extends EventTarget {
       this.#moveOn();
     } else if (stream) {
       stream.receive(frame, size);
-      if (stream.over || stream.behind) this.#release(stream);
+      if (stream.over) this.#release(stream);
+      else if (stream.behind) this.#setAside(stream);
     }
   }
 
@@ -293,6 +334,7 @@ export class Client extends EventTarget {
     const error = new MillstreamError(code, message, retryAfterMs);
     if (stream) {
       this.#release(stream);
+      stream.sent = false;
       if (!this.#triesAgain(stream, error)) this.#fail(stream, error);
     } else if (code === "payload_too_large") {
       this.#failLargest(error);
@@ -301,6 +343,7 @@ export class Client extends EventTarget {
 
   // True if the error is not the end of the request.
   #triesAgain(stream, error) {
+    if (stream.left && stream.requestId === null) return false; // nobody has it
     if (error.code === "request_not_found" && stream.requestId !== null && !stream.cancelWanted) {
       stream.unaccept();
       this.#queue(stream);

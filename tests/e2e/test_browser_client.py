@@ -237,3 +237,90 @@ def test_a_slow_readers_rest_is_fetched_when_it_has_read_what_came(browser: Brow
         """
     )
     assert found == [list(range(9)), [None, 2, 5, 8]]
+
+
+FLOOD = """
+const seen = () => new Promise((resolve) => setTimeout(resolve, 20));
+const frames = (socket) => socket.sent.map(({ type, id }) => [type, id]);
+const answer = (socket, { type, id }) => {
+  const cancelled = { type: "done", id, ...end, finish_reason: "cancelled" };
+  if (type === "cancel") return socket.say(cancelled);
+  socket.say({ type: "accepted", id, request_id: "r" });
+  for (let index = 0; type === "generate" && index < 9; index++)
+    socket.say({ type: "chunk", id, index, count: 1, text: "x".repeat(100000) });
+};
+"""
+
+
+def test_leaving_a_stream_that_is_behind_cancels_it(browser: Browser) -> None:
+    """Its id is no longer listened to, and is still what the gateway knows it by."""
+    sent = browser.evaluate(
+        FAKE
+        + FLOOD
+        + CLIENT
+        + """
+        for await (const chunk of client.generate(ask("p", 9))) break;
+        await seen();
+        return frames(sockets[0]);
+        """
+    )
+    assert sent == [["generate", "1"], ["cancel", "1"]]
+
+
+@pytest.mark.parametrize("way", ["return", "cancel"])
+def test_a_stream_whose_socket_was_lost_while_it_was_behind_is_ended_on_the_next(
+    browser: Browser, way: str
+) -> None:
+    """It is not open there; nobody but its reader would open it."""
+    sent = browser.evaluate(
+        FAKE
+        + FLOOD
+        + CLIENT
+        + f"""
+        const stream = client.generate(ask("p", 9));
+        await stream.next();
+        sockets[0].onclose({{ code: 1006 }});
+        stream.{way}();
+        await seen();
+        return frames(sockets[1]);
+        """
+    )
+    assert sent == [["resume", "2"], ["cancel", "2"]]
+
+
+def test_a_cancel_that_was_lost_with_its_socket_is_sent_on_the_next(browser: Browser) -> None:
+    """Where the gateway has died nobody else would end the request. Once it has ended it is
+    forgotten: nothing is sent of it on a third."""
+    sent = browser.evaluate(
+        FAKE
+        + FLOOD
+        + CLIENT
+        + """
+        for await (const chunk of client.generate(ask("p", 9))) break;
+        sockets[0].onclose({ code: 1006 });
+        await seen();
+        sockets[1].onclose({ code: 1006 });
+        client.generate(ask("another", 9));
+        await seen();
+        return [frames(sockets[1]), frames(sockets[2])];
+        """
+    )
+    assert sent == [[["resume", "2"], ["cancel", "2"]], [["generate", "3"]]]
+
+
+def test_closing_the_client_between_two_sockets_cancels_on_the_next(browser: Browser) -> None:
+    """And leaves that one, too."""
+    sent, state = browser.evaluate(
+        FAKE
+        + FLOOD
+        + CLIENT
+        + """
+        const stream = client.generate(ask("p", 9));
+        await stream.next();
+        sockets[0].onclose({ code: 1006 });
+        client.close();
+        await seen();
+        return [frames(sockets[1]), sockets[1].onmessage];
+        """
+    )
+    assert (sent, state) == ([["resume", "2"], ["cancel", "2"]], None)

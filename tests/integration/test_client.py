@@ -162,6 +162,17 @@ async def test_what_is_left_is_cancelled(nats_url: str, how: Any) -> None:
         await left(nats_url, client, how)
 
 
+async def test_what_is_left_while_it_is_behind_is_cancelled(nats_url: str) -> None:
+    """The gateway goes on with what its reader has no room for: it has to be told to stop."""
+    async with cell(nats_url, mock=SLOW) as (gateway,), a_client(gateway) as client:
+        long = client.generate(model="mock", prompt="hello", max_tokens=8000, logprobs=5)
+        async with long as stream:
+            await eventually(lambda: stream._call.behind)
+        ((outcome, used),) = await eventually(lambda: outcomes(nats_url))
+        assert outcome == "cancelled"
+        assert used < 4000
+
+
 async def test_a_loop_that_is_broken_out_of_cancels(nats_url: str) -> None:
     """A plain loop has no context to leave: its stream goes with its last reference."""
     async with cell(nats_url, mock=SLOW) as (gateway,), a_client(gateway) as client:
@@ -262,6 +273,20 @@ async def test_a_killed_gateway_is_not_seen_by_its_readers(nats_url: str, tmp_pa
         assert len((await embedding).vectors) == 2
         assert (await late)[1] == list(range(10))
         await eventually(lambda: ran(nats_url, 2 + 10 + 3))  # and nothing has run twice
+
+
+async def test_what_is_left_when_its_gateway_is_killed_is_cancelled(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """The dead one's grace period is dead as well; the next gateway is told."""
+    async with two_gateways(nats_url, tmp_path) as gateways, client_of(gateways) as client:
+        async with client.generate(model="mock", prompt="hello", max_tokens=8000) as stream:
+            await anext(stream)
+            assert client.gateway
+            gateways[client.gateway].kill()
+        ((outcome, used),) = await eventually(lambda: outcomes(nats_url))
+        assert outcome == "cancelled"
+        assert used < 4000
 
 
 async def test_a_frozen_gateway_is_left(nats_url: str, tmp_path: Path) -> None:
