@@ -1,8 +1,10 @@
 """One worker's try at one request: claim, run, store every token, end, acknowledge."""
 
+import asyncio
 import time
 from asyncio import Event
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -27,6 +29,8 @@ from streams.token_log import Contents, Fenced, TokenLog, write_ledger
 from streams.written import Page, Question
 
 FAILED_SECONDS = 0.5  # before a request whose attempt failed is tried again
+LOOK_SECONDS = 1.0  # between an attempt's looks, while it is on trial, whether it was overtaken
+HEARING_SECONDS = 3.0  # for a worker that was only cut off to say so, before its silence convicts
 
 
 class Attempt:
@@ -171,12 +175,24 @@ class Attempt:
         self._tokens, self._rows = len(before.tokens), before.rows
         self._characters = len(before.text)
         await self._standing.learn(before)
-        if self._standing.history.is_guilty:
-            self._tried = self._standing.history
-            self.stop(Stopped.EXHAUSTED)
         with self._expiry():
+            await self._hear(before)
+            if self._standing.history.is_guilty:
+                self._tried = self._standing.history
+                self.stop(Stopped.EXHAUSTED)
             await self._begin_in_turn(before)
             return await self._relay()
+
+    async def _hear(self, before: Contents) -> None:
+        """Give the last worker time to say that it lives, if its silence alone would convict."""
+        until = time.monotonic() + HEARING_SECONDS
+        while (
+            self._stopped is None
+            and self._standing.history.may_be_wrong
+            and time.monotonic() < until
+        ):
+            await asyncio.sleep(LOOK_SECONDS / 4)
+            await self._standing.learn(before)
 
     def _expiry(self) -> Timer:
         seconds = self._broker.clock.until(self.envelope.deadline)
@@ -259,7 +275,7 @@ class Attempt:
     async def _relay(self) -> Finished | None:
         """Append what the engine makes, one append in flight, until it is done or stopped."""
         while True:
-            await self._ready.wait()
+            await self._wait()
             self._ready.clear()
             pending, self._pending = self._pending, Pending()
             await self._append(pending)
@@ -269,6 +285,20 @@ class Attempt:
                 return None
             if self._stopped or end:
                 return await self._end(end)
+
+    async def _wait(self) -> None:
+        """Until there is something to do. Raises `Fenced`, on trial, soon after it was overtaken.
+
+        A worker may be taken for dead that is only cut off: its request must not be convicted.
+        """
+        while self.on_trial and not self._ready.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._ready.wait()
+                return
+            with suppress(BrokerUnavailable):  # it cannot be known yet
+                await self._log.look()
+        await self._ready.wait()
 
     async def _append(self, pending: Pending) -> None:
         for chunk in pending.chunks(self._tokens, self._characters):

@@ -78,6 +78,11 @@ class History:
         failures = self.failures
         return len(failures) >= MOST_FAILURES and failures[-1].fault is Fault.OWN
 
+    @property
+    def may_be_wrong(self) -> bool:
+        """It is guilty by a silence: the worker may live, cut off for a moment, and say so late."""
+        return self.is_guilty and self.failures[-1].at == 0
+
     def and_then(self, last: Try) -> "History":
         return History((*self.tries, last))
 

@@ -134,6 +134,12 @@ class TokenLog:
                 return before
         return before
 
+    async def look(self) -> None:
+        """Raises `Fenced` when another attempt has claimed it; `BrokerUnavailable` as well."""
+        query: dict[str, int | str] = {"next_by_subj": self.subject, "seq": self.last + 1}
+        if await self._broker.read(self._stream, query):
+            raise Fenced(f"the log {self.subject} has moved on")
+
     async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NONE) -> None:
         """Store one record behind the last one.
 

@@ -1,4 +1,4 @@
-"""The embedded nats-server: its binary, its settings, and whether it answers."""
+"""The embedded nats-server: its binary, its settings, whether it answers, and what ails it."""
 
 import asyncio
 import json
@@ -6,8 +6,10 @@ import os
 import shutil
 import socket
 import sysconfig
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from millstream.sources import PREFIX
 from millstream.up.child import Program
@@ -15,6 +17,7 @@ from streams.errors import MillstreamError
 
 HOST = "127.0.0.1"
 GREETING_SECONDS = 2.0
+HEALTH_SECONDS = 2.0
 
 
 class PortTaken(MillstreamError):
@@ -83,3 +86,31 @@ async def _greets(port: int) -> bool:
     except OSError:  # a time-out is one too
         return False
     return greeting.startswith(b"INFO ")
+
+
+async def complaint(store: Path, pid: int) -> str | None:
+    """What the server with this process id says is wrong at /healthz; nothing when it is well.
+
+    None while it does not answer.
+    """
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            status, said = await _health(_monitor(store, pid))
+    except (OSError, ValueError):  # no file yet, half of one, nobody there; a time-out is one too
+        return None
+    return "" if b" 200 " in status else said.decode(errors="replace").strip()
+
+
+def _monitor(store: Path, pid: int) -> int:
+    """The port at which it tells of itself, from its ports file."""
+    ports = json.loads((store / f"nats-server_{pid}.ports").read_bytes())
+    return urlsplit(ports["monitoring"][0]).port or 0
+
+
+async def _health(port: int) -> tuple[bytes, bytes]:
+    """The status line and the body of its answer."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    with closing(writer):
+        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        status = await reader.readline()
+        return status, (await reader.read()).partition(b"\r\n\r\n")[2]

@@ -74,9 +74,21 @@ class Child:
         finally:
             self._signal(signal.SIGKILL)
 
+    @property
+    def pid(self) -> int:
+        """Of its present life, or of the last one; 0 before the first."""
+        return self._process.pid if self._process else 0
+
     async def stop(self, seconds: float) -> None:
         """Ask it to end, and kill it if it has not after `seconds`. Idempotent."""
         self._stopping.set()
+        await self._end(seconds)
+
+    async def restart(self, seconds: float) -> None:
+        """End it as `stop` does, and return; `keep` starts it again."""
+        await self._end(seconds)
+
+    async def _end(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(seconds):

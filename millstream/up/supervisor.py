@@ -11,6 +11,7 @@ from millstream import state
 from millstream.settings import UpSettings
 from millstream.up import broker, catalogue
 from millstream.up.child import Child, Mourn, Program
+from millstream.up.health import keep_well
 from millstream.up.home import Home, opened
 from millstream.up.plan import SHARES, Plan
 from millstream.up.welcome import welcome
@@ -37,9 +38,9 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
         plan = _plan(settings, home, tuple(models))
         async with asyncio.TaskGroup() as tasks:
             crew = Crew(tasks, home, plan)
-            start = tasks.create_task(_start(crew, models), name="start")
+            service = tasks.create_task(_serve(crew, models), name="serve")
             await stop.wait()
-            start.cancel()
+            service.cancel()
             await crew.stop()
 
 
@@ -58,10 +59,11 @@ class Crew:
         self._tasks = tasks
         self._children: dict[str, list[Child]] = {}  # by service
 
-    def add(self, service: str, program: Program, mourn: Mourn | None = None) -> None:
+    def add(self, service: str, program: Program, mourn: Mourn | None = None) -> Child:
         child = Child(program, self.home.logs, mourn)
         self._children.setdefault(service, []).append(child)
         self._tasks.create_task(child.keep(), name=program.name)
+        return child
 
     def started(self) -> None:
         """From now on a death is a reason to restart, not to give up."""
@@ -78,9 +80,17 @@ class Crew:
         state.remove(self.home.path)
 
 
-async def _start(crew: Crew, models: dict[str, str]) -> None:
+async def _serve(crew: Crew, models: dict[str, str]) -> None:
+    """Start everything, then look after the broker's health until cancelled."""
     plan, home = crew.plan, crew.home
-    crew.add("nats", broker.program(plan.nats_port, home.store))
+    nats = crew.add("nats", broker.program(plan.nats_port, home.store))
+    await _start(crew, models)
+    await keep_well(nats, home.store, plan.patience("nats"))
+
+
+async def _start(crew: Crew, models: dict[str, str]) -> None:
+    """Returns when all services are ready behind a broker that was started."""
+    plan, home = crew.plan, crew.home
     await broker.until_answers(plan.nats_port)
     state.write(home.path, state.State(pid=os.getpid(), nats=plan.nats, url=plan.url))
     await _declare_tenants(plan)

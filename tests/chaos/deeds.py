@@ -94,7 +94,7 @@ async def fill(cluster: Cluster, name: str) -> None:
 
 async def empty(cluster: Cluster, name: str) -> None:
     """There is room again. The broker has given up its streams: it says so at /healthz, and whoever
-    supervises it starts it again.
+    supervises it starts it again, as `millstream up` does.
     """
     _ballast(cluster).unlink()
     await restart(cluster, name)

@@ -3,12 +3,14 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,39 @@ def test_a_killed_service_is_started_again_and_serves(up: Running, word: str) ->
     os.kill(before[0], signal.SIGKILL)
     wait_until(lambda: set(up.pids(word)) - set(before), 10)
     wait_until(lambda: answers(up), 30)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_broker_whose_disk_was_full_is_started_again_once_there_is_room(tmp_path: Path) -> None:
+    """It gives up what it could not write, and a restart before would be in vain."""
+    with small_disk(tmp_path / "data") as disk, Running(tmp_path, *MOCK) as up:
+        before = up.ready().pids("nats-server")
+        fill(disk / "ballast")
+        wait_until(lambda: not answers(up) and "broker_ill" in up.output.read_text(), 60)
+        assert up.pids("nats-server") == before
+        (disk / "ballast").unlink()
+        wait_until(lambda: set(up.pids("nats-server")) - set(before), 20)
+        wait_until(lambda: answers(up), 30)
+        assert up.output.read_text().count("broker_restarts") == 1
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """A disk of 64 MiB there, until the block is left."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "millstream", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def fill(file: Path) -> None:
+    """To the last byte of its disk."""
+    with file.open("wb", buffering=0) as ballast, suppress(OSError):
+        while True:
+            ballast.write(bytes(2**16))
+    assert shutil.disk_usage(file.parent).free == 0
 
 
 def test_what_killed_workers_were_at_goes_on_at_once(tmp_path: Path) -> None:

@@ -51,6 +51,18 @@ async def test_a_dead_child_is_started_again(tmp_path: Path) -> None:
         await eventually(lambda: len(lives(child)) == 2)
 
 
+async def test_a_child_that_is_restarted_ends_in_time_and_is_started_again(
+    tmp_path: Path,
+) -> None:
+    """Deaf as it may be: what is ill is often that, too."""
+    async with kept(child_of(DEAF, tmp_path)) as child:
+        await eventually(lambda: len(lives(child)) == 1)
+        await child.restart(0.1)
+        assert is_gone(lives(child)[0])
+        await eventually(lambda: len(lives(child)) == 2)
+        assert child.pid == lives(child)[1]
+
+
 async def test_a_child_that_cannot_start_ends_the_start_with_its_last_lines(
     tmp_path: Path,
 ) -> None:

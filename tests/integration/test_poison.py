@@ -12,9 +12,10 @@ import gpu_worker.service
 from gpu_worker.engine import Output, Sequence
 from gpu_worker.engines.mock import MockEngine
 from gpu_worker.settings import WorkerSettings
-from streams import dead_letters, history
+from streams import dead_letters, history, messages, subjects, topology
 from streams.history import Fault
 from streams.subjects import Log
+from streams.token_log import TokenLog
 from tests.eventually import eventually
 from tests.integration.services import ROUTE, Client, a_dispatcher, a_worker, client, running
 
@@ -130,6 +131,46 @@ def _goes_on(c: Client, request: str, attempt: int) -> bool:
     """Whether this attempt has claimed it, and stored tokens."""
     kinds = [record["type"] for record in c.records.get(request, [])]
     return kinds.count("started") == attempt and kinds[-1] == "chunk"
+
+
+async def test_a_suspect_whose_worker_is_wrongly_taken_for_dead_is_not_convicted(
+    nats_url: str,
+) -> None:
+    """It was cut off for a moment: it lives, finds itself overtaken, and says so in time."""
+    async with (
+        client(nats_url, ttft_ms=2000, itl_ms=1, sequences=1) as c,  # it does not pull it again
+        running(dispatcher.service, a_dispatcher(nats_url)),
+    ):
+        suspect = await c.send("a prompt", max_tokens=20)
+        await _failed_twice(c, suspect)
+        async with running(gpu_worker.service, a_worker(nats_url, id="w1", beat_seconds=0.2)):
+            await eventually(lambda: c.attempts(suspect) == [1, 2, 3])
+            await eventually(partial(_on_trial, c, suspect))
+            async with running(gpu_worker.service, a_worker(nats_url, id="w2", beat_seconds=0.2)):
+                await eventually(partial(_taken_for_dead, c, suspect))
+                terminal = await eventually(lambda: c.terminal(suspect), seconds=20)
+        assert terminal.get("finish_reason") == "length", terminal
+        assert (await faults(c, suspect))[:3] == [Fault.SHARED, Fault.SHARED, Fault.NONE]
+
+
+async def _failed_twice(c: Client, request: str) -> None:
+    """A request's history, before any worker of the test begins."""
+    address = Log(c.tenants[request], ROUTE, request)
+    for attempt in (1, 2):
+        await TokenLog(c.broker, address, shards=1).claim("mock", "1", "w0")
+        await history.note(c.broker, address, history.noted(attempt, "w0", "failed", at=1))
+
+
+async def _taken_for_dead(c: Client, request: str) -> bool:
+    """The dispatcher is told so, as soon as it knows what the worker holds: another has begun."""
+    await c.broker.publish(subjects.GONE, b"w1")
+    return c.attempts(request) == [1, 2, 3, 4]
+
+
+async def _on_trial(c: Client, request: str) -> bool:
+    subject = subjects.attempts(c.tenants[request], request)
+    stored = await c.broker.read_subject(topology.ATTEMPTS, subject)
+    return bool(messages.unpack(stored[-1].data)["kind"] == "trial")
 
 
 async def test_hand_overs_do_not_count_against_a_request(nats_url: str) -> None:

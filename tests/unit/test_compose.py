@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+CLUSTER = (ROOT / "streams/nats/cluster.conf").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
@@ -141,6 +142,15 @@ def test_nats_server_accepts_its_settings(config: str, environment: dict[str, st
     assert "is valid" in run.stderr, run.stderr
 
 
+def test_a_broker_is_asked_for_its_own_health_where_it_tells() -> None:
+    """A node that catches up, or that lacks the others, gains nothing by a restart."""
+    (port,) = re.findall(r'^http: "0.0.0.0:(\d+)"', CLUSTER, re.MULTILINE)
+    for name in containers("nats"):
+        url = SERVICES[name]["healthcheck"]["test"][-1]
+        assert url == f"http://127.0.0.1:{port}/healthz?js-enabled-only=true"
+        assert SERVICES[name]["image"].endswith("-alpine")  # the others have no wget
+
+
 def test_an_acknowledged_message_is_on_disk_in_a_cluster() -> None:
     """JetStream acknowledges before it syncs unless told otherwise."""
-    assert re.search(r"sync_interval: always", (ROOT / "streams/nats/cluster.conf").read_text())
+    assert re.search(r"sync_interval: always", CLUSTER)

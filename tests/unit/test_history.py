@@ -56,6 +56,14 @@ def test_a_request_is_guilty_by_its_third_failure_if_that_is_its_own() -> None:
     assert not told(["failed"], [], ["trial", "passed"]).is_guilty
 
 
+def test_a_verdict_by_silence_alone_may_be_wrong() -> None:
+    """Who was cut off for a moment is taken for dead, and takes it back by a late note."""
+    assert told(["failed"], [], ["trial"]).may_be_wrong
+    assert not told(["failed"], [], ["trial", "released"]).is_guilty
+    assert not told(["failed"], [], ["broke"]).may_be_wrong
+    assert not told(["failed"], []).may_be_wrong
+
+
 def test_a_history_survives_its_letter() -> None:
     """An operator reads it weeks later."""
     found = told(["failed"], ["released"], ["trial"])
