@@ -98,7 +98,7 @@ async def end(
         if terminal is not None:
             break
         try:
-            now_ms, generated = broker.clock.now_ms(), len(before.tokens)
+            now_ms, generated = broker.clock.now_ms(), before.generated
             await log.append(_terminal(envelope, outcome, message, generated, now_ms))
             ended_here = True
         except Fenced:

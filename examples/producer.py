@@ -18,10 +18,12 @@ async def main(url: str = "nats://127.0.0.1:4222", model: str = "gemma-3-270m") 
     headers = {"Content-Type": "application/json", "Nats-Msg-Id": uuid.uuid4().hex, "Route": route}
     subject = f"infer.submit.default.{model}.interactive"
     await nc.jetstream().publish(subject, json.dumps(body).encode(), headers=headers)
+    printed = 0  # characters: after a disaster all may be said again
     async for message in replies.messages:
         record = msgpack.unpackb(message.data)
         if record["type"] == "chunk":
-            print(record["text"], end="", flush=True)
+            print(record["text"][max(0, printed - record["characters"]) :], end="", flush=True)
+            printed = max(printed, record["characters"] + len(record["text"]))
         elif record["type"] in ("done", "error"):
             print(f"\n{record}")
             break

@@ -57,7 +57,8 @@ class Following:
     heard: float
     expires: float  # by then it has ended in any case
     after: int = -1  # index of the last token (or vector) that its reader has had before
-    writer: str | None = ""  # the worker to be asked first; None while that is to be found out
+    writer: str | None = ""  # who is asked first (a subject); None while that is to be found out
+    searches: int = 0  # for its writer
     subject: str | None = None  # of its log, once there was one
     known: bool = False  # it is durable: it has a log, or a place in a queue
     ended: bool = False
@@ -116,7 +117,7 @@ class Following:
         if page and page[0] == (self.last, self.data):
             return all(self.take(*stored) for stored in page[1:])
         if page and page[0].seq > self.last:
-            self.after, self.writer = self.index - 1, None
+            self.after, self.writer = max(self.after, self.index - 1), None
         self.last, self.passed = 0, 0
         self.lost, self.seek_at = now, now + FIRST_SEEK_SECONDS
         return True
@@ -179,7 +180,7 @@ class Following:
         text, count = record.get("text", ""), record["count"]
         before = record.get("characters", self.passed)
         self.passed = before + len(text)
-        if not self.index and record["index"] <= self.after + 1:
+        if not self.index and "characters" in record and record["index"] <= self.after + 1:
             self.index, self.characters = record["index"], before
         had, read = self.index - record["index"], self.characters - before
         if had >= count and read >= len(text):

@@ -64,6 +64,7 @@ class Attempt:
         self._stopped: Stopped | None = None
         self._clock = Clock(broker.clock.now)
         self._tokens = self._characters = self._rows = 0  # stored, by all attempts
+        self._said_before = 0  # tokens, by earlier ones, of which some may be lost
         self._made = 0  # tokens, by this one
         self._attempt = 1
         self._in_engine = False
@@ -172,15 +173,16 @@ class Attempt:
         if before.terminal is not None:
             await self._confirm(before)
             return None
-        self._tokens, self._rows = len(before.tokens), before.rows
-        self._characters = len(before.text)
+        kept = Contents() if before.is_headless else before
+        self._tokens, self._rows, self._characters = len(kept.tokens), kept.rows, len(kept.text)
+        self._said_before = before.generated
         await self._standing.learn(before)
         with self._expiry():
             await self._hear(before)
             if self._standing.history.is_guilty:
                 self._tried = self._standing.history
                 self.stop(Stopped.EXHAUSTED)
-            await self._begin_in_turn(before)
+            await self._begin_in_turn(kept)
             return await self._relay()
 
     async def _hear(self, before: Contents) -> None:
@@ -335,7 +337,8 @@ class Attempt:
         if end and end.usage:
             return messages.usage(end.usage.prompt_tokens, end.usage.completion_tokens)
         cached = end.cached if end else 0
-        return messages.usage(self.envelope.prompt_tokens, self._tokens, cached)
+        generated = max(self._tokens, self._said_before)  # its client may have had all of it
+        return messages.usage(self.envelope.prompt_tokens, generated, cached)
 
     async def _confirm(self, before: Contents) -> None:
         """The log has its terminal; the attempt that wrote it may have died before the ledger."""

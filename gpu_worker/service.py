@@ -24,7 +24,7 @@ from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
 from registry.store import Registry
 from streams import declaration, messages, subjects, topology
-from streams.connection import Broker, connect
+from streams.connection import Broker, Subscribed, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
 from streams.timekeeping import set_clock
 from streams.written import Question
@@ -133,10 +133,8 @@ def _known(registry: Registry, name: str) -> bool:
     return True
 
 
-async def _serve(
-    broker: Broker, keeper: Keeper, settings: WorkerSettings, leaving: Leaving
-) -> Drained:
-    pools = keeper.pools
+async def _listen(broker: Broker, worker: str, pools: list[Pool]) -> Subscribed:
+    """Answer what is asked of a worker, or of all; returns what is to end first."""
 
     async def on_cancel(msg: Msg) -> None:
         tenant, request_id = subjects.parse_request_id(msg.subject)
@@ -151,16 +149,26 @@ async def _serve(
         await broker.publish(msg.reply)
 
     async def on_written(msg: Msg) -> None:
-        question = Question(**messages.unpack(msg.data))
+        question = messages.known(Question, messages.unpack(msg.data))
         pages = (pool.written(question) for pool in pools)
-        await broker.publish(msg.reply, messages.pack(next(filter(None, pages), None)))
+        page = next(filter(None, pages), None)
+        if page or msg.subject != subjects.WRITTEN_BY_ANY:
+            await broker.publish(msg.reply, messages.pack(page))
 
+    await broker.subscribe(subjects.alive(worker), on_alive)
+    await broker.subscribe(subjects.written(worker), on_written)
+    await broker.subscribe(subjects.WRITTEN_BY_ANY, on_written)
+    await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
+    return await broker.subscribe(subjects.ALL_FINDS, on_find)
+
+
+async def _serve(
+    broker: Broker, keeper: Keeper, settings: WorkerSettings, leaving: Leaving
+) -> Drained:
+    pools = keeper.pools
     await declaration.wait_for(broker, topology.WORK)
     await set_clock(broker)
-    await broker.subscribe(subjects.alive(settings.id), on_alive)
-    await broker.subscribe(subjects.written(settings.id), on_written)
-    await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
-    finding = await broker.subscribe(subjects.ALL_FINDS, on_find)
+    finding = await _listen(broker, settings.id, pools)
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(

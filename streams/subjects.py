@@ -330,6 +330,7 @@ ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 GONE = f"{PREFIX}.gone"  # tells the leaders of a worker that has died; its name is the payload
 ALL_FINDS = f"{PREFIX}.find.>"
+WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; who writes the log answers
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
 ALL_RATES = f"{PREFIX}.rate.>"

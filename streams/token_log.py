@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 from streams import messages, subjects, topology, usage
@@ -45,42 +45,44 @@ class Contents:
 
     @property
     def attempts(self) -> int:
-        return sum(record["type"] == "started" for record in self.records)
+        return max((r["attempt"] for r in self.records if r["type"] == "started"), default=0)
 
     @property
     def terminal(self) -> dict[str, Any] | None:
         last = self.records[-1] if self.records else None
         return last if last and last["type"] in messages.TERMINALS else None
 
-    @cached_property
-    def output(self) -> list[dict[str, Any]]:
-        """The chunks and results that all attempts together have stored, from the last beginning.
-
-        Empty if the broker has dropped that: an attempt that has nothing to go on from begins anew.
-        """
-        parts = [record for record in self.records if record["type"] in ("chunk", "result")]
-        begins = [place for place, part in enumerate(parts) if part["index"] == 0]
-        return parts[begins[-1] :] if begins else []
-
-    @property
-    def is_headless(self) -> bool:
-        """Whether the broker, whose memory was full, has dropped the beginning."""
-        return not self.output and any("index" in record for record in self.records)
-
     @property
     def tokens(self) -> list[int]:
-        """The tokens of the output."""
-        return [token for part in self.output for token in part.get("tokens", ())]
+        """The tokens that all attempts together have stored."""
+        return [token for part in self._output for token in part.get("tokens", ())]
 
     @property
     def text(self) -> str:
         """The text of these tokens that was released with them."""
-        return "".join(part.get("text", "") for part in self.output)
+        return "".join(part.get("text", "") for part in self._output)
 
     @property
     def rows(self) -> int:
         """How many vectors have been stored."""
-        return sum(part["count"] for part in self.output if part["type"] == "result")
+        return sum(part["count"] for part in self._output if part["type"] == "result")
+
+    @property
+    def generated(self) -> int:
+        """How many tokens there have been, of which the broker may have dropped the first."""
+        last = next((part for part in reversed(self._output) if part["type"] == "chunk"), None)
+        return last["index"] + last["count"] if last else 0
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether the broker has dropped the beginning: no attempt can go on behind that."""
+        ends = [0, *(part["index"] + part["count"] for part in self._output)]
+        parts = zip(self._output, ends, strict=False)
+        return any(part["index"] != end for part, end in parts)
+
+    @property
+    def _output(self) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["type"] in ("chunk", "result")]
 
 
 def contents(stored: list[StoredMessage]) -> Contents:
@@ -117,8 +119,9 @@ class TokenLog:
         """Take the log for a new attempt and return what it held before.
 
         The claim itself is not in the result. Returns without claiming when the log has its
-        terminal. The first attempt needs no read: it expects an empty log. Rides out a broker that
-        does not answer, and raises, as `append` does.
+        terminal. The first attempt needs no read: it expects an empty log. Of a log without its
+        beginning only the claim stays. Rides out a broker that does not answer, and raises, as
+        `append` does.
         """
         before = Contents()
         claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
@@ -130,7 +133,7 @@ class TokenLog:
                 before = await persistently_for(PATIENCE_SECONDS, self.read)
             else:
                 if before.is_headless:
-                    self.written.begin_anew()
+                    await self._begin_anew()
                 return before
         return before
 
@@ -139,6 +142,11 @@ class TokenLog:
         query: dict[str, int | str] = {"next_by_subj": self.subject, "seq": self.last + 1}
         if await self._broker.read(self._stream, query):
             raise Fenced(f"the log {self.subject} has moved on")
+
+    async def _begin_anew(self) -> None:
+        self.written.begin_anew()
+        purge = partial(self._broker.purge, self._stream, self.subject, self.last)
+        await persistently_for(PATIENCE_SECONDS, purge)
 
     async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NONE) -> None:
         """Store one record behind the last one.

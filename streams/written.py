@@ -8,7 +8,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streams import messages
 
@@ -74,15 +74,22 @@ class Written:
         return Page([(self._seqs[p], self.records[p]) for p in places], len(self.records) - end)
 
     def _place_of(self, token: int) -> int:
-        """The last record at or before which a reader that lacks this token has to begin."""
+        """The last record with which a reader that lacks this token can begin.
+
+        It is a chunk, or the first record: vectors are needed from the first one on.
+        """
         if token <= 0:
             return 0
         behind = bisect_right(range(len(self.records)), token, key=self._index_from)
-        return max(0, behind - 1)
+        begin = max(0, behind - 1)
+        return begin if self.records and "characters" in self._at(begin) else 0
 
     def _index_from(self, place: int) -> int:
         """Of the first token of the records from there on."""
-        for data in self.records[place:]:
-            if (index := messages.unpack(data).get("index")) is not None:
+        for later in range(place, len(self.records)):
+            if (index := self._at(later).get("index")) is not None:
                 return int(index)
         return sys.maxsize
+
+    def _at(self, place: int) -> dict[str, Any]:
+        return messages.unpack(self.records[place])  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from streams import subjects
+from streams import subjects, topology
 from streams.connection import connect
 from tests.broker import NatsServer
 from tests.chaos.brokers import DISK_MIB
@@ -111,7 +111,10 @@ async def squeeze(cluster: Cluster, name: str) -> None:
 
 
 async def unbound(cluster: Cluster, name: str) -> None:
-    await _bound(cluster, name, 512 * MIB)
+    """As it was declared."""
+    scale = topology.Scale(cluster.shape.nodes, cluster.shards)
+    declared = topology.streams(scale, max_queued=1)
+    await _bound(cluster, name, next(s.max_bytes or 0 for s in declared if s.name == name))
 
 
 async def _bound(cluster: Cluster, stream: str, size: int) -> None:

@@ -19,9 +19,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def missing() -> str:
     """Why this cannot be done here; empty if it can."""
-    if not shutil.which("ip"):
-        return "there is no ip (iproute2)"
-    return "" if os.geteuid() == 0 else "only root may make a network namespace"
+    if not shutil.which("ip") or not shutil.which("unshare"):
+        return "there is no ip (iproute2), or no unshare (util-linux)"
+    tried = subprocess.run(["unshare", "--net", "ip", "rule"], capture_output=True, text=True)
+    return f"no network namespace can be made: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 @contextmanager

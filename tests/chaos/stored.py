@@ -39,8 +39,7 @@ def _logs(found: list[StoredMessage]) -> Iterator[Logged]:
 
 def _log(subject: str, found: list[StoredMessage]) -> Logged:
     address, log = subjects.parse_log(subject), contents(found)
-    parts = log.output or log.records  # all that is there, where the beginning is not
-    chunks = [(r["index"], r["count"], r["text"]) for r in parts if r["type"] == "chunk"]
+    chunks = [(r["index"], r["count"], r["text"]) for r in log.records if r["type"] == "chunk"]
     ends = [r for r in log.records if r["type"] in messages.TERMINALS]
     outcomes = [end.get("finish_reason") or end["code"] for end in ends]
     return Logged(address.request_id, address.tenant, chunks, outcomes, log.attempts)

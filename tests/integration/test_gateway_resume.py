@@ -1,6 +1,7 @@
 """Resume, the grace period, and what happens to requests whose clients have gone."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -214,25 +215,45 @@ async def test_a_running_stream_is_told_by_its_writer(
     assert all(query["seq"] > 150 for query in behind)
 
 
-@pytest.mark.parametrize("freezes", [False, True])
-async def test_a_log_without_its_beginning_is_resumed_behind_it(
-    nats_url: str, freezes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broker drops the oldest records when its memory is full, also of what still runs."""
-    if freezes:  # its writer says nothing
-        monkeypatch.setattr("gpu_worker.pool.Pool.written", lambda *_: None)
+@asynccontextmanager
+async def without_its_beginning(nats_url: str) -> AsyncIterator[tuple[Gateway, str, Frames]]:
+    """A stream that runs, and of whose log the broker has dropped the beginning."""
     async with (
         cell(nats_url, 2, mock={"ttft_ms": 1, "itl_ms": 5}) as (one, other),
         connect(nats_url, "test") as broker,
     ):
-        request_id, frames = await begin(one, tokens=150)
+        request_id, frames = await begin(one, tokens=200)
         config = (await broker.js.stream_info(topology.tokens(0))).config
-        await broker.js.update_stream(config, max_bytes=8_000)
-        async with other.socket() as socket:
-            frames += await resume(socket, request_id, indices(frames)[-1])
-            assert indices(frames) == list(range(400))
-            again = await resume(socket, request_id, 390, id="ended")
-            assert indices(again) == list(range(391, 400))
+        await broker.js.update_stream(config, max_bytes=20_000)
+        yield other, request_id, frames
+
+
+@pytest.mark.parametrize("after", [-1, 20, 190])
+async def test_the_writer_knows_what_the_broker_has_dropped(nats_url: str, after: int) -> None:
+    """The broker drops the oldest records when its memory is full, also of what still runs."""
+    async with (
+        without_its_beginning(nats_url) as (gateway, request_id, _),
+        gateway.socket() as socket,
+    ):
+        frames = await resume(socket, request_id, after)
+        assert indices(frames) == list(range(after + 1, 400))
+
+
+async def test_who_has_the_beginning_needs_no_writer(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the log is enough, while it runs and when it has ended."""
+    monkeypatch.setattr("gpu_worker.pool.Pool.written", lambda *_: None)
+    async with (
+        without_its_beginning(nats_url) as (gateway, request_id, frames),
+        gateway.socket() as socket,
+    ):
+        frames += await resume(socket, request_id, indices(frames)[-1])
+        assert indices(frames) == list(range(400))
+        again = await resume(socket, request_id, 390, id="ended")
+        assert indices(again) == list(range(391, 400))
+        lacking = await resume(socket, request_id, -1, id="lacking")
+        assert lacking[-1]["code"] == "log_lost"
 
 
 async def test_a_request_is_its_tenants_own(nats_url: str) -> None:

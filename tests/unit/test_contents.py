@@ -1,4 +1,4 @@
-"""What a token log held is gone on from, from its last beginning."""
+"""What a token log held is only worth continuing if nothing of it is missing."""
 
 import pytest
 
@@ -14,20 +14,24 @@ def chunk(index: int, *tokens: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("records", "tokens", "is_headless"),
+    ("records", "generated", "is_headless"),
     [
-        ([CLAIM], [], False),
-        ([CLAIM, chunk(0, 5, 6), CLAIM, chunk(2, 7)], [5, 6, 7], False),
-        ([chunk(2, 7), chunk(3, 8)], [], True),
-        ([chunk(2, 7), CLAIM, chunk(0, 5), chunk(1, 6)], [5, 6], False),
-        ([chunk(0, 5), chunk(1, 6), CLAIM, chunk(0, 5, 6, 7)], [5, 6, 7], False),
+        ([CLAIM], 0, False),
+        ([CLAIM, chunk(0, 5, 6), CLAIM, chunk(2, 7)], 3, False),
+        ([chunk(2, 7), chunk(3, 8), CLAIM], 4, True),
+        ([CLAIM, chunk(0, 5, 6), chunk(3, 8)], 4, True),
     ],
 )
-def test_an_attempt_goes_on_from_the_last_beginning(
-    records: list[dict[str, object]], tokens: list[int], is_headless: bool
+def test_a_log_without_its_beginning_is_headless(
+    records: list[dict[str, object]], generated: int, is_headless: bool
 ) -> None:
     """A full stream drops the oldest records; going on behind the rest would repeat tokens."""
     contents = Contents(records)
-    assert contents.tokens == tokens
-    assert contents.text == "".join(map(str, tokens))
+    assert contents.generated == generated
     assert contents.is_headless == is_headless
+
+
+def test_attempts_are_counted_though_early_claims_are_gone() -> None:
+    """The next one must be another than any before it."""
+    assert Contents([chunk(2, 7), CLAIM | {"attempt": 3}, chunk(3, 8)]).attempts == 3
+    assert Contents([]).attempts == 0

@@ -257,7 +257,7 @@ def test_who_has_the_beginning_needs_only_the_rest(
     assert sink.taken[-1] == DONE
 
 
-def test_a_log_that_begins_anew_repeats_nothing() -> None:
+def test_who_has_got_on_when_a_log_is_begun_anew_hears_nothing_twice() -> None:
     """Its beginning was lost with the worker that knew it: the next attempt says it all again."""
     sink = Sink()
     reader = following(sink)

@@ -11,7 +11,8 @@ AGAIN = {"type": "started", "attempt": 2}
 
 
 def chunk(index: int, count: int) -> dict[str, object]:
-    return {"type": "chunk", "index": index, "count": count, "text": "x" * count}
+    text = {"characters": index, "text": "x" * count}
+    return {"type": "chunk", "index": index, "count": count} | text
 
 
 def written(counts: list[int], claimed_at: int) -> Written:
@@ -60,6 +61,15 @@ def test_a_reader_is_told_what_it_lacks(
     chunks = [record for record in [first, *rest] if record["type"] == "chunk"]
     assert chunks[0]["index"] <= after + 1
     assert all(record["index"] > after + 1 for record in chunks[1:])
+
+
+def test_vectors_are_told_from_the_first_one_on() -> None:
+    """They make one answer, whatever its client has had."""
+    log = Written()
+    log.add(1, messages.pack(START), is_claim=True)
+    for index in range(0, 12, 4):
+        log.add(2 + index, messages.pack({"type": "result", "index": index, "count": 4}))
+    assert len(log.page(question(1, after=5, most_bytes=10_000)).records) == 4
 
 
 def test_nothing_written_is_an_empty_page() -> None:
