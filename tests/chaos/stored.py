@@ -2,12 +2,16 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 from streams import messages, subjects, topology
 from streams.connection import Broker, StoredMessage
 from streams.messages import LedgerRecord
+from streams.patience import persistently_for
 from streams.token_log import contents
 from tests.chaos.history import Billed, Event, Left, Logged
+
+PATIENCE_SECONDS = 120.0
 
 
 async def everything(broker: Broker, shards: int) -> list[Event]:
@@ -15,12 +19,17 @@ async def everything(broker: Broker, shards: int) -> list[Event]:
     events: list[Event] = []
     for shard in range(shards):
         stream = topology.tokens(shard)
-        events += _logs(await broker.read_subject(stream, "infer.token.>"))
-    ledger = await broker.read_subject(topology.LEDGER, "infer.ledger.>")
+        events += _logs(await _all(broker, stream, "infer.token.>"))
+    ledger = await _all(broker, topology.LEDGER, "infer.ledger.>")
     events += [_bill(message) for message in ledger]
     for stream in (topology.REQUESTS, topology.WORK):
         events.append(Left(stream, await held(broker, stream)))
     return events
+
+
+async def _all(broker: Broker, stream: str, subject: str) -> list[StoredMessage]:
+    """Of a busy machine's broker: an hour's logs take it long to search."""
+    return await persistently_for(PATIENCE_SECONDS, partial(broker.read_subject, stream, subject))
 
 
 async def held(broker: Broker, stream: str) -> int:
