@@ -28,7 +28,7 @@ READY_SECONDS = 90
 STOP_SECONDS = 45  # longer than a service may take to drain
 FAILING = Path(__file__).parent / "failing"
 KINDS = ("nats", "gateway", "dispatcher", "worker")
-READY = {"gateway": "listening", "dispatcher": "lease_gained", "worker": "model_ready"}
+READY = {"gateway": "listening", "dispatcher": "members_changed", "worker": "model_ready"}
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class Cluster:
             await declaration.wait_for(broker, topology.WORK, READY_SECONDS)
             await self._register(broker)
             await eventually(lambda: self.leader(broker), READY_SECONDS)
-        ready = [name for name in self.services if not name.startswith("dispatcher")]
-        await eventually(lambda: all(self.is_ready(name) for name in ready), READY_SECONDS)
+        await eventually(lambda: all(map(self.is_ready, self.services)), READY_SECONDS)
 
     def _give_clocks(self, library: Path) -> None:
         for name in self._names():
@@ -110,9 +109,8 @@ class Cluster:
         return self.services[name].said(READY[name.partition("-")[0]])
 
     async def ready(self, name: str) -> None:
-        """Wait until a service that was started serves; a standby dispatcher does so at once."""
-        if not name.startswith("dispatcher"):
-            await eventually(lambda: self.is_ready(name), READY_SECONDS)
+        """Wait until a service that was started serves, or stands by."""
+        await eventually(lambda: self.is_ready(name), READY_SECONDS)
 
     async def resolve(self, whom: str, random: Random) -> list[str]:
         """Each name that is given; for that of a kind one of its processes: who leads, or any."""
