@@ -240,7 +240,7 @@ RULES: tuple[Callable[[Story], Broken], ...] = (
 
 def _is_forgotten(log: Logged | None, story: Story) -> bool:
     """Whether the brokers have lost it, or its beginning, and may have."""
-    return story.began.forgets and (log is None or bool(log.chunks and log.chunks[0][0]))
+    return story.began.forgets and (log is None or not log.chunks or log.chunks[0][0] > 0)
 
 
 def _ids(streams: Iterable[Stream]) -> set[str]:

@@ -123,6 +123,8 @@ def test_brokers_that_forget_may_have_no_logs_left() -> None:
     forgetful = changed(one(Began, "made"), forgets=True)(GOOD)
     assert check(without(LOG)(forgetful)) == []
     assert check(without(one(Billed, "id-a"))(without(LOG)(forgetful))) != []
+    assert check(changed(LOG, chunks=LOG.chunks[2:])(forgetful)) == []
+    assert check(changed(LOG, chunks=[])(forgetful)) == []
     assert check(changed(LOG, chunks=LOG.chunks[:2])(forgetful)) != []
     again = changed(one(Logged, "id-b"), chunks=[(0, 2, "five six ")], terminals=["length"])
     assert check(again(forgetful)) == []
