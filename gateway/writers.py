@@ -10,8 +10,8 @@ from streams import messages, subjects
 from streams.connection import Broker
 from streams.written import Page, Question
 
-ANSWER_SECONDS = 0.25  # the broker answers at once for a worker that is gone
-SILENT_SECONDS = 5.0  # so long one that did not answer is not asked
+ANSWER_SECONDS = 1.0  # the broker answers at once for a worker that is gone
+SILENT_SECONDS = 2.0  # so long one that did not answer is not asked
 MOST_SEARCHES = 3  # by one reader: a worker that was overtaken may tell what the broker denies
 
 
