@@ -206,7 +206,7 @@ async def test_a_running_stream_is_told_by_its_writer(
 ) -> None:
     """Of the broker only its first record is asked, and what is behind its writer's last."""
     async with cell(nats_url, 2, mock={"ttft_ms": 1, "itl_ms": 5}) as (one, other):
-        request_id, frames = await begin(one, tokens=200)
+        request_id, frames = await begin(one, tokens=250)
         async with other.socket() as socket:
             frames += await resume(socket, request_id, indices(frames)[-1])
     assert indices(frames) == list(range(400))
@@ -222,13 +222,13 @@ async def without_its_beginning(nats_url: str) -> AsyncIterator[tuple[Gateway, s
         cell(nats_url, 2, mock={"ttft_ms": 1, "itl_ms": 5}) as (one, other),
         connect(nats_url, "test") as broker,
     ):
-        request_id, frames = await begin(one, tokens=200)
+        request_id, frames = await begin(one, tokens=250)
         config = (await broker.js.stream_info(topology.tokens(0))).config
-        await broker.js.update_stream(config, max_bytes=20_000)
+        await broker.js.update_stream(config, max_bytes=30_000)
         yield other, request_id, frames
 
 
-@pytest.mark.parametrize("after", [-1, 20, 190])
+@pytest.mark.parametrize("after", [-1, 20, 240])
 async def test_the_writer_knows_what_the_broker_has_dropped(nats_url: str, after: int) -> None:
     """The broker drops the oldest records when its memory is full, also of what still runs."""
     async with (
@@ -244,6 +244,7 @@ async def test_who_has_the_beginning_needs_no_writer(
 ) -> None:
     """What is left of the log is enough, while it runs and when it has ended."""
     monkeypatch.setattr("gpu_worker.pool.Pool.written", lambda *_: None)
+    monkeypatch.setattr("gateway.writers.ANSWER_SECONDS", 0.05)  # or more is dropped meanwhile
     async with (
         without_its_beginning(nats_url) as (gateway, request_id, frames),
         gateway.socket() as socket,
