@@ -12,8 +12,8 @@ from streams import topology
 from streams.connection import Broker
 from streams.errors import BrokerUnavailable
 from streams.patience import persistently
+from streams.written import MOST_RECORDS
 
-PAGE = 200  # records at most
 READS_AT_ONCE = 16  # of one stream: where it cannot be read, others can
 
 
@@ -122,7 +122,7 @@ class Backfill:
         query: dict[str, int | str] = {
             "next_by_subj": subject,
             "seq": following.read_from,
-            "batch": PAGE,
+            "batch": MOST_RECORDS,
             "max_bytes": most_bytes,
         }
         page = await self._broker.read_page(following.stream, query)

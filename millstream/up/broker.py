@@ -6,12 +6,12 @@ import os
 import shutil
 import socket
 import sysconfig
-from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from millstream.sources import PREFIX
+from millstream.up import probe
 from millstream.up.child import Program
 from streams.errors import MillstreamError
 
@@ -62,13 +62,13 @@ def url(port: int) -> str:
 def claim_port(host: str, port: int, option: str) -> int:
     """`port` if it is free, or any free one for 0. Raises `PortTaken`, naming the option."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            tried.bind((host, port))
         except OSError as error:
             raise PortTaken(option, port) from error
-        return int(probe.getsockname()[1])
+        return int(tried.getsockname()[1])
 
 
 async def until_answers(port: int) -> None:
@@ -94,23 +94,14 @@ async def complaint(store: Path, pid: int) -> str | None:
     None while it does not answer.
     """
     try:
-        async with asyncio.timeout(HEALTH_SECONDS):
-            status, said = await _health(_monitor(store, pid))
-    except (OSError, ValueError):  # no file yet, half of one, nobody there; a time-out is one too
+        port = _monitor(store, pid)
+    except (OSError, ValueError):  # no file yet, or half of one
         return None
-    return "" if b" 200 " in status else said.decode(errors="replace").strip()
+    answer = await probe.ask(HOST, port, "/healthz", HEALTH_SECONDS)
+    return answer and ("" if answer.is_well else answer.text)
 
 
 def _monitor(store: Path, pid: int) -> int:
     """The port at which it tells of itself, from its ports file."""
     ports = json.loads((store / f"nats-server_{pid}.ports").read_bytes())
     return urlsplit(ports["monitoring"][0]).port or 0
-
-
-async def _health(port: int) -> tuple[bytes, bytes]:
-    """The status line and the body of its answer."""
-    reader, writer = await asyncio.open_connection(HOST, port)
-    with closing(writer):
-        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
-        status = await reader.readline()
-        return status, (await reader.read()).partition(b"\r\n\r\n")[2]

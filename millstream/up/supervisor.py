@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from millstream import state
 from millstream.settings import UpSettings
-from millstream.up import broker, catalogue
+from millstream.up import broker, catalogue, probe
 from millstream.up.child import Child, Mourn, Program
 from millstream.up.health import keep_well
 from millstream.up.home import Home, opened
@@ -132,12 +132,5 @@ async def _until_ready(plan: Plan) -> None:
 
 async def _is_ready(plan: Plan) -> bool:
     host = plan.url.removeprefix("http://").rpartition(":")[0].strip("[]")
-    try:
-        async with asyncio.timeout(ASK_SECONDS):
-            reader, writer = await asyncio.open_connection(host, plan.port)
-            writer.write(b"GET /readyz HTTP/1.1\r\nHost: millstream\r\nConnection: close\r\n\r\n")
-            status = await reader.readline()
-            writer.close()
-    except OSError:  # a time-out is one too
-        return False
-    return b" 200 " in status
+    answer = await probe.ask(host, plan.port, "/readyz", ASK_SECONDS)
+    return answer is not None and answer.is_well

@@ -1,13 +1,12 @@
 """The brokers of a run: one with the embedded settings, or three with a cluster's, as shipped."""
 
-import asyncio
 import itertools
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
+from millstream.up import probe
 from tests.broker import NatsServer
 from tests.chaos import network
 from tests.eventually import eventually
@@ -16,6 +15,7 @@ from tests.integration.gateways import free_port
 SHIPPED = Path(__file__).parents[2] / "streams" / "nats"
 DISK_MIB = 64
 READY_SECONDS = 60
+ASK_SECONDS = 2.0
 
 
 class Brokers:
@@ -82,20 +82,8 @@ class Brokers:
                 yield network.wire(end, other)
 
     async def _is_healthy(self, number: int) -> bool:
-        return (await self._ask(number, "/healthz")).get("status") == "ok"
-
-    async def _ask(self, number: int, path: str) -> dict[str, object]:
-        """What a node's monitoring port answers; nothing while it does not."""
-        try:
-            async with asyncio.timeout(2):
-                port = self._monitors[number]
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                with closing(writer):
-                    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-                    body = (await reader.read()).partition(b"\r\n\r\n")[2]
-            return dict(json.loads(body))
-        except (OSError, ValueError):
-            return {}
+        answer = await probe.ask("127.0.0.1", self._monitors[number], "/healthz", ASK_SECONDS)
+        return answer is not None and answer.is_well
 
     def _node(self, number: int) -> NatsServer:
         disk = self.disk(number)

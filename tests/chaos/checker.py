@@ -71,12 +71,8 @@ def gap_free(story: Story) -> Broken:
 def stored_gap_free(story: Story) -> Broken:
     """So does its log (2, 3)."""
     aged = _ids(story.accepted) - _ids(story.kept)
-    for log in story.logs.values():
-        if (
-            log.request_id not in aged
-            and not _is_forgotten(log, story)
-            and (broken := _first_gap(log.chunks))
-        ):
+    for log in story.whole_logs.values():
+        if log.request_id not in aged and (broken := _first_gap(log.chunks)):
             yield log.request_id, f"in its log: {broken}"
 
 
@@ -95,11 +91,10 @@ def undisturbed(story: Story) -> Broken:
 def stored_first(story: Story) -> Broken:
     """What a client saw is in the log, and nothing else is (3); a log may have been forgotten."""
     for stream in story.kept:
-        log = story.logs.get(stream.request_id)
-        if _is_forgotten(log, story):
-            continue
+        log = story.whole_logs.get(stream.request_id)
         if log is None:
-            yield stream.submitted.request, "has no log"
+            if not story.began.forgets:
+                yield stream.submitted.request, "has no log"
         elif stream.ended and (broken := _differs(stream, log, story.began.forgets)):
             yield stream.submitted.request, broken
 
@@ -120,13 +115,8 @@ def unheard_settled(story: Story) -> Broken:
     for request_id in (story.logs.keys() | story.bills.keys()) - heard:
         if (count := len(story.bills[request_id])) != 1:
             yield request_id, f"{count} ledger records of a request that nobody waits for"
-        log = story.logs.get(request_id)
-        if (
-            log
-            and not _is_forgotten(log, story)
-            and story.bills[request_id][:1]
-            and _stored(log) != _billed(story, request_id)
-        ):
+        log = story.whole_logs.get(request_id)
+        if log and story.bills[request_id][:1] and _stored(log) != _billed(story, request_id):
             yield request_id, "billed for other than what was stored"
 
 
@@ -236,11 +226,6 @@ RULES: tuple[Callable[[Story], Broken], ...] = (
     back_to_baseline,
     only_the_deaf_are_cut,
 )
-
-
-def _is_forgotten(log: Logged | None, story: Story) -> bool:
-    """Whether the brokers have lost it, or its beginning, and may have."""
-    return story.began.forgets and (log is None or not log.chunks or log.chunks[0][0] > 0)
 
 
 def _ids(streams: Iterable[Stream]) -> set[str]:

@@ -79,6 +79,7 @@ class Story:
         self.streams = {each.request: Stream(each) for each in self.all(Submitted)}
         self._tell()
         self.logs = {log.request_id: log for log in self.all(Logged)}
+        self.whole_logs = _whole(self.logs) if self.began.forgets else self.logs
         self.bills: dict[str, list[Billed]] = defaultdict(list)
         for bill in self.all(Billed):
             self.bills[bill.request_id].append(bill)
@@ -119,6 +120,11 @@ class Story:
     def kept(self) -> list[Stream]:
         """Those of which the brokers still had the whole log: they drop it with its age."""
         return [each for each in self.accepted if each.submitted.at >= self._kept_since]
+
+
+def _whole(logs: dict[str, Logged]) -> dict[str, Logged]:
+    """Without those whose beginning the brokers have lost."""
+    return {name: log for name, log in logs.items() if log.chunks and not log.chunks[0][0]}
 
 
 def _readers(strikes: list[Struck]) -> dict[str, float]:

@@ -250,14 +250,13 @@ const answer = (socket, { type, id }) => {
     socket.say({ type: "chunk", id, index, count: 1, text: "x".repeat(100000) });
 };
 """
+FLOODED = FAKE + FLOOD + CLIENT
 
 
 def test_leaving_a_stream_that_is_behind_cancels_it(browser: Browser) -> None:
     """Its id is no longer listened to, and is still what the gateway knows it by."""
     sent = browser.evaluate(
-        FAKE
-        + FLOOD
-        + CLIENT
+        FLOODED
         + """
         for await (const chunk of client.generate(ask("p", 9))) break;
         await seen();
@@ -273,9 +272,7 @@ def test_a_stream_whose_socket_was_lost_while_it_was_behind_is_ended_on_the_next
 ) -> None:
     """It is not open there; nobody but its reader would open it."""
     sent = browser.evaluate(
-        FAKE
-        + FLOOD
-        + CLIENT
+        FLOODED
         + f"""
         const stream = client.generate(ask("p", 9));
         await stream.next();
@@ -292,9 +289,7 @@ def test_a_cancel_that_was_lost_with_its_socket_is_sent_on_the_next(browser: Bro
     """Where the gateway has died nobody else would end the request. Once it has ended it is
     forgotten: nothing is sent of it on a third."""
     sent = browser.evaluate(
-        FAKE
-        + FLOOD
-        + CLIENT
+        FLOODED
         + """
         for await (const chunk of client.generate(ask("p", 9))) break;
         sockets[0].onclose({ code: 1006 });
@@ -311,9 +306,7 @@ def test_a_cancel_that_was_lost_with_its_socket_is_sent_on_the_next(browser: Bro
 def test_closing_the_client_between_two_sockets_cancels_on_the_next(browser: Browser) -> None:
     """And leaves that one, too."""
     sent, state = browser.evaluate(
-        FAKE
-        + FLOOD
-        + CLIENT
+        FLOODED
         + """
         const stream = client.generate(ask("p", 9));
         await stream.next();

@@ -1,96 +1,26 @@
 """The Python client with a gateway that says what it is told to: refusals, losses, nonsense."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any
 
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
-from millstream_client import Cancelled, Client, NotConnected, QueueFull, Stream, session
+from millstream_client import Cancelled, NotConnected, QueueFull, session
 from tests.eventually import eventually
-
-SIZE = 100_000  # of a text; three are more than a reader may leave unread
-Frame = dict[str, Any]
-DONE: Frame = {
-    "type": "done",
-    "finish_reason": "length",
-    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-    "timing": {},
-}
-
-
-class Peer:
-    """A gateway's end of one socket."""
-
-    def __init__(self, connection: ServerConnection, heard: list[Frame]) -> None:
-        self.connection, self._heard = connection, heard
-
-    async def hear(self) -> Frame:
-        """The next frame of the client."""
-        self._heard.append(json.loads(await self.connection.recv()))
-        return self._heard[-1]
-
-    async def say(self, *frames: Frame) -> None:
-        for frame in frames:
-            await self.connection.send(json.dumps(frame))
-
-    async def answer(self, id: str, *, first: int = 0, until: int = 3) -> None:
-        """Accept, so many tokens, the end."""
-        await self.say(accepted(id))
-        await self.say(*(chunk(id, index) for index in range(first, until)), {**DONE, "id": id})
-
-
-def accepted(id: str) -> Frame:
-    return {"type": "accepted", "id": id, "request_id": "r"}
-
-
-def chunk(id: str, index: int, text: str = "x") -> Frame:
-    return {"type": "chunk", "id": id, "index": index, "count": 1, "text": text}
-
-
-def refusal(id: str, code: str, **facts: Any) -> Frame:
-    return {"type": "error", "id": id, "code": code, "message": "no", **facts}
-
-
-Script = Callable[[Peer], Awaitable[None]]
-
-
-class Gateway:
-    """Answers its first socket by the first script, and so on; `heard` is all that was sent."""
-
-    def __init__(self, *scripts: Script) -> None:
-        self._scripts = iter(scripts)
-        self.heard: list[Frame] = []
-        self.url = ""
-
-    async def serve(self, connection: ServerConnection) -> None:
-        await next(self._scripts)(Peer(connection, self.heard))
-        await connection.wait_closed()
-
-
-@asynccontextmanager
-async def a_gateway(*scripts: Script, **options: Any) -> AsyncIterator[Gateway]:
-    gateway = Gateway(*scripts)
-    async with serve(gateway.serve, "127.0.0.1", 0, **options) as server:
-        gateway.url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
-        yield gateway
-
-
-def a_client(*gateways: Gateway, **options: Any) -> Client:
-    return Client([gateway.url for gateway in gateways], api_key="sk", **options)
-
-
-async def text(client: Client, prompt: str = "p") -> str:
-    return await client.generate(model="m", prompt=prompt).text()
-
-
-async def drop(peer: Peer) -> None:
-    peer.connection.transport.abort()
+from tests.integration.peers import (
+    DONE,
+    SIZE,
+    Peer,
+    a_client,
+    a_gateway,
+    accepted,
+    chunk,
+    drop,
+    refusal,
+    text,
+)
 
 
 async def test_a_refusal_that_says_when_is_tried_again() -> None:
@@ -303,190 +233,3 @@ async def test_a_wait_within_the_context_may_time_out_and_go_on() -> None:
             timed_out.set()
             assert await stream.text() == "x"
     assert len(gateway.heard) == 1
-
-
-# --- what is left, in every state -------------------------------------------------------------
-
-
-async def flood(peer: Peer) -> None:
-    """More than a reader may leave unread, and no end."""
-    id = (await peer.hear())["id"]
-    await peer.say(accepted(id), *(chunk(id, index, "x" * SIZE) for index in range(9)))
-
-
-async def hear_the_end(peer: Peer) -> None:
-    """What opens the request again, and the cancel."""
-    id = (await peer.hear())["id"]
-    await peer.hear()
-    await peer.say(accepted(id), {**DONE, "id": id, "finish_reason": "cancelled"})
-
-
-def heard(gateway: Gateway) -> list[tuple[str, str]]:
-    return [(frame["type"], frame["id"]) for frame in gateway.heard]
-
-
-async def behind(stream: Stream) -> None:
-    await eventually(lambda: stream._call.behind)
-
-
-async def test_leaving_a_stream_that_is_behind_cancels_it() -> None:
-    """Its id is no longer listened to, and is still what the gateway knows it by."""
-
-    async def script(peer: Peer) -> None:
-        await flood(peer)
-        await peer.hear()
-
-    async with a_gateway(script) as gateway, a_client(gateway) as client:
-        async with client.generate(model="m", prompt="p") as stream:
-            await behind(stream)
-        await eventually(lambda: heard(gateway) == [("generate", "1"), ("cancel", "1")])
-
-
-async def test_a_stream_that_is_behind_can_be_cancelled_and_read_to_its_end() -> None:
-    """What was generated by then is fetched, as of any other."""
-
-    async def script(peer: Peer) -> None:
-        await flood(peer)
-        await peer.hear()
-        resumed = await peer.hear()
-        await peer.answer(resumed["id"], first=resumed["after"] + 1, until=9)
-        await peer.hear()
-
-    async with a_gateway(script) as gateway, a_client(gateway) as client:
-        async with client.generate(model="m", prompt="p") as stream:
-            await behind(stream)
-            stream.cancel()
-            await eventually(lambda: heard(gateway)[1:] == [("cancel", "1")])
-            assert [chunk.index async for chunk in stream] == list(range(9))
-        await eventually(lambda: heard(gateway)[2:] == [("resume", "2"), ("cancel", "2")])
-
-
-@pytest.mark.parametrize("way", [Stream.close, Stream.cancel])
-async def test_a_stream_whose_socket_was_lost_while_it_was_behind_is_ended_on_the_next(
-    way: Callable[[Stream], None],
-) -> None:
-    """It is not open there; nobody but its reader would open it."""
-
-    async def losing(peer: Peer) -> None:
-        await flood(peer)
-        await lost.wait()
-        await drop(peer)
-
-    lost = asyncio.Event()
-    async with a_gateway(losing, hear_the_end) as gateway, a_client(gateway) as client:
-        async with client.generate(model="m", prompt="p") as stream:
-            await behind(stream)
-            lost.set()
-            await eventually(lambda: client.gateway is None)
-            way(stream)
-            await eventually(lambda: heard(gateway)[1:] == [("resume", "2"), ("cancel", "2")])
-
-
-async def test_a_cancel_that_was_lost_with_its_socket_is_sent_on_the_next() -> None:
-    """Where the gateway has died nobody else would end the request. Once it has ended it is
-    forgotten."""
-
-    async def losing(peer: Peer) -> None:
-        await peer.say(accepted((await peer.hear())["id"]))
-        await peer.hear()
-        await drop(peer)
-
-    async def script(peer: Peer) -> None:
-        await hear_the_end(peer)
-        await peer.answer((await peer.hear())["id"])
-
-    async with a_gateway(losing, script) as gateway, a_client(gateway) as client:
-        async with client.generate(model="m", prompt="p"):
-            pass
-        await eventually(lambda: heard(gateway)[2:] == [("resume", "2"), ("cancel", "2")])
-        assert await text(client, "another") == "xxx"
-
-
-class Door:
-    """Turns clients away while it is shut."""
-
-    def __init__(self) -> None:
-        self.shut = False
-        self.knocks = 0
-
-    def __call__(self, connection: ServerConnection, request: Request) -> Response | None:
-        if not self.shut:
-            return None
-        self.knocks += 1
-        return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "back soon")
-
-
-@pytest.mark.parametrize("answer", [[accepted("1")], []])
-async def test_leaving_between_two_sockets_cancels_on_the_next(answer: list[Frame]) -> None:
-    """Also what nobody has accepted yet: it may be stored, and runs once under its key."""
-
-    async def losing(peer: Peer) -> None:
-        await peer.hear()
-        await peer.say(*answer)
-        door.shut = True
-        await drop(peer)
-
-    door = Door()
-    async with a_gateway(losing, hear_the_end, process_request=door) as gateway:
-        async with a_client(gateway) as client:
-            reading = asyncio.create_task(text(client))
-            await eventually(lambda: door.knocks)
-            reading.cancel()
-            await asyncio.wait({reading})
-            door.shut = False
-            again = "resume" if answer else "generate"
-            await eventually(lambda: heard(gateway)[1:] == [(again, "2"), ("cancel", "2")])
-    keys = {frame.get("idempotency_key") for frame in gateway.heard if frame["type"] == "generate"}
-    assert len(keys) == 1
-
-
-async def test_leaving_while_it_is_resumed_cancels_it() -> None:
-    """The gateway takes the cancel for when it has found it."""
-
-    async def losing(peer: Peer) -> None:
-        await peer.say(accepted((await peer.hear())["id"]))
-        await drop(peer)
-
-    async def script(peer: Peer) -> None:
-        await peer.hear()
-        reading.cancel()
-        await peer.hear()
-
-    async with a_gateway(losing, script) as gateway, a_client(gateway) as client:
-        reading = asyncio.create_task(text(client))
-        await eventually(lambda: heard(gateway)[1:] == [("resume", "2"), ("cancel", "2")])
-
-
-async def test_closing_the_client_between_two_sockets_cancels_on_the_next() -> None:
-    """A program that gives up on a gateway that has died ends what it asked of it."""
-
-    async def losing(peer: Peer) -> None:
-        await peer.say(accepted((await peer.hear())["id"]))
-        door.shut = True
-        await drop(peer)
-
-    door = Door()
-    async with a_gateway(losing, hear_the_end, process_request=door) as gateway:
-        async with a_client(gateway) as client:
-            stream = await client.generate(model="m", prompt="p").__aenter__()
-            await eventually(lambda: door.knocks)
-            door.shut = False
-        assert isinstance(stream._call.outcome, Cancelled)
-        await eventually(lambda: heard(gateway)[1:] == [("resume", "2"), ("cancel", "2")])
-
-
-async def test_what_was_refused_and_then_left_is_not_sent_again() -> None:
-    """Nobody has it, so there is nothing to end."""
-
-    async def script(peer: Peer) -> None:
-        await peer.say(refusal((await peer.hear())["id"], "queue_full", retry_after_ms=20))
-        await eventually(lambda: stream._call.refusals)
-        stream.close()
-        await peer.answer((await peer.hear())["id"])
-
-    async with a_gateway(script) as gateway, a_client(gateway) as client:
-        stream = client.generate(model="m", prompt="p")
-        with pytest.raises(Cancelled):
-            await stream.text()
-        assert await text(client, "another") == "xxx"
-    assert [frame["prompt"] for frame in gateway.heard] == ["p", "another"]

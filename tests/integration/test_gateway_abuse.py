@@ -3,22 +3,16 @@
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import pytest_asyncio
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from gateway import endpoint, http_protocol, server, socket_protocol
-from gateway import socket as socket_door
-from gateway.guests import FRAME_BYTES, Guest
-from gateway.porter import HEAVY_BYTES
+from gateway import http_protocol, server, socket_protocol
 from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.broker import NatsServer
@@ -337,73 +331,3 @@ async def test_who_sends_pings_and_reads_nothing_is_not_read_either(
         raw.send(pings)
     await serves(gateway)
     assert raw.writer.transport.get_write_buffer_size() > 0
-
-
-class Witness:
-    """Notes in which threads a function of a module is called."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
-        self.threads: list[threading.Thread] = []
-        self._act = getattr(module, name)
-        patch.setattr(module, name, self)
-
-    def __call__(self, *args: Any) -> Any:
-        self.threads.append(threading.current_thread())
-        return self._act(*args)
-
-
-@pytest.mark.parametrize(("module", "read"), [(endpoint, "parse"), (socket_door, "parse_frame")])
-async def test_what_is_large_is_read_beside_the_event_loop(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, module: ModuleType, read: str
-) -> None:
-    """Every stream of the gateway would stand still meanwhile; a small one is not worth the way."""
-    witnesses = [Witness(monkeypatch, module, name) for name in ("decode", read)]
-
-    async def ask(prompt: list[int]) -> None:
-        if module is endpoint:
-            await gateway.complete(prompt, n=0)
-            return
-        async with gateway.socket() as socket:
-            await socket.send(type="generate", id="a", model="mock", prompt=prompt, n=0)
-            await socket.receive()
-
-    for prompt in ([1], [1] * HEAVY_BYTES):
-        await ask(prompt)
-    for witness in witnesses:
-        small, large = witness.threads
-        assert (small, large is small) == (threading.current_thread(), False)
-
-
-async def test_a_cancel_does_not_overtake_the_large_frame_before_it(gateway: Gateway) -> None:
-    """Small frames are read at once, and large ones elsewhere."""
-    wanted = {"type": "generate", "model": "mock", "prompt": "x", "max_tokens": 4000}
-    async with gateway.socket() as socket:
-        ids = list(map(str, range(5)))
-        for id in ids:
-            await socket.connection.send(json.dumps(wanted | {"id": id}) + " " * HEAVY_BYTES)
-            await socket.send(type="cancel", id=id)
-        ends: list[Any] = []
-        while len(ends) < len(ids):
-            frame = await socket.receive()
-            ends += [frame] if frame["type"] in ("done", "error") else []
-        assert [end.get("finish_reason") for end in ends] == ["cancelled"] * len(ids)
-
-
-async def test_bytes_count_against_the_pace(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is refused costs its reading; a body over HTTP costs the same."""
-    counted: list[int] = []
-
-    def take(self: Guest, now: float, frames: int = 1) -> float:
-        counted.append(frames)
-        return 0.0
-
-    monkeypatch.setattr(Guest, "take", take)
-    async with gateway.socket() as socket:
-        for _ in range(2):
-            await socket.connection.send("{" * 10 * FRAME_BYTES)
-            assert (await socket.receive())["code"] == "invalid_request"
-    await gateway.complete(["x"] * 4 * FRAME_BYTES)
-    await serves(gateway)
-    assert counted == [11, 11, 4 * 5]

@@ -33,6 +33,14 @@ def records(counts: list[int]) -> list[dict[str, Any]]:
     return [START, *chunks, DONE]
 
 
+def in_other_pieces(tokens: int, counts: list[int]) -> list[dict[str, Any]]:
+    """`records` of so many tokens, as far as possible in chunks of these sizes."""
+    pieces = list[int]()
+    while (left := tokens - sum(pieces)) > 0:
+        pieces.append(min(left, counts.pop()))
+    return records(pieces)
+
+
 @dataclass
 class Sink:
     """Takes records; has room for `room` of them."""
@@ -171,15 +179,11 @@ def test_another_attempt_may_say_it_in_other_pieces(
 ) -> None:
     """How many tokens share a record is a matter of time; what the sink has had is cut off."""
     contents, sink = records(counts), Sink()
-    reader, left = following(sink), sum(counts)
+    reader = following(sink)
     for place in range(min(seen, len(contents) - 1)):
         reader.offer(*Log.of(contents, first=500).reply(place))
-    pieces = []
-    while left > 0:
-        pieces.append(min(left, others.pop()))
-        left -= pieces[-1]
     reader.doubted = True
-    catch_up(reader, Log.of(records(pieces), first=1), meanwhile=[])
+    catch_up(reader, Log.of(in_other_pieces(sum(counts), others), first=1), meanwhile=[])
     chunks = [record for record in sink.taken if record["type"] == "chunk"]
     assert [c["index"] for c in chunks] == [
         sum(len(c["tokens"]) for c in chunks[:i]) for i in range(len(chunks))
@@ -241,15 +245,11 @@ def test_who_has_the_beginning_needs_only_the_rest(
     contents, sink = records(counts), Sink()
     rest = contents[min(cut, len(counts)) :]
     begin = rest[0]["index"]
-    reader, left = following(sink), sum(counts)
+    reader = following(sink)
     reader.after = begin - 1
     reader.read(Log.of(rest, first=500).stored[: min(seen, len(rest) - 1)], 0.0)
-    pieces = []
-    while left > 0:
-        pieces.append(min(left, others.pop()))
-        left -= pieces[-1]
     reader.doubted = True
-    catch_up(reader, Log.of(records(pieces), first=1), meanwhile=[])
+    catch_up(reader, Log.of(in_other_pieces(sum(counts), others), first=1), meanwhile=[])
     chunks = [record for record in sink.taken if record["type"] == "chunk"]
     whole = "".join(map(word, range(sum(counts))))
     assert whole.endswith("".join(c["text"] for c in chunks))
