@@ -4,9 +4,9 @@ Nobody's wall clock is asked. How long something takes is measured by a clock th
 what time it is, by looks at the brokers' clock. An answer tells it, so it was told at some moment
 between question and answer, and the middle is off by half the round trip at most (F. Cristian,
 "Probabilistic clock synchronization", Distributed Computing 3, 1989). Of looks that can be of one
-clock the surer is kept, where age adds what clocks drift (the clock filter of RFC 5905, section
-10). Brokers' clocks may differ, and be set: a little is followed at once, more when it lasts (the
-step and stepout thresholds of its section 11.3).
+clock the surer is kept; from its question on, each second adds what clocks drift (the clock filter
+of RFC 5905, section 10). Brokers' clocks may differ, and be set: a little is followed at once, more
+when it lasts (the step and stepout thresholds of its section 11.3).
 """
 
 import time
@@ -40,7 +40,7 @@ class Look:
 
     def error(self, at: float) -> float:
         """How far off `ahead` can be at a later tick."""
-        return (self.answered - self.asked) / 2 + DRIFT * (at - self.answered)
+        return (self.answered - self.asked) / 2 + DRIFT * (at - self.asked)
 
     def differs(self, earlier: "Look") -> float:
         """By how many seconds the broker's clock was moved in between, at least."""

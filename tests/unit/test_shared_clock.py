@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streams.clock import DRIFT, STEP_SECONDS, STEPOUT_SECONDS, Look, SharedClock
 
 EPOCH = 1_800_000_000.0
 HOUR = 3600.0
-ROUNDING = 1e-5  # epoch times are floats, and ticks drift during a look, too
+ROUNDING = 1e-6  # epoch times are floats
 delays = st.floats(1e-4, 2.0)
 looks = st.lists(st.tuples(st.floats(0, 1000), delays, delays), min_size=1, max_size=20)
 jumps = st.floats(STEP_SECONDS + 1, HOUR) | st.floats(-HOUR, -STEP_SECONDS - 1)
@@ -49,6 +49,7 @@ class Machine:
         return self.clock.now() - EPOCH - self.passed
 
 
+@example(taken=[(0.0, 1e-4, 2.0)], drift=-7.027e-05)  # most of its error is drift during the look
 @settings(deadline=None)
 @given(taken=looks, drift=st.floats(-0.9 * DRIFT, 0.9 * DRIFT))
 def test_it_is_never_further_off_than_its_best_look(
