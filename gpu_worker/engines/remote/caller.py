@@ -59,7 +59,7 @@ class Caller:
                 if suspicions >= SUSPICIOUS_CALLS:
                     raise EngineError("upstream_failed", str(fault)) from fault
                 delay = max(self._backoff.seconds(failures, random.random()), fault.retry_after)
-                log.info("call_failed", reason=fault.label, failures=failures, retry_seconds=delay)
+                log.info("remote_call_retried", reason=fault.label, failures=failures, retry_seconds=delay)
             await asyncio.sleep(delay)
 
     @asynccontextmanager
