@@ -7,6 +7,8 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY streams streams
 COPY registry registry
+COPY api api
+COPY simulation simulation
 COPY gateway gateway
 COPY dispatcher dispatcher
 COPY gpu_worker gpu_worker

@@ -14,7 +14,7 @@ test: $(READY) browser
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
 
 test-transformers: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.versions $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.transformers_versions $(ARGS)
 
 # Every fault, for half an hour or so; ARGS="--fault worker-kill --seed 7" replays one run.
 chaos: $(READY)

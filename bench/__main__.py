@@ -5,34 +5,34 @@ from collections.abc import Callable
 from functools import partial
 
 from bench import (
-    abuse,
+    abusive_clients,
     backlog,
+    chunked_prefill,
     embeddings,
-    engine,
-    engine_share,
-    failures,
-    front_ends,
-    mixed,
-    pipeline,
-    quotas,
+    engine_comparison,
+    failover_vs_dynamo,
+    gateway_vs_dynamo,
+    pipeline_cost,
+    quota_cost,
+    throughput_share,
 )
-from bench.live import dispatch, isolation, overload
-from bench.simulation.overload import ARENA, CODE, CONV, as_it_was, at_random
+from bench.live import dispatch_latency, isolation, overload
+from bench.simulation.scenarios.overload import ARENA, CODE, CONV, as_it_was, at_random
 
 NEED_MORE = "mixed", "live-b2", "live-b3", "front_ends", "failures"  # traces, or Dynamo
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
-    "pipeline": pipeline.measure,
-    "front_ends": front_ends.measure,
-    "failures": failures.measure,
-    "engine_share": engine_share.measure,
+    "pipeline": pipeline_cost.measure,
+    "front_ends": gateway_vs_dynamo.measure,
+    "failures": failover_vs_dynamo.measure,
+    "engine_share": throughput_share.measure,
     "embeddings": embeddings.measure,
-    "engine": engine.measure,
-    "mixed": mixed.measure,
+    "engine": engine_comparison.measure,
+    "mixed": chunked_prefill.measure,
     "backlog": backlog.measure,
-    "quotas": quotas.measure,
-    "idle": abuse.idle,
-    "unread": abuse.unread,
-    "cancels": abuse.cancels,
+    "quotas": quota_cost.measure,
+    "idle": abusive_clients.idle,
+    "unread": abusive_clients.unread,
+    "cancels": abusive_clients.cancels,
     "live-b2-10": partial(isolation.measure, 10),
     "live-b2-100": partial(isolation.measure, 100),
     "live-b2-weights": isolation.measure_weights,
@@ -40,7 +40,7 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "live-b3-conv": partial(overload.measure, "live-b3-conv", CONV, as_it_was, (1, 5)),
     "live-b3-code": partial(overload.measure, "live-b3-code", CODE, as_it_was, (1, 5)),
     "live-b3-burst": overload.measure_burst,
-    "live-b6": dispatch.measure,
+    "live-b6": dispatch_latency.measure,
 }
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from starlette.types import Receive, Scope, Send
 
-from bench import machine
-from bench.results import DIRECTORY
-from gateway.server import Server, config, listen
+from bench import machine_info
+from bench.reporting import DIRECTORY
+from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
-from tests.e2e.running import free_port
+from tests.support.millstream_up import free_port
 
 SUITE = "MILLSTREAM_BENCH_AUTOBAHN"
 RUN = """
@@ -64,7 +64,7 @@ async def _report(port: int, home: Path) -> dict[str, dict[str, str]]:
 async def _run() -> dict[str, dict[str, str]]:
     settings = GatewaySettings(port=free_port(), max_body_bytes=LARGEST_FRAME)
     listener = listen(settings)
-    server = Server(config(echo, settings))
+    server = GatewayServer(build_config(echo, settings))
     serving = asyncio.create_task(server.serve([listener]))
     with tempfile.TemporaryDirectory() as home:
         try:
@@ -88,7 +88,7 @@ def main() -> None:
     content = {
         "name": "autobahn",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
+        "machine": machine_info.describe_machine(),
         "setting": {"suite": "autobahntestsuite 0.8.2", "left_out": OPTIONAL},
         "cases": len(cases),
         "behaviours": behaviours,

@@ -17,17 +17,17 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bench import results
-from bench.results import Figure, Run
-from dispatcher.books import Books
-from dispatcher.lines import Queued
-from streams import marks, subjects, topology
-from streams.messages import Beat
+from bench import reporting
+from bench.reporting import Figure, Run
+from dispatcher.dispatching.model_state import ModelState
+from dispatcher.queueing.tenant_queues import QueuedRequest
+from streams import prefix_hashes, subjects, topology
+from streams.messages import Heartbeat
 from streams.subjects import Lane, Priority
-from tests.broker import NatsServer
-from tests.eventually import eventually
-from tests.integration.processes import process
-from tests.integration.services import Client, client
+from tests.support.eventually import eventually
+from tests.support.nats_server import NatsServer
+from tests.support.service_process import service_process
+from tests.support.services import BrokerClient, broker_client
 
 QUEUED, TENANTS, DECISIONS = 1_000_000, 10_000, 5_000
 TAKEN_OVER, SIDE_BY_SIDE = 100_000, 256
@@ -50,7 +50,7 @@ FIGURES = (
 def measure(runs: int, seconds: float) -> None:
     """Measure and publish; `seconds` says nothing here."""
     setting = {"queued": QUEUED, "tenants": TENANTS, "taken_over": TAKEN_OVER}
-    results.publish("backlog", setting, FIGURES, [_run() for _ in range(runs)])
+    reporting.publish("backlog", setting, FIGURES, [_run() for _ in range(runs)])
 
 
 def _run() -> Run:
@@ -75,17 +75,17 @@ def _books() -> Run:
     }
 
 
-def _filled(count: int) -> Books:
-    books = Books("model")
+def _filled(count: int) -> ModelState:
+    books = ModelState("model")
     for number in range(count):
-        books.queue.push(_queued(number), 0.0)
+        books.queue.enqueue(_queued(number), 0.0)
     return books
 
 
-def _queued(number: int) -> Queued:
+def _queued(number: int) -> QueuedRequest:
     """As a leader makes it of headers."""
     reply = f"$JS.ACK.REQUESTS.index_model_0a1b2c3d.1.{number}.{number}.1763748000000000000.1"
-    return Queued(
+    return QueuedRequest(
         request_id=secrets.token_hex(16),
         tenant=sys.intern(f"tenant-{number % TENANTS}"),
         priority=Priority.STANDARD,
@@ -100,21 +100,21 @@ def _queued(number: int) -> Queued:
     )
 
 
-def _decisions(books: Books) -> Run:
+def _decisions(books: ModelState) -> Run:
     """What each step takes with a fleet that always has room."""
     for worker, held in (("w", MARKS[:6]), ("v", ())):
-        beat = Beat(worker, "model", VERSION, 10**9, 10**12, 0, 0, 10**9, 10**12, 0, 0.0)
-        books.beat(replace(beat, holds=marks.pack(held)), 0.0)
+        beat = Heartbeat(worker, "model", VERSION, 10**9, 10**12, 0, 0, 10**9, 10**12, 0, 0.0)
+        books.apply_heartbeat(replace(beat, holds=prefix_hashes.pack(held)), 0.0)
     deciding = settling = 0.0
     for number in range(DECISIONS):
         began = time.perf_counter()
-        found = books.next(lambda item: VERSION, 0.0)
+        found = books.select_next(lambda item: VERSION, 0.0)
         assert found
         item, _ = found
-        books.take(item, VERSION, 0.0)
+        books.reserve(item, VERSION, 0.0)
         books.place(item.request_id, MARKS, "")
         decided = time.perf_counter()
-        books.sent(item.request_id, number + 1, duplicate=False)
+        books.mark_published(item.request_id, number + 1, duplicate=False)
         books.settle(item.request_id, 400, 0.0)
         deciding += decided - began
         settling += time.perf_counter() - decided
@@ -128,28 +128,28 @@ async def _take_over() -> Run:
     with tempfile.TemporaryDirectory() as home:
         server = NatsServer(Path(home))
         try:
-            async with client(server.url) as c:
+            async with broker_client(server.url) as c:
                 return await _killed(c, server.url, Path(home))
         finally:
             server.kill()
 
 
-async def _killed(c: Client, url: str, home: Path) -> Run:
+async def _killed(c: BrokerClient, url: str, home: Path) -> Run:
     await _fill(c)
-    with process("dispatcher", url, home / "first.log") as first:
+    with service_process("dispatcher", url, home / "first.log") as first:
         await eventually(lambda: _known(c, TAKEN_OVER), seconds=120)
-        with process("dispatcher", url, home / "second.log") as second:
-            await eventually(lambda: second.said("members_changed"))
+        with service_process("dispatcher", url, home / "second.log") as second:
+            await eventually(lambda: second.has_logged("members_changed"))
             first.kill()
             began = time.monotonic()
             async with _worker(c):
-                await eventually(lambda: c.held(topology.WORK), seconds=60)
+                await eventually(lambda: c.message_count(topology.WORK), seconds=60)
                 first_seconds = time.monotonic() - began
                 await eventually(lambda: _known(c, TAKEN_OVER - 2 * FREE), seconds=120)
     return {"first_seconds": first_seconds, "whole_seconds": time.monotonic() - began}
 
 
-async def _fill(c: Client) -> None:
+async def _fill(c: BrokerClient) -> None:
     envelopes = [
         c.envelope(300, 200, tenant=f"tenant-{number % 100}", deadline_seconds=600)
         for number in range(TAKEN_OVER)
@@ -158,24 +158,24 @@ async def _fill(c: Client) -> None:
 
     async def enter() -> None:
         for envelope in waiting:
-            await c.enter(envelope, b"", Lane(envelope.tenant, "mock", Priority.STANDARD))
+            await c.enqueue(envelope, b"", Lane(envelope.tenant, "mock", Priority.STANDARD))
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(SIDE_BY_SIDE):
             tasks.create_task(enter())
 
 
-async def _known(c: Client, least: int) -> bool:
+async def _known(c: BrokerClient, least: int) -> bool:
     report = await c.report()
     return report is not None and sum(lane["queued"] for lane in report["lanes"]) >= least
 
 
 @asynccontextmanager
-async def _worker(c: Client) -> AsyncIterator[None]:
+async def _worker(c: BrokerClient) -> AsyncIterator[None]:
     """The beats of a worker that has room and takes nothing."""
 
     async def beat() -> None:
-        told = Beat("w", "mock", VERSION, FREE, 10**9, 0, 0, FREE, 10**9, 0, 0.0).pack()
+        told = Heartbeat("w", "mock", VERSION, FREE, 10**9, 0, 0, FREE, 10**9, 0, 0.0).pack()
         while True:
             await c.broker.publish(subjects.fleet("mock", "w"), told)
             await asyncio.sleep(BEAT_SECONDS)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.engines import demo
-from millstream.up.preparation import cache_directory
-from tests.e2e.running import free_port, wait_until
+from gpu_worker.engines import demo_models
+from millstream.up.demo_conversion import cache_directory
+from tests.support.millstream_up import free_port, wait_until
 
 PYTHON = "MILLSTREAM_BENCH_DYNAMO"
 READY_SECONDS = 60.0
@@ -31,14 +31,14 @@ class Dynamo:
     workers: list[int]
 
 
-def check() -> None:
+def require_dynamo() -> None:
     """Raises `SystemExit` where there is none."""
     if PYTHON not in os.environ:
         raise SystemExit(f"{PYTHON} has to name a Python that has ai-dynamo")
 
 
 @contextmanager
-def running(
+def run_dynamo(
     home: Path,
     ttft_ms: float,
     itl_ms: float,
@@ -50,7 +50,7 @@ def running(
     port = free_port()
     front_end = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     front_end += ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
-    directory = demo.find("gemma-3-270m", cache_directory(), lambda stage, done: None)
+    directory = demo_models.find_model("gemma-3-270m", cache_directory(), lambda stage, done: None)
     worker = [str(SCRIPT), str(directory), str(ttft_ms / 1000), str(itl_ms / 1000)]
     url = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:

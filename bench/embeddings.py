@@ -17,11 +17,11 @@ from statistics import quantiles
 
 from websockets.asyncio.client import connect
 
-from bench import results
-from bench.results import Figure, Run
-from gpu_worker.engine import Sequence
-from gpu_worker.engines import demo, factory
-from tests.e2e.running import KEY, Running
+from bench import reporting
+from bench.reporting import Figure, Run
+from gpu_worker.engines import demo_models, factory
+from gpu_worker.engines.engine import Sequence
+from tests.support.millstream_up import KEY, MillstreamUp
 
 MODEL = "all-minilm-l6-v2"
 AT_ONCE, MANY, TOKENS = 32, 32, 32
@@ -40,13 +40,13 @@ FIGURES = (
 def measure(runs: int, seconds: float) -> None:
     """Measure in fresh processes each time, and publish."""
     setting = {"model": MODEL, "tokens_per_input": TOKENS, "seconds": seconds}
-    results.publish("embeddings", setting, FIGURES, [_run(seconds) for _ in range(runs)])
+    reporting.publish("embeddings", setting, FIGURES, [_run(seconds) for _ in range(runs)])
 
 
 def _run(seconds: float) -> Run:
     with tempfile.TemporaryDirectory() as home:
-        with Running(Path(home), "--model", MODEL, "--api-key", KEY) as up:
-            up.ready()
+        with MillstreamUp(Path(home), "--model", MODEL, "--api-key", KEY) as up:
+            up.wait_until_ready()
             asyncio.run(_put(up, AT_ONCE, 1, 1.0))
             alone, _ = asyncio.run(_put(up, 1, 1, seconds))
             single, single_rate = asyncio.run(_put(up, AT_ONCE, 1, seconds))
@@ -70,7 +70,9 @@ def _inputs(inputs: int) -> Iterator[list[list[int]]]:
         ]
 
 
-async def _put(up: Running, at_once: int, inputs: int, seconds: float) -> tuple[list[float], float]:
+async def _put(
+    up: MillstreamUp, at_once: int, inputs: int, seconds: float
+) -> tuple[list[float], float]:
     """Percentiles of latency in ms, and requests per second, with so many at once on a socket."""
     latencies: list[float] = []
     url, headers = up.url.replace("http", "ws") + "/v1/stream", {"Authorization": f"Bearer {KEY}"}
@@ -103,7 +105,7 @@ def _direct(seconds: float) -> float:
 
 def main(seconds: float) -> None:
     """Print the embeddings per second of the engine alone."""
-    engine = factory.build("embed", demo.find(MODEL, Path()), {})
+    engine = factory.build("embed", demo_models.find_model(MODEL, Path()), {})
     asked = (Sequence(f"s{n}", inputs=ids) for n, ids in enumerate(_inputs(1)))
     for sequence in islice(asked, AT_ONCE):
         engine.add(sequence)

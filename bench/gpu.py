@@ -17,15 +17,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from bench import results
-from bench.contenders.load import Load
-from bench.results import Figure
-from gpu_worker.engine import DoesNotFit, Sequence
-from gpu_worker.engines import memory
+from bench import reporting
+from bench.contenders.workload import Workload
+from bench.reporting import Figure
+from gpu_worker.engines import device_memory
+from gpu_worker.engines.engine import DoesNotFit, Sequence
 from gpu_worker.engines.paged.engine import TransformersEngine
-from gpu_worker.engines.paged.loading import fitted
-from gpu_worker.engines.paged.model import Loaded, describe
-from gpu_worker.engines.paged.packing import pack
+from gpu_worker.engines.paged.engine_loader import fit_engine
+from gpu_worker.engines.paged.model_loader import LoadedCausalLM, inspect_model
+from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
 from streams.messages import Sampling
 
 REPEATS = 10
@@ -33,7 +33,7 @@ GOALS = {1: "≥ 0.75", 64: "≥ 0.6"}  # of the roofline, by batch
 
 
 @dataclass(frozen=True)
-class Scale:
+class ModelScale:
     """What to measure: a model, the points, and how long."""
 
     vocabulary: int
@@ -60,11 +60,11 @@ class Scale:
         )  # fmt: skip
 
 
-WHOLE = Scale(
+WHOLE = ModelScale(
     128_256, 4096, 14_336, 32, 32, 8, torch.bfloat16,
     (1, 8, 64, 256), (1024, 8192), 4096, 32, 4 << 30, 8192,
 )  # fmt: skip
-TINY = Scale(
+TINY = ModelScale(
     512, 64, 128, 2, 4, 2, torch.float32, (1, 3), (32, 64), 48, 4, 1 << 20, 128
 )  # fmt: skip
 
@@ -72,17 +72,17 @@ TINY = Scale(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
-    parser.add_argument("--out", type=Path, default=results.DIRECTORY, help="where results go")
+    parser.add_argument("--out", type=Path, default=reporting.DIRECTORY, help="where results go")
     words = parser.parse_args()
-    device = memory.default_device()
+    device = device_memory.default_device()
     if device.type == "cpu" and not words.tiny:
         parser.error("there is no GPU here; --tiny tries the script on the CPU")
     measure(TINY if words.tiny else WHOLE, device, words.out)
 
 
-def measure(scale: Scale, device: torch.device, out: Path) -> None:
+def measure(scale: ModelScale, device: torch.device, out: Path) -> None:
     """Measure every point that fits, and publish one table."""
-    limits = Limits(copy_bandwidth(scale, device), matrix_rate(scale, device))
+    limits = DeviceLimits(copy_bandwidth(scale, device), matrix_rate(scale, device))
     run = {"copy_gb_s": limits.bandwidth / 1e9, "matrix_tflop_s": limits.rate / 1e12}
     failed: dict[str, str] = {}
     for batch, context in product(scale.batches, scale.contexts):
@@ -93,11 +93,11 @@ def measure(scale: Scale, device: torch.device, out: Path) -> None:
             failed[name] = str(error).partition("\n")[0]
         else:
             run |= {f"{name}_{what}": value for what, value in point.figures(limits).items()}
-    run["same_text"] = same_text(device)
-    run["ours_tokens_s"] = ours(scale, device)
+    run["same_text"] = share_of_same_text(device)
+    run["ours_tokens_s"] = our_rate(scale, device)
     if device.type == "cuda":  # it takes most of the free memory, which of a CPU is everybody's
         try:
-            run["continuous_tokens_s"] = continuous(scale, device)
+            run["continuous_tokens_s"] = continuous_rate(scale, device)
         except Exception as error:  # another project's code must not cost us our figures
             failed["continuous_tokens_s"] = repr(error)
     name = f"{'tiny' if scale is TINY else 'llama-8b'}-{device.type}"
@@ -108,10 +108,10 @@ def measure(scale: Scale, device: torch.device, out: Path) -> None:
         "dtype": str(scale.dtype),
     }
     figures = [figure for figure in _figures(scale) if figure.key in run]
-    results.publish(name, setting, figures, [run], out)
+    reporting.publish(name, setting, figures, [run], out)
 
 
-def _figures(scale: Scale) -> Iterator[Figure]:
+def _figures(scale: ModelScale) -> Iterator[Figure]:
     yield Figure("copy_gb_s", "copy, GB/s read and written")
     yield Figure("matrix_tflop_s", "matrix product, TFLOP/s")
     for batch, context in product(scale.batches, scale.contexts):
@@ -124,14 +124,14 @@ def _figures(scale: Scale) -> Iterator[Figure]:
     yield Figure("same_text", "same seeds, same tokens as on the CPU in float32", "1")
 
 
-def copy_bandwidth(scale: Scale, device: torch.device) -> float:
+def copy_bandwidth(scale: ModelScale, device: torch.device) -> float:
     """Bytes per second, read and written, of the device's own copy."""
     source = torch.ones(scale.copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * scale.copied / _seconds(device, lambda: target.copy_(source))
 
 
-def matrix_rate(scale: Scale, device: torch.device) -> float:
+def matrix_rate(scale: ModelScale, device: torch.device) -> float:
     """Operations per second of a large square product."""
     left = torch.randn((scale.matrix, scale.matrix), dtype=scale.dtype, device=device)
     return 2 * scale.matrix**3 / _seconds(device, lambda: left @ left)
@@ -157,7 +157,7 @@ def _wait(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """What the device can do: bytes per second, operations per second."""
 
     bandwidth: float
@@ -173,7 +173,7 @@ class Point:
     step_seconds: float
     bytes: float
 
-    def figures(self, limits: Limits) -> dict[str, float]:
+    def figures(self, limits: DeviceLimits) -> dict[str, float]:
         return {
             "step_ms": self.step_seconds * 1000,
             "roofline": self.bytes / limits.bandwidth / self.step_seconds,
@@ -181,9 +181,9 @@ class Point:
         }
 
 
-def _point(scale: Scale, device: torch.device, batch: int, context: int) -> Point:
+def _point(scale: ModelScale, device: torch.device, batch: int, context: int) -> Point:
     loaded = _model(scale, device)
-    engine = fitted(loaded, batch, max(scale.step_tokens, batch + 1), prefix_cache=False)
+    engine = fit_engine(loaded, batch, max(scale.step_tokens, batch + 1), prefix_cache=False)
     try:
         return _measured(scale, loaded, engine, batch, context)
     finally:
@@ -191,12 +191,14 @@ def _point(scale: Scale, device: torch.device, batch: int, context: int) -> Poin
 
 
 def _measured(
-    scale: Scale, loaded: Loaded, engine: TransformersEngine, batch: int, context: int
+    scale: ModelScale, loaded: LoadedCausalLM, engine: TransformersEngine, batch: int, context: int
 ) -> Point:
     steps = -(-batch * context // scale.step_tokens) + 2 * scale.steps + batch
-    if (needed := batch * (context + steps)) > engine.room().tokens:
-        raise DoesNotFit(f"{needed} tokens of KV, and there is room for {engine.room().tokens}")
-    load = Load(Path(), context, steps, batch, 1)
+    if (needed := batch * (context + steps)) > engine.free_capacity().tokens:
+        raise DoesNotFit(
+            f"{needed} tokens of KV, and there is room for {engine.free_capacity().tokens}"
+        )
+    load = Workload(Path(), context, steps, batch, 1)
     sampling = Sampling(max_tokens=steps, temperature=0, ignore_eos=True)
     for number, prompt in enumerate(load.prompts(1, scale.vocabulary)):
         engine.add(Sequence(str(number), prompt, sampling))
@@ -221,19 +223,19 @@ def _prefill(engine: TransformersEngine, batch: int) -> None:
             begun.add(output.request_id)
 
 
-def _kv_bytes(scale: Scale) -> int:
+def _kv_bytes(scale: ModelScale) -> int:
     """Of one token."""
     head = scale.hidden // scale.heads
     return 2 * scale.layers * scale.kv_heads * head * scale.dtype.itemsize
 
 
-def _read_weights(loaded: Loaded) -> int:
+def _read_weights(loaded: LoadedCausalLM) -> int:
     """Bytes of weights that a step reads: all but the embedding, of which it reads a few rows."""
-    embedding = memory.held_bytes(loaded.model.get_input_embeddings())
-    return memory.held_bytes(loaded.model) - embedding
+    embedding = device_memory.model_bytes(loaded.model.get_input_embeddings())
+    return device_memory.model_bytes(loaded.model) - embedding
 
 
-def _operations(scale: Scale, batch: int, context: int) -> float:
+def _operations(scale: ModelScale, batch: int, context: int) -> float:
     """Of the prompts' layers: two per weight and token, and attention's over half the square."""
     kv = scale.hidden * scale.kv_heads // scale.heads
     weights = scale.layers * scale.hidden * (2 * scale.hidden + 2 * kv + 3 * scale.inner)
@@ -241,16 +243,16 @@ def _operations(scale: Scale, batch: int, context: int) -> float:
     return batch * context * (2.0 * weights + attention)
 
 
-def _middle(scale: Scale) -> Load:
+def _middle(scale: ModelScale) -> Workload:
     """The load under which engines are compared: the last batch but one, the shorter context."""
-    return Load(Path(), scale.contexts[0], scale.steps, scale.batches[-2], 1)
+    return Workload(Path(), scale.contexts[0], scale.steps, scale.batches[-2], 1)
 
 
-def ours(scale: Scale, device: torch.device) -> float:
+def our_rate(scale: ModelScale, device: torch.device) -> float:
     """Tokens per second under the middle load, prefill included."""
     load = _middle(scale)
     tokens = max(scale.step_tokens, load.concurrency + 1)
-    engine = fitted(_model(scale, device), load.concurrency, tokens)
+    engine = fit_engine(_model(scale, device), load.concurrency, tokens)
     sampling = Sampling(max_tokens=load.output_tokens, temperature=0, ignore_eos=True)
 
     def answer(prompts: list[list[int]]) -> None:
@@ -264,7 +266,7 @@ def ours(scale: Scale, device: torch.device) -> float:
         engine.close()
 
 
-def continuous(scale: Scale, device: torch.device) -> float:
+def continuous_rate(scale: ModelScale, device: torch.device) -> float:
     """As `ours`, of transformers' own continuous batching."""
     load = _middle(scale)
     model = _llama(scale, device)
@@ -284,7 +286,10 @@ def continuous(scale: Scale, device: torch.device) -> float:
 
 
 def _rate(
-    scale: Scale, device: torch.device, load: Load, answer: Callable[[list[list[int]]], None]
+    scale: ModelScale,
+    device: torch.device,
+    load: Workload,
+    answer: Callable[[list[list[int]]], None],
 ) -> float:
     answer(load.prompts(2, scale.vocabulary))
     prompts = load.prompts(3, scale.vocabulary)
@@ -302,20 +307,20 @@ def _drain(engine: TransformersEngine) -> dict[str, list[int]]:
     return tokens
 
 
-def same_text(device: torch.device) -> float:
+def share_of_same_text(device: torch.device) -> float:
     """The share of sampled sequences that a float32 model ends alike on the device and a CPU."""
     torch.manual_seed(0)
     state = _llama(TINY, torch.device("cpu")).state_dict()
-    drawn = [_drawn(state, place) for place in (device, torch.device("cpu"))]
+    drawn = [_sample_tokens(state, place) for place in (device, torch.device("cpu"))]
     same = [a == b for a, b in zip(*drawn, strict=True)]
     return same.count(True) / len(same)
 
 
-def _drawn(state: dict[str, torch.Tensor], device: torch.device) -> list[list[int]]:
+def _sample_tokens(state: dict[str, torch.Tensor], device: torch.device) -> list[list[int]]:
     model = _llama(TINY, device)
     model.load_state_dict(state)
-    engine = fitted(_described(model, TINY), 8, 64, 2048)
-    prompts = Load(Path(), 20, 40, 16, 1).prompts(4, TINY.vocabulary)
+    engine = fit_engine(_described(model, TINY), 8, 64, 2048)
+    prompts = Workload(Path(), 20, 40, 16, 1).prompts(4, TINY.vocabulary)
     for number, prompt in enumerate(prompts):
         sampling = Sampling(40, temperature=0.9, top_p=0.95, seed=number, ignore_eos=True)
         engine.add(Sequence(str(number), prompt, sampling))
@@ -324,13 +329,13 @@ def _drawn(state: dict[str, torch.Tensor], device: torch.device) -> list[list[in
     return [tokens[name] for name in sorted(tokens)]
 
 
-def _model(scale: Scale, device: torch.device) -> Loaded:
+def _model(scale: ModelScale, device: torch.device) -> LoadedCausalLM:
     model = _llama(scale, device)
-    pack(model)
+    merge_and_pack(model)
     return _described(model, scale)
 
 
-def _llama(scale: Scale, device: torch.device) -> LlamaForCausalLM:
+def _llama(scale: ModelScale, device: torch.device) -> LlamaForCausalLM:
     """Random weights, made where they are to be: 8 billion take a minute on a CPU."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(scale.dtype)
@@ -342,9 +347,9 @@ def _llama(scale: Scale, device: torch.device) -> LlamaForCausalLM:
     return made
 
 
-def _described(model: LlamaForCausalLM, scale: Scale) -> Loaded:
+def _described(model: LlamaForCausalLM, scale: ModelScale) -> LoadedCausalLM:
     words = {f"w{number}": number for number in range(scale.vocabulary)}
-    return describe(model, Tokenizer(WordLevel(words, unk_token="w0")))
+    return inspect_model(model, Tokenizer(WordLevel(words, unk_token="w0")))
 
 
 def _name(device: torch.device) -> str:

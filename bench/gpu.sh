@@ -17,7 +17,7 @@ if [ -z "${PYTHON:-}" ]; then
   [ -x "$PYTHON" ] || PYTHON=python3
 fi
 words=()
-tests=(tests/gpu tests/engine/test_split_decode.py)
+tests=(tests/gpu tests/engine/paged/test_triton_decode_attention.py)
 while [ $# -gt 0 ]; do
   case "$1" in
     --wheels)

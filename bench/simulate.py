@@ -14,11 +14,19 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from bench.simulation import affinity, fairness, isolation, mixture, overload, pictures, scale
-from bench.simulation.report import Report, table
+from bench.simulation import plots
+from bench.simulation.report import SimulationReport, table
 from bench.simulation.scenario import Scenario, Setting
-from bench.simulation.step_model import StepModel
+from bench.simulation.scenarios import (
+    fairness,
+    isolation,
+    mixed_priorities,
+    overload,
+    prefix_affinity,
+    simulator_speed,
+)
 from millstream.bench import plot
+from simulation.step_model import StepModel
 
 WIDTH = 120  # where the output is no terminal
 TRACES = "MILLSTREAM_BENCH_TRACES"
@@ -26,9 +34,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     *fairness.SCENARIOS,
     *isolation.SCENARIOS,
     *overload.SCENARIOS,
-    *mixture.SCENARIOS,
-    *affinity.SCENARIOS,
-    *scale.SCENARIOS,
+    *mixed_priorities.SCENARIOS,
+    *prefix_affinity.SCENARIOS,
+    *simulator_speed.SCENARIOS,
 )
 
 
@@ -40,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names = ", ".join(scenario.name for scenario in SCENARIOS)
         parser.error(f"no scenario begins with {strange[0]!r}; there are {names}")
     if words.plot:
-        plot.require()
+        plot.require_matplotlib()
     setting = Setting(_worker(parser, words), words.traces)
-    report = Report(sys.argv[1:] if arguments is None else list(arguments), setting)
+    report = SimulationReport(sys.argv[1:] if arguments is None else list(arguments), setting)
     console = Console(width=max(WIDTH, Console().width))
     for scenario in chosen:
         seeds = [scenario.measure(setting, seed) for seed in range(words.seeds)]
@@ -50,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words.json:
         report.write(words.json)
     if words.plot:
-        pictures.draw(words.plot, report.measured)
+        plots.draw(words.plot, report.measured)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,33 +8,37 @@ until then.
 from collections import Counter
 from typing import Any
 
-from dispatcher.backlog import Basin, basins
-from dispatcher.books import Books
-from dispatcher.lines import Queued
-from dispatcher.placements import InFlight
-from streams.messages import Beat
+from dispatcher.dispatching.model_state import ModelState
+from dispatcher.queueing.queue_position import LaneBacklog, collect_backlogs
+from dispatcher.queueing.tenant_queues import QueuedRequest
+from dispatcher.workers.placements import InFlightRequest
+from streams.messages import Heartbeat
 from streams.subjects import Priority
 
 Facts = dict[str, Any]
 
 
-def of_request(books: Books, request_id: str, version: str | None, now: float) -> Facts | None:
+def explain_request(
+    books: ModelState, request_id: str, version: str | None, now: float
+) -> Facts | None:
     """How a request stands; None for one that neither waits nor runs.
 
     `version` is the one that would serve it.
     """
     if item := books.queue.get(request_id):
-        return _queued(books, item, version, now) | {"tenant_stands": of_tenant(books, item.tenant)}
+        return _queued(books, item, version, now) | {
+            "tenant_stands": explain_tenant(books, item.tenant)
+        }
     if flight := books.in_flight.get(request_id):
         return _in_flight(books, request_id, flight, now)
     return None
 
 
-def of_tenant(books: Books, tenant: str) -> Facts:
+def explain_tenant(books: ModelState, tenant: str) -> Facts:
     """What a tenant has waiting and running here, what it was charged, and its share of late."""
-    pressure = books.pressure()
+    pressure = books.build_pressure()
     waiting = Counter[str]()
-    for name, priority, lane in books.queue.lanes():
+    for name, priority, lane in books.queue.tenant_queues():
         if name == tenant:
             waiting[priority] += lane.queued
     held = [flight for flight in books.in_flight.values() if flight.tenant == tenant]
@@ -47,29 +51,29 @@ def of_tenant(books: Books, tenant: str) -> Facts:
         "in_flight": len(held),
         "in_flight_tokens": sum(flight.cost for flight in held),
         "times_its_share": times_its_share(books, tenant),
-        "estimated_wait_seconds": {p.value: pressure.wait_of(tenant, p) for p in Priority},
-        "fleet": _fleet(books.fleet.workers()),
+        "estimated_wait_seconds": {p.value: pressure.estimated_wait(tenant, p) for p in Priority},
+        "fleet": _fleet(books.fleet.last_heartbeats()),
     }
 
 
-def times_its_share(books: Books, tenant: str) -> float | None:
+def times_its_share(books: ModelState, tenant: str) -> float | None:
     """What it has used in the last minute over its weight's part; None if nobody used anything.
 
     The part is of those that have used anything, wait or run.
     """
-    used = books.recently_used()
+    used = books.recent_usage()
     if not used:
         return None
     flying = {flight.tenant for flight in books.in_flight.values()}
-    waiting = {name for name, _, _ in books.queue.lanes()}
+    waiting = {name for name, _, _ in books.queue.tenant_queues()}
     weights = sum(books.queue.weight(t) for t in {tenant, *used, *flying, *waiting})
     part = books.queue.weight(tenant) / weights * sum(used.values())
     return round(used.get(tenant, 0.0) / part, 2)
 
 
-def reason(books: Books, version: str | None, cost: int) -> str:
+def find_blocking_reason(books: ModelState, version: str | None, cost: int) -> str:
     """Why a request of this cost that would be next is not sent at once."""
-    workers = books.fleet.workers()
+    workers = books.fleet.last_heartbeats()
     if not workers:
         return "no_workers"
     of_version = [beat for beat in workers if beat.version == version]
@@ -85,7 +89,7 @@ def reason(books: Books, version: str | None, cost: int) -> str:
     return "kept_for_others"
 
 
-def _queued(books: Books, item: Queued, version: str | None, now: float) -> Facts:
+def _queued(books: ModelState, item: QueuedRequest, version: str | None, now: float) -> Facts:
     before = [each for each in _own(books, item.tenant, item.priority) if each.seq < item.seq]
     others = _others_ahead(books, item, sum(each.cost for each in before))
     requests, tokens = others["requests"] + len(before), others["tokens"]
@@ -105,20 +109,22 @@ def _queued(books: Books, item: Queued, version: str | None, now: float) -> Fact
         "ahead_of_its_tenant": len(before),
         "ahead": requests,
         "ahead_tokens": tokens,
-        "estimated_wait_seconds": _rounded(books.outlook.pace.wait_seconds(tokens + item.cost)),
-        "reason": "behind_others" if requests else reason(books, version, item.cost),
+        "estimated_wait_seconds": _rounded(
+            books.estimator.service_rate.estimate_wait(tokens + item.cost)
+        ),
+        "reason": "behind_others" if requests else find_blocking_reason(books, version, item.cost),
     }
 
 
-def _own(books: Books, tenant: str, priority: Priority) -> list[Queued]:
-    lanes = (lane for t, p, lane in books.queue.lanes() if (t, p) == (tenant, priority))
-    return [item for lane in lanes for item in lane.items if not item.gone]
+def _own(books: ModelState, tenant: str, priority: Priority) -> list[QueuedRequest]:
+    lanes = (lane for t, p, lane in books.queue.tenant_queues() if (t, p) == (tenant, priority))
+    return [item for lane in lanes for item in lane.items if not item.is_removed]
 
 
-def _others_ahead(books: Books, item: Queued, own_tokens: int) -> dict[str, int]:
+def _others_ahead(books: ModelState, item: QueuedRequest, own_tokens: int) -> dict[str, int]:
     """Requests and tokens of others: all that is more urgent, and of its like up to its level."""
-    charge, queue = books.outlook.pace.charge_per_token, books.queue
-    waiting = basins(queue)
+    charge, queue = books.estimator.service_rate.charge_per_token, books.queue
+    waiting = collect_backlogs(queue)
     level = queue.counter(item.tenant) + charge * own_tokens / queue.weight(item.tenant)
     requests = tokens = 0.0
     for priority, theirs in waiting.items():
@@ -126,7 +132,7 @@ def _others_ahead(books: Books, item: Queued, own_tokens: int) -> dict[str, int]
             part = 1.0
             if priority is item.priority:
                 weight = queue.weight(basin.tenant)
-                part = _part(basin, item, basin.below(level, charge, weight))
+                part = _part(basin, item, basin.tokens_below(level, charge, weight))
             requests += part * basin.requests
             tokens += part * basin.tokens
         if priority is item.priority:
@@ -134,12 +140,12 @@ def _others_ahead(books: Books, item: Queued, own_tokens: int) -> dict[str, int]
     return {"requests": round(requests), "tokens": round(tokens)}
 
 
-def _part(basin: Basin, item: Queued, tokens: float) -> float:
+def _part(basin: LaneBacklog, item: QueuedRequest, tokens: float) -> float:
     """The part of a backlog that so many tokens are; of its own tenant's, nothing."""
     return 0.0 if basin.tenant == item.tenant else tokens / basin.tokens
 
 
-def _in_flight(books: Books, request_id: str, flight: InFlight, now: float) -> Facts:
+def _in_flight(books: ModelState, request_id: str, flight: InFlightRequest, now: float) -> Facts:
     return {
         "request_id": request_id,
         "state": "in_flight",
@@ -148,13 +154,13 @@ def _in_flight(books: Books, request_id: str, flight: InFlight, now: float) -> F
         "version": flight.version,
         "priority": flight.priority.value,
         "reserved_tokens": flight.cost,
-        "dispatched_seconds_ago": round(now - flight.dispatched, 3),
+        "dispatched_seconds_ago": round(now - flight.dispatched_at, 3),
         "deadline_in_seconds": round(flight.deadline / 1000 - now, 3),
-        "is_pulled": bool(flight.seq) and flight.seq not in books.fleet.unpulled,
+        "is_pulled": bool(flight.seq) and flight.seq not in books.fleet.pending_sequences,
     }
 
 
-def _fleet(beats: list[Beat]) -> list[Facts]:
+def _fleet(beats: list[Heartbeat]) -> list[Facts]:
     names = "worker", "version", "free_sequences", "free_tokens", "running", "waiting", "draining"
     return [{name: getattr(beat, name) for name in names} for beat in beats]
 

@@ -12,17 +12,19 @@ import nats.errors
 import structlog
 from prometheus_client import start_http_server
 
-from dispatcher.assignment import assign
 from dispatcher.leader import Leader
+from dispatcher.model_assignment import assign_models
 from dispatcher.settings import DispatcherSettings
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import declaration, lanes, topology
-from streams.connection import Broker, StoreRefused, connect
+from streams import topology
+from streams.broker import declaration
+from streams.broker.clock_sync import sync_clock
+from streams.broker.connection import Broker, StoreRefused, connect
+from streams.coordination.lease import Lease
+from streams.coordination.membership import Membership
 from streams.errors import BrokerUnavailable
-from streams.lease import Lease
-from streams.membership import Membership
-from streams.timekeeping import set_clock
+from streams.records import lanes
 
 log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
@@ -39,16 +41,16 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
-        await declaration.wait_for(broker, topology.REQUESTS)
-        await set_clock(broker)
-        candidacy = Candidacy(broker, registry, tenants, settings)
+        await declaration.wait_for_stream(broker, topology.REQUESTS)
+        await sync_clock(broker)
+        candidacy = LeaderElection(broker, registry, tenants, settings)
         async with asyncio.TaskGroup() as tasks:
             standing = tasks.create_task(candidacy.run(), name="candidacy")
             await stop.wait()
             standing.cancel()
 
 
-class Candidacy:
+class LeaderElection:
     """One dispatcher's part in leading the models: a lease of each, wanted where assigned."""
 
     def __init__(
@@ -71,20 +73,20 @@ class Candidacy:
         """
         self._registry.on_change(self._changed.set)
         self._members.on_change = self._changed.set
-        forgotten = await lanes.models(self._broker)
+        forgotten = await lanes.list_queued_models(self._broker)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._members.run(), name="members")
                 while True:
                     self._changed.clear()
                     for model in (self._registry.models.keys() | forgotten) - self._leases.keys():
-                        tasks.create_task(self._stand(model), name=model)
+                        tasks.create_task(self._campaign_for(model), name=model)
                     self._assign()
                     await self._changed.wait()
         finally:
             await self._members.leave()
 
-    def _stand(self, model: str) -> Coroutine[None, None, None]:
+    def _campaign_for(self, model: str) -> Coroutine[None, None, None]:
         settings = self._settings
         make = partial(Leader, self._broker, self._registry, self._tenants, model, settings.shards)
         lease = self._leases[model] = Lease(
@@ -95,11 +97,11 @@ class Candidacy:
             self._scale,
             lambda: model in self._assigned,
         )
-        return _stand(lease, make)
+        return _campaign(lease, make)
 
     def _assign(self) -> None:
         members, registered = self._members.members, self._registry.models.keys()
-        found = assign(registered, members)
+        found = assign_models(registered, members)
         ours = {model for model, chosen in found.items() if chosen == self._settings.id}
         # who comes may never have heard of those that are gone: whoever has stands for them
         self._assigned = ours | (self._leases.keys() - registered)
@@ -107,7 +109,7 @@ class Candidacy:
             lease.wake()
 
 
-async def _stand(lease: Lease, make: Callable[[], Leader]) -> None:
+async def _campaign(lease: Lease, make: Callable[[], Leader]) -> None:
     """Lead while the lease is ours, each time with a new leader that knows nothing yet."""
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -115,7 +117,7 @@ async def _stand(lease: Lease, make: Callable[[], Leader]) -> None:
             while True:
                 await lease.gained.wait()
                 await _lead(lease, make())
-                if not lease.wanted():
+                if not lease.is_wanted():
                     await lease.release()
     finally:
         await lease.release()
@@ -124,7 +126,7 @@ async def _stand(lease: Lease, make: Callable[[], Leader]) -> None:
 async def _lead(lease: Lease, leader: Leader) -> None:
     """Lead until the lease is lost; a leader that the broker interrupted is made anew."""
     leading = asyncio.create_task(leader.run(), name="leader")
-    losing = asyncio.create_task(lease.lost(), name="lost")
+    losing = asyncio.create_task(lease.wait_until_lost(), name="lost")
     try:
         await asyncio.wait({leading, losing}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -132,15 +134,15 @@ async def _lead(lease: Lease, leader: Leader) -> None:
         leading.cancel()
         await asyncio.wait({leading})
     if not leading.cancelled() and (error := leading.exception()):
-        if not _interrupted(error):
+        if not _is_transient(error):
             raise error
         log.warning("leader_interrupted", model=leader.model, reason=repr(error))
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _interrupted(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """True for what passes when the broker is back."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_interrupted(each) for each in error.exceptions)
+        return all(_is_transient(each) for each in error.exceptions)
     passing = (BrokerUnavailable, StoreRefused, nats.errors.Error, TimeoutError)
     return isinstance(error, passing)

@@ -12,22 +12,22 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gateway.following import Record
 from gateway.tenant_labels import TenantLabels
+from streams.messages import Record
 
-SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+BUCKET_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 FIRST_TOKEN = Histogram(
     "millstream_time_to_first_token_seconds",
     "From the arrival of a request to its first token.",
     ["model", "priority"],
-    buckets=SECONDS,
+    buckets=BUCKET_SECONDS,
 )
 STAGE = Histogram(
     "millstream_stage_seconds",
     "Time spent in each stage of the walk.",
     ["model", "stage"],
-    buckets=SECONDS,
+    buckets=BUCKET_SECONDS,
 )
 REQUESTS = Counter(
     "millstream_requests_total", "Requests by how they ended.", ["tenant", "model", "outcome"]
@@ -36,35 +36,37 @@ REFUSED = Counter("millstream_refused_total", "Requests refused at the door.", [
 TOKENS = Counter(
     "millstream_tokens_total", "Tokens of ended requests.", ["tenant", "model", "direction"]
 )
-SOCKETS = Gauge("millstream_open_websockets", "Open WebSockets.")
-CUT = Counter(
+OPEN_WEBSOCKETS = Gauge("millstream_open_websockets", "Open WebSockets.")
+CUT_CONNECTIONS = Counter(
     "millstream_cut_connections_total", "Connections that were ended for abuse.", ["reason"]
 )
-FOLLOWED = Gauge("millstream_followed_requests", "Requests whose replies are relayed here.")
+FOLLOWED_REQUESTS = Gauge(
+    "millstream_followed_requests", "Requests whose replies are relayed here."
+)
 
 
-class Times:
+class BucketCounts:
     """How many times fell into each bucket; `observe` is a fifth of a `Histogram`'s work.
 
     It is called for each chunk, by the event loop alone.
     """
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
+        self.counts = [0] * (len(BUCKET_SECONDS) + 1)
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.counts[bisect_left(BUCKET_SECONDS, seconds)] += 1
         self.sum += seconds
 
 
-class InterToken(Collector):
+class InterTokenHistogram(Collector):
     """The time between the tokens of a request, by model and priority, as a histogram."""
 
     def __init__(self) -> None:
-        self._times = defaultdict[tuple[str, str], Times](Times)
+        self._times = defaultdict[tuple[str, str], BucketCounts](BucketCounts)
 
-    def labels(self, model: str, priority: str) -> Times:
+    def labels(self, model: str, priority: str) -> BucketCounts:
         return self._times[model, priority]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
@@ -73,75 +75,75 @@ class InterToken(Collector):
             "Between the tokens of a request, chunk by chunk.",
             labels=["model", "priority"],
         )
-        bounds = [*map(floatToGoString, SECONDS), "+Inf"]
+        bounds = [*map(floatToGoString, BUCKET_SECONDS), "+Inf"]
         for labels, times in self._times.copy().items():
             buckets = list(zip(bounds, accumulate(times.counts), strict=True))
             family.add_metric(labels, buckets, times.sum)
         yield family
 
 
-INTER_TOKEN = InterToken()
+INTER_TOKEN = InterTokenHistogram()
 REGISTRY.register(INTER_TOKEN)
 
 
-def _forget(tenant: str) -> None:
+def _remove_tenant_series(tenant: str) -> None:
     for metric in (REQUESTS, REFUSED, TOKENS):
         metric.remove_by_labels({"tenant": tenant})
 
 
-_LABELS = TenantLabels(_forget)
+_TENANT_LABELS = TenantLabels(_remove_tenant_series)
 
 
 def count_refused(tenant: str, code: str) -> None:
     """A request did not come in."""
-    _LABELS.use(tenant, 1, time.monotonic())
-    REFUSED.labels(_LABELS.of(tenant), code).inc()
+    _TENANT_LABELS.record_use(tenant, 1, time.monotonic())
+    REFUSED.labels(_TENANT_LABELS.label_for(tenant), code).inc()
 
 
-class Watch:
+class RequestMetrics:
     """Observes one request, record by record.
 
     One that is resumed (`arrived` None) has no times, and its model is known once it has started.
     """
 
     def __init__(self, tenant: str, model: str, priority: str, arrived: float | None) -> None:
-        self._tenant, self._model, self._arrived = tenant, model, arrived
+        self._tenant, self._model, self._arrived_at = tenant, model, arrived
         if arrived is not None:
-            self._first = FIRST_TOKEN.labels(model, priority)
-            self._inter = INTER_TOKEN.labels(model, priority)
-        self._last = 0.0
+            self._first_token = FIRST_TOKEN.labels(model, priority)
+            self._inter_token = INTER_TOKEN.labels(model, priority)
+        self._last_chunk_at = 0.0
 
     @classmethod
-    def resumed(cls, tenant: str) -> Self:
+    def for_resumed(cls, tenant: str) -> Self:
         return cls(tenant, "", "", None)
 
-    def record(self, record: Record) -> None:
+    def observe(self, record: Record) -> None:
         """One record has come."""
         kind = record["type"]
         if kind == "chunk":
-            if self._arrived is not None:
-                self._chunk(self._arrived, record["count"])
+            if self._arrived_at is not None:
+                self._observe_chunk(self._arrived_at, record["count"])
         elif kind == "started":
             self._model = record["model"]
         elif kind == "done":
-            self._ended(record, record["finish_reason"])
+            self._observe_end(record, record["finish_reason"])
             for stage, milliseconds in record["timing"].items():
                 STAGE.labels(self._model, stage).observe(milliseconds / 1000)
         elif kind == "error":
-            self._ended(record, record["code"])
+            self._observe_end(record, record["code"])
 
-    def _chunk(self, arrived: float, count: int) -> None:
+    def _observe_chunk(self, arrived: float, count: int) -> None:
         now = time.perf_counter()
-        if self._last:
-            self._inter.observe((now - self._last) / max(1, count))
+        if self._last_chunk_at:
+            self._inter_token.observe((now - self._last_chunk_at) / max(1, count))
         else:
-            self._first.observe(now - arrived)
-        self._last = now
+            self._first_token.observe(now - arrived)
+        self._last_chunk_at = now
 
-    def _ended(self, record: Record, outcome: str) -> None:
+    def _observe_end(self, record: Record, outcome: str) -> None:
         used = {name: record["usage"][f"{name}_tokens"] for name in ("prompt", "completion")}
-        _LABELS.use(self._tenant, 1 + sum(used.values()), time.monotonic())
-        tenant = _LABELS.of(self._tenant)
+        _TENANT_LABELS.record_use(self._tenant, 1 + sum(used.values()), time.monotonic())
+        tenant = _TENANT_LABELS.label_for(self._tenant)
         REQUESTS.labels(tenant, self._model, outcome).inc()
         for direction, tokens in used.items():
             TOKENS.labels(tenant, self._model, direction).inc(tokens)

@@ -7,25 +7,25 @@ from functools import partial
 
 import structlog
 
-from gateway.admission import Deadlines
-from gateway.app import app
-from gateway.door import Door
-from gateway.grammars import Grammars
-from gateway.ingress import Ingress
-from gateway.intake import Intake
-from gateway.preparation import Preparation
-from gateway.relay import Relay
-from gateway.server import Server, config, listen
+from api.grammar_checker import GrammarChecker
+from api.submission.request_limits import DeadlineLimits
+from api.submission.validation import SubmissionValidator
+from api.tokenizer import TokenizerCache
+from gateway.admission.submitter import Submitter
+from gateway.context import GatewayContext
+from gateway.entrypoints.nats_ingress import NatsIngress
+from gateway.entrypoints.routes import build_app
+from gateway.replies.relay import Relay
+from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
-from gateway.tokenizer import Tokenizers
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import declaration
-from streams.connection import Broker, connect
+from streams.broker import declaration
+from streams.broker.clock_sync import sync_clock
+from streams.broker.connection import Broker, connect
+from streams.broker.retry import retry_forever
 from streams.errors import Ended, MillstreamError
-from streams.patience import persistently
 from streams.settings import TenantSettings
-from streams.timekeeping import set_clock
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -42,60 +42,62 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
-        await _declare(tenants, settings)
-        door = await _open(stack, settings, broker, registry, tenants)
-        await _reconcile(door, scale)
-        await set_clock(broker)
+        await _declare_tenants(tenants, settings)
+        door = await _build_context(stack, settings, broker, registry, tenants)
+        await _declare_streams(door, scale)
+        await sync_clock(broker)
         await _serve(door, scale, listener, stop)
 
 
-async def _declare(tenants: Tenants, settings: GatewaySettings) -> None:
+async def _declare_tenants(tenants: Tenants, settings: GatewaySettings) -> None:
     """Only what this gateway was given: others may have been given the rest.
 
     An empty table `[tenants]` removes all that came from a configuration.
     """
     if "tenants" in settings.model_fields_set:
-        await tenants.declare(settings.tenants)
+        await tenants.apply_config(settings.tenants)
     if settings.api_key:
-        await tenants.declare_key(settings.api_key)
+        await tenants.apply_api_key(settings.api_key)
 
 
-async def _open(
+async def _build_context(
     stack: AsyncExitStack,
     settings: GatewaySettings,
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
-) -> Door:
+) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
     await relay.open()
-    tokenizers = Tokenizers()
+    tokenizers = TokenizerCache()
     stack.callback(tokenizers.close)
-    grammars = Grammars()
+    grammars = GrammarChecker()
     stack.callback(grammars.close)
-    deadlines = Deadlines(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    preparation = Preparation(broker, registry, tokenizers, grammars, deadlines)
-    intake = Intake(broker, preparation, relay)
+    deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
+    preparation = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
+    intake = Submitter(broker, preparation, relay)
     await intake.open(settings.replicas)
-    door = Door(settings, broker, registry, tenants, tokenizers, intake, relay)
-    stack.callback(door.porter.close)
+    door = GatewayContext(settings, broker, registry, tenants, tokenizers, intake, relay)
+    stack.callback(door.offload_thread.close)
     return door
 
 
-async def _reconcile(door: Door, scale: Scale) -> None:
+async def _declare_streams(door: GatewayContext, scale: Scale) -> None:
     """Declare the streams, every lane bounded by the highest limit of any tenant."""
     limits = [tenant.max_queued for tenant in door.tenants.by_name.values()]
     most = max(limits, default=TenantSettings().max_queued)
-    door.intake.max_queued = await declaration.declare(door.broker, scale, most)
+    door.submitter.max_queued = await declaration.declare(door.broker, scale, most)
 
 
-async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asyncio.Event) -> None:
-    server = Server(config(app(door), door.settings))
+async def _serve(
+    door: GatewayContext, scale: Scale, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    server = GatewayServer(build_config(build_app(door), door.settings))
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(door.relay.run(), name="relay")
-        counting = tasks.create_task(door.intake.quotas.run(), name="quotas")
+        counting = tasks.create_task(door.submitter.quotas.run(), name="quotas")
         following = tasks.create_task(_follow_tenants(door, scale), name="tenants")
-        warming = tasks.create_task(_warm(door), name="tokenizers")
+        warming = tasks.create_task(_warm_tokenizers(door), name="tokenizers")
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port, route=door.relay.route)
@@ -103,8 +105,8 @@ async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asynci
         door.draining.set()
         for task in (following, warming):
             task.cancel()
-        await _drained(door)
-        for reader in door.readers:
+        await _wait_until_drained(door)
+        for reader in door.record_queues:
             reader.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
@@ -113,17 +115,17 @@ async def _serve(door: Door, scale: Scale, listener: socket.socket, stop: asynci
         await door.relay.close()
 
 
-async def _drained(door: Door) -> None:
+async def _wait_until_drained(door: GatewayContext) -> None:
     """Wait until nobody waits for an answer, at most as long as the process may drain.
 
     Requests whose clients have left, or leave then, can be resumed at another gateway.
     """
     deadline = asyncio.get_running_loop().time() + 0.9 * door.settings.drain_seconds
-    while door.relay.readers and asyncio.get_running_loop().time() < deadline:
+    while door.relay.reader_count and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)
 
 
-async def _follow_tenants(door: Door, scale: Scale) -> None:
+async def _follow_tenants(door: GatewayContext, scale: Scale) -> None:
     """An ingress for each tenant, as tenants come and go; lanes bounded as their limits change.
 
     A broker that restarts has lost the streams that it kept in memory: they are declared again.
@@ -135,17 +137,17 @@ async def _follow_tenants(door: Door, scale: Scale) -> None:
     async with asyncio.TaskGroup() as tasks:
         while True:
             changed.clear()
-            await persistently(partial(_reconcile, door, scale))
+            await retry_forever(partial(_declare_streams, door, scale))
             names = {name for name, tenant in door.tenants.by_name.items() if tenant.publishes}
             for name in names - ingresses.keys():
-                ingress = Ingress(door, name, scale)
+                ingress = NatsIngress(door, name, scale)
                 ingresses[name] = tasks.create_task(ingress.run(), name=f"ingress-{name}")
             for name in ingresses.keys() - names:
                 ingresses.pop(name).cancel()
             await changed.wait()
 
 
-async def _warm(door: Door) -> None:
+async def _warm_tokenizers(door: GatewayContext) -> None:
     """Load tokenisers before requests come: the first one would wait for a second or more."""
     changed = asyncio.Event()
     door.registry.on_change(changed.set)

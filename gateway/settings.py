@@ -2,7 +2,7 @@
 
 from pydantic import Field, SecretStr
 
-from streams.settings import Name, Port, ServiceSettings, TenantSettings
+from streams.settings import Port, ServiceSettings, Slug, TenantSettings
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
 
@@ -12,7 +12,7 @@ class GatewaySettings(ServiceSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8080, description="port for HTTP and WebSocket")
     api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
-    tenants: dict[Name, TenantSettings] = Field({}, description="who may come in")
+    tenants: dict[Slug, TenantSettings] = Field({}, description="who may come in")
     grace_seconds: float = Field(
         10, ge=0, description="time that requests live on after their socket dropped"
     )

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from heapq import nlargest
 
-MOST_TENANTS = 20
+MAX_TENANTS = 20
 OTHER = "other"
-LOOK_SECONDS = 300.0
-AHEAD = 1.5  # times the use of whose label is taken: of two that are alike one keeps it
+RANK_SECONDS = 300.0
+TAKEOVER_RATIO = 1.5  # times the use of whose label is taken: of two that are alike one keeps it
 
 
 class TenantLabels:
@@ -17,35 +17,35 @@ class TenantLabels:
     """
 
     def __init__(self, forget: Callable[[str], None]) -> None:
-        self._forget = forget
+        self._on_unnamed = forget
         self._named: set[str] = set()
         self._used: dict[str, float] = {}
-        self._look_at = 0.0
+        self._rank_at = 0.0
 
-    def of(self, tenant: str) -> str:
+    def label_for(self, tenant: str) -> str:
         """Its label of the moment."""
-        if tenant not in self._named and len(self._named) < MOST_TENANTS:
+        if tenant not in self._named and len(self._named) < MAX_TENANTS:
             self._named.add(tenant)
         return tenant if tenant in self._named else OTHER
 
-    def use(self, tenant: str, tokens: float, now: float) -> None:
+    def record_use(self, tenant: str, tokens: float, now: float) -> None:
         """It has used so many."""
-        self.of(tenant)  # a free place is its own
+        self.label_for(tenant)  # a free place is its own
         self._used[tenant] = self._used.get(tenant, 0.0) + tokens
-        if now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            self._rank()
+        if now >= self._rank_at:
+            self._rank_at = now + RANK_SECONDS
+            self._reassign_labels()
             self._used = {name: used / 2 for name, used in self._used.items() if used > 1}
 
-    def _rank(self) -> None:
+    def _reassign_labels(self) -> None:
         """Give labels of those who use least to those who use most."""
         used = self._used
         least = sorted(self._named, key=lambda name: used.get(name, 0.0))
         others = used.keys() - self._named
-        most = nlargest(MOST_TENANTS, others, key=lambda name: used[name])
+        most = nlargest(MAX_TENANTS, others, key=lambda name: used[name])
         for old, new in zip(least, most, strict=False):
-            if used[new] <= AHEAD * used.get(old, 0.0):
+            if used[new] <= TAKEOVER_RATIO * used.get(old, 0.0):
                 return
             self._named.remove(old)
             self._named.add(new)
-            self._forget(old)
+            self._on_unnamed(old)

@@ -6,9 +6,9 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gpu_worker.outcome import Finished
-from gpu_worker.stats import Stats
-from streams.messages import Beat
+from gpu_worker.attempt.terminals import FinishedRequest
+from gpu_worker.engines.engine_stats import EngineStats
+from streams.messages import Heartbeat
 
 STAGES = Histogram(
     "millstream_worker_stage_seconds",
@@ -42,13 +42,13 @@ BATCH_FILL = Gauge(
 RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", _POOL)
 
 
-class Engines(Collector):
+class EngineStatsCollector(Collector):
     """What the loaded engines count, as they count it. A new engine of a model begins at zero."""
 
     def __init__(self) -> None:
-        self._stats: dict[tuple[str, str], Stats] = {}
+        self._stats: dict[tuple[str, str], EngineStats] = {}
 
-    def show(self, model: str, version: str, stats: Stats | None) -> None:
+    def set_stats(self, model: str, version: str, stats: EngineStats | None) -> None:
         """From now on show `stats` of this engine; None: nothing."""
         self._stats.pop((model, version), None)
         if stats:
@@ -86,11 +86,11 @@ _COUNTED = {
     "hit_tokens": ("Prompt tokens found there.", "hit_tokens"),
     "adapter_loads": ("Adapters loaded.", "adapter_loads"),
 }
-ENGINES = Engines()
-REGISTRY.register(ENGINES)
+ENGINE_STATS = EngineStatsCollector()
+REGISTRY.register(ENGINE_STATS)
 
 
-def observe_finished(finished: Finished) -> None:
+def observe_finished(finished: FinishedRequest) -> None:
     """Count one ended request."""
     record = finished.record
     FINISHED.labels(record.model, record.outcome).inc()
@@ -98,19 +98,21 @@ def observe_finished(finished: Finished) -> None:
     TOKENS.labels(record.model, "completion").inc(record.completion_tokens)
     TOKENS.labels(record.model, "cached").inc(record.cached_tokens)
     if record.adapter:
-        ADAPTERS.labels(record.model, _label(record.model, record.adapter), record.outcome).inc()
+        ADAPTERS.labels(
+            record.model, _adapter_label(record.model, record.adapter), record.outcome
+        ).inc()
     for stage, milliseconds in finished.timing.items():
         STAGES.labels(record.model, stage).observe(milliseconds / 1000)
 
 
-def _label(model: str, adapter: str) -> str:
+def _adapter_label(model: str, adapter: str) -> str:
     """The first adapters seen keep their names as labels."""
     if len(_adapters) < MOST_ADAPTERS:
         _adapters.add((model, adapter))
     return adapter if (model, adapter) in _adapters else "other"
 
 
-def observe_beat(beat: Beat) -> None:
+def observe_heartbeat(beat: Heartbeat) -> None:
     """Show a worker's credit."""
     pool = beat.model, beat.version
     FREE_SEQUENCES.labels(*pool).set(beat.free_sequences)

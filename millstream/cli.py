@@ -13,28 +13,28 @@ from typing import Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from millstream import process
-from millstream.commands import COMMANDS, Command, find
-from millstream.sources import (
-    PREFIX,
+from millstream import process_lifecycle
+from millstream.command_table import COMMANDS, Command, find_command
+from millstream.settings_loader import (
+    ENV_PREFIX,
     UsageError,
-    flag,
+    fields_by_key,
     is_flag_only,
     is_list,
     is_positional,
     is_table,
-    key_of,
-    keys,
-    load,
-    nearest,
-    rows_of,
+    load_settings,
+    row_model,
+    settings_key,
+    suggest_nearest,
+    to_flag,
 )
 from streams.settings import Settings
 
 USAGE_STATUS = 2
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """argparse, except that errors are raised and long options are never guessed from a prefix."""
 
     def error(self, message: str) -> NoReturn:
@@ -46,45 +46,49 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     try:
         if not words or words[0] in ("-h", "--help", "--version"):
-            return _about(words)
-        command, rest = _command(words)
-        settings = parse(command, rest)
+            return _print_overview(words)
+        command, rest = _split_command(words)
+        settings = parse_settings(command, rest)
     except UsageError as error:
         print(f"millstream: {error}", file=sys.stderr)
         return USAGE_STATUS
-    return process.live(command.load_run(), settings)
+    return process_lifecycle.run_process(command.load_run(), settings)
 
 
-def parse(command: Command, words: list[str]) -> Settings:
+def parse_settings(command: Command, words: list[str]) -> Settings:
     """The command's settings with `words` as flags. Raises `UsageError`; `--help` exits."""
     settings = command.load_settings()
-    options, unknown = parser(command).parse_known_args(words)
+    options, unknown = make_parser(command).parse_known_args(words)
     if unknown:
-        raise UsageError(_unknown(unknown[0], settings))
-    return load(settings, vars(options))
+        raise UsageError(_describe_unknown(unknown[0], settings))
+    return load_settings(settings, vars(options))
 
 
-def _unknown(word: str, settings: type[Settings]) -> str:
+def _describe_unknown(word: str, settings: type[Settings]) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word}"
     name = word.split("=")[0]
     known = [
-        flag(k) for k, info in keys(settings).items() if not (is_table(info) or is_positional(info))
+        to_flag(k)
+        for k, info in fields_by_key(settings).items()
+        if not (is_table(info) or is_positional(info))
     ]
-    return f"unknown option {name}{nearest(name, [*known, '--help'])}"
+    return f"unknown option {name}{suggest_nearest(name, [*known, '--help'])}"
 
 
-def _command(words: list[str]) -> tuple[Command, list[str]]:
-    found = find(words)
+def _split_command(words: list[str]) -> tuple[Command, list[str]]:
+    found = find_command(words)
     if found is not None:
         return found
     group = [c.name for c in COMMANDS if c.name.split()[0] == words[0]]
     if group:
         raise UsageError(f"say which: {', '.join(group)}")
-    raise UsageError(f"unknown command {words[0]}{nearest(words[0], (c.name for c in COMMANDS))}")
+    raise UsageError(
+        f"unknown command {words[0]}{suggest_nearest(words[0], (c.name for c in COMMANDS))}"
+    )
 
 
-def _about(words: list[str]) -> int:
+def _print_overview(words: list[str]) -> int:
     if words[:1] == ["--version"]:
         print(f"millstream {version('millstream')}")
         return 0
@@ -95,59 +99,65 @@ def _about(words: list[str]) -> int:
     return 0 if words else USAGE_STATUS
 
 
-def parser(command: Command) -> Parser:
+def make_parser(command: Command) -> CommandParser:
     """An option for every field of the command's settings but its tables."""
     settings = command.load_settings()
-    made = Parser(
+    made = CommandParser(
         prog=f"millstream {command.name}",
         description=command.help,
-        epilog=_epilog(settings),
+        epilog=_make_epilog(settings),
         formatter_class=partial(argparse.HelpFormatter, max_help_position=32, width=100),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    for name in _own_first(settings):
+    for name in _order_own_first(settings):
         info = settings.model_fields[name]
         if not is_table(info):
-            _add(made, key_of(name, info), info)
+            _add_option(made, settings_key(name, info), info)
     return made
 
 
-def _epilog(settings: type[Settings]) -> str:
+def _make_epilog(settings: type[Settings]) -> str:
     tables = [
-        f" Only in the file: tables [{key}.<name>] with {', '.join(keys(rows_of(info)))}."
-        for key, info in keys(settings).items()
+        f" Only in the file: tables [{key}.<name>] with"
+        f" {', '.join(fields_by_key(row_model(info)))}."
+        for key, info in fields_by_key(settings).items()
         if is_table(info)
     ]
-    asked = [k for k, i in keys(settings).items() if is_flag_only(i) and not is_positional(i)]
-    but = f" but {', '.join(map(flag, asked))}" if asked else ""
+    asked = [
+        k for k, i in fields_by_key(settings).items() if is_flag_only(i) and not is_positional(i)
+    ]
+    but = f" but {', '.join(map(to_flag, asked))}" if asked else ""
     everywhere = (
-        f"Every option{but} can also be {PREFIX}<OPTION> in the environment or a key of the file."
+        f"Every option{but} can also be {ENV_PREFIX}<OPTION> in the environment"
+        " or a key of the file."
     )
     return everywhere + "".join(tables)
 
 
-def _own_first(settings: type[Settings]) -> list[str]:
+def _order_own_first(settings: type[Settings]) -> list[str]:
     """Field names with the command's own before those that many commands share."""
     depth = {
-        name: i for i, base in enumerate(settings.__mro__) for name in reversed(_declared(base))
+        name: i
+        for i, base in enumerate(settings.__mro__)
+        for name in reversed(_declared_fields(base))
     }
     return sorted(settings.model_fields, key=lambda name: depth[name])
 
 
-def _declared(base: type) -> list[str]:
+def _declared_fields(base: type) -> list[str]:
     return list(vars(base).get("__annotations__", {}))
 
 
-def _add(made: Parser, key: str, info: FieldInfo) -> None:
-    text = explain(info)
+def _add_option(made: CommandParser, key: str, info: FieldInfo) -> None:
+    text = describe_option(info)
     if is_positional(info):
         made.add_argument(key, metavar=key.upper(), help=text, nargs="?")
     elif info.annotation is bool:
-        made.add_argument(flag(key), action="store_true", help=text)
+        made.add_argument(to_flag(key), action="store_true", help=text)
     else:
         action = "append" if is_list(info) else "store"
-        made.add_argument(flag(key), metavar=_metavar(key, info), help=text, action=action)
+        made.add_argument(to_flag(key), metavar=_metavar(key, info), help=text, action=action)
 
 
 def _metavar(key: str, info: FieldInfo) -> str:
@@ -158,13 +168,13 @@ def _metavar(key: str, info: FieldInfo) -> str:
     return "N" if numbers else key.split("_")[-1].upper()
 
 
-def explain(info: FieldInfo) -> str:
+def describe_option(info: FieldInfo) -> str:
     """The line of `--help`: what the setting means, and its default."""
     text = (info.description or "").replace("%", "%%")
-    return f"{text} ({_default(info)})".replace(" ()", "")
+    return f"{text} ({_describe_default(info)})".replace(" ()", "")
 
 
-def _default(info: FieldInfo) -> str:
+def _describe_default(info: FieldInfo) -> str:
     if info.default_factory is not None:
         return "default: generated"
     if info.default is PydanticUndefined:

@@ -6,17 +6,17 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z")
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z")
 
 
-def seconds(value: object) -> object:
+def parse_duration(value: object) -> object:
     """The seconds of a duration; what is no text is left to be checked as a number."""
     if not isinstance(value, str):
         return value
-    found = _WRITTEN.match(value)
+    found = _PATTERN.match(value)
     if not found:
         raise ValueError(f"{value!r} is no duration: write 20s, 15m, 2h or 7d")
     return float(found[1]) * _UNITS[found[2]]
 
 
-Duration = Annotated[float, BeforeValidator(seconds)]
+Duration = Annotated[float, BeforeValidator(parse_duration)]

@@ -10,10 +10,10 @@ from streams.settings import (
     FLAG_ONLY,
     POSITIONAL,
     ClientSettings,
-    Name,
     Port,
     RequestId,
     Settings,
+    Slug,
     TenantSettings,
 )
 from streams.subjects import token
@@ -53,10 +53,10 @@ class UpSettings(Settings):
     drain_seconds: float = Field(
         5, ge=0, description="time to finish what runs after the first SIGTERM or SIGINT"
     )
-    tenants: dict[Name, TenantSettings] = Field({}, description="who may come in")
+    tenants: dict[Slug, TenantSettings] = Field({}, description="who may come in")
 
     @property
-    def patience_seconds(self) -> float:
+    def shutdown_timeout_seconds(self) -> float:
         return self.drain_seconds + CLOSING_SECONDS
 
 
@@ -72,7 +72,7 @@ class LagSettings(ClientSettings):
 class DrainSettings(ClientSettings):
     """Whom to drain."""
 
-    worker: Name = Field(
+    worker: Slug = Field(
         description="id of the worker, as `millstream lag` shows it",
         json_schema_extra=POSITIONAL,
     )
@@ -84,7 +84,7 @@ class DrainSettings(ClientSettings):
 class UsageSettings(ClientSettings):
     """Whose use to show."""
 
-    tenant: Name | None = Field(
+    tenant: Slug | None = Field(
         None, description="tenant to show, with its keys; default: all", json_schema_extra=FLAG_ONLY
     )
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
@@ -98,7 +98,7 @@ class WhySettings(ClientSettings):
         description="request to explain: `x-request-id` of its answer, or the answer's id",
         json_schema_extra=POSITIONAL,
     )
-    tenant: Name | None = Field(
+    tenant: Slug | None = Field(
         None, description="tenant to explain, instead of a request", json_schema_extra=FLAG_ONLY
     )
     model: str | None = Field(

@@ -41,14 +41,14 @@ class ArtifactChanged(ArtifactError):
     """The files are not the ones that were registered; `path` is the first that differs."""
 
 
-def scan(directory: Path) -> dict[str, str]:
+def hash_files(directory: Path) -> dict[str, str]:
     """The sha256 (hex) of every file of a version, by relative path, in order of path.
 
     Documentation is left out. Raises `ArtifactRefused` for a file that must not be there. Reads
     every byte: call it in a thread.
     """
-    root = _root(directory)
-    paths = sorted(_files(root))
+    root = _resolve_root(directory)
+    paths = sorted(_walk_files(root))
     for path in paths:
         if path.lower().endswith(".json"):
             _check_json(root, path)
@@ -56,11 +56,11 @@ def scan(directory: Path) -> dict[str, str]:
         return dict(zip(paths, threads.map(_sha256, [root / path for path in paths]), strict=True))
 
 
-def verify(directory: Path, files: Mapping[str, str]) -> None:
+def verify_files(directory: Path, files: Mapping[str, str]) -> None:
     """Return if `directory` holds exactly `files`, else raise `ArtifactChanged` for the first."""
     for path in files:
         _check_relative(path)
-    found = scan(directory)
+    found = hash_files(directory)
     for path in sorted(found.keys() | files.keys()):
         _compare(path, files.get(path), found.get(path))
 
@@ -76,7 +76,7 @@ def read_verified(directory: Path, path: str, sha256: str) -> bytes:
     return content
 
 
-def digest(files: Mapping[str, str]) -> str:
+def combine_digests(files: Mapping[str, str]) -> str:
     """One sha256 (hex) over all files, independent of their order."""
     lines = "".join(f"{files[path]}  {path}\n" for path in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()
@@ -99,13 +99,13 @@ def _compare(path: str, registered: str | None, found: str | None) -> None:
         raise ArtifactChanged(path, f"has sha256 {found}, registered was {registered}")
 
 
-def _root(directory: Path) -> Path:
+def _resolve_root(directory: Path) -> Path:
     if not directory.is_dir():
         raise ArtifactRefused(str(directory), "is not a directory")
     return directory.resolve()
 
 
-def _files(root: Path, below: str = "") -> Iterator[str]:
+def _walk_files(root: Path, below: str = "") -> Iterator[str]:
     """Relative paths of the allowed files; raises for the forbidden ones."""
     for entry in sorted(os.scandir(root / below), key=lambda e: e.name):
         path = f"{below}{entry.name}"
@@ -114,7 +114,7 @@ def _files(root: Path, below: str = "") -> Iterator[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _files(root, path + "/")
+            yield from _walk_files(root, path + "/")
         elif _is_wanted(path):
             yield path
 
@@ -146,13 +146,13 @@ def _check_json(root: Path, path: str) -> None:
     if isinstance(content, dict):
         if "auto_map" in content:
             raise ArtifactRefused(path, "asks for remote code (auto_map)")
-        for file in _index(content).values():
+        for file in _weight_map(content).values():
             _check_relative(str(file))
     if PurePosixPath(path).name == "modules.json":
         _check_modules(path, content)
 
 
-def _index(content: dict[str, Any]) -> dict[str, Any]:
+def _weight_map(content: dict[str, Any]) -> dict[str, Any]:
     """The tensor -> file map of a sharded model's index."""
     weights = content.get("weight_map")
     return weights if isinstance(weights, dict) else {}

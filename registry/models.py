@@ -8,14 +8,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from streams import messages
 from streams.subjects import InvalidToken, Priority, escape, token
-from streams.usage import Price
+from streams.usage_accounts import Price
 
 EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
 MOCK_VERSION = "1"
 # What a new version of a model keeps of the model as it was, where it says nothing else.
-KEPT = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
+INHERITED_FIELDS = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
     "*": "a NATS wildcard",
@@ -24,7 +24,7 @@ _RESERVED = {
 }
 
 
-def valid_name(name: str) -> str:
+def validate_name(name: str) -> str:
     """Return `name` if a model, version or alias may be called so; else a `ValueError` says why.
 
     Any printable characters but spaces, `*`, `>` and `@`; at most 128, and short enough to be one
@@ -48,7 +48,7 @@ def _check_character(name: str, character: str) -> None:
         raise ValueError(f"{name!r} contains {character!r}: no spaces or control characters")
 
 
-Name = Annotated[str, AfterValidator(valid_name)]
+ModelName = Annotated[str, AfterValidator(validate_name)]
 
 
 class Record(BaseModel):
@@ -57,7 +57,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Goals(Record):
+class LatencyGoals(Record):
     """What a priority's latency should be: goals, not promises. None means no goal."""
 
     time_to_first_token_ms: float | None = Field(default=None, gt=0)
@@ -66,7 +66,7 @@ class Goals(Record):
 class Version(Record):
     """One immutable set of files; `options` go to the engine as they are."""
 
-    id: Name
+    id: ModelName
     directory: str | None = None
     files: dict[str, str] = {}  # relative path -> sha256 in hex
     digest: str = ""  # sha256 over `files`
@@ -76,7 +76,7 @@ class Version(Record):
 class Model(Record):
     """A name that clients ask for, what it can do, and the versions that can serve it."""
 
-    name: Name
+    name: ModelName
     engine: EngineKind
     task: Task = "generate"
     context_length: int = Field(gt=0)
@@ -87,7 +87,7 @@ class Model(Record):
     max_output_tokens: int | None = Field(default=None, gt=0)
     versions: dict[str, Version] = Field(min_length=1)
     default_version: str
-    goals: dict[Priority, Goals] = {}
+    goals: dict[Priority, LatencyGoals] = {}
     chat_template: str | None = None
     prompt_price: float | None = Field(default=None, ge=0)  # of a million prompt tokens
     completion_price: float | None = Field(default=None, ge=0)  # of a million generated ones
@@ -119,7 +119,7 @@ class Adapter(Record):
     """A LoRA adapter of one model, which clients ask for as `id`; its digest is its version."""
 
     name: Annotated[str, AfterValidator(token)]
-    model: Name
+    model: ModelName
     directory: str
     files: dict[str, str]  # relative path -> sha256 in hex
     digest: str  # sha256 over `files`
@@ -133,17 +133,19 @@ class Adapter(Record):
         return f"{self.model}:{self.name}"
 
     @property
-    def reference(self) -> messages.Adapter:
+    def ref(self) -> messages.AdapterRef:
         """What a request carries."""
-        return messages.Adapter(self.name, self.digest, self.directory, self.files, self.parameters)
+        return messages.AdapterRef(
+            self.name, self.digest, self.directory, self.files, self.parameters
+        )
 
 
 class Alias(Record):
     """Another name of a model, or of one of its versions."""
 
-    name: Name
-    model: Name
-    version: Name | None = None
+    name: ModelName
+    model: ModelName
+    version: ModelName | None = None
 
 
 def mock_model(name: str = "mock", *, context_length: int = 8192, **options: float) -> Model:

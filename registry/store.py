@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
-from registry.models import KEPT, Adapter, Alias, Model, Version
-from registry.view import OPEN_SECONDS, View
-from streams.connection import Broker
+from registry.kv_view import OPEN_SECONDS, KvView
+from registry.models import INHERITED_FIELDS, Adapter, Alias, Model, Version
+from streams.broker.connection import Broker
 from streams.errors import MillstreamError, ModelNotFound
 from streams.subjects import escape
 
@@ -43,11 +43,11 @@ class Registry:
     """Who can serve what. `models` is by name; `resolve` also knows aliases and pins."""
 
     def __init__(self, broker: Broker, replicas: int = 1) -> None:
-        self._view = View[Model | Alias | Adapter](broker, BUCKET, _decode, replicas)
+        self._view = KvView[Model | Alias | Adapter](broker, BUCKET, _decode, replicas)
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, Alias] = {}
         self._adapters: dict[str, Adapter] = {}
-        self._view.on_change(self._sort)
+        self._view.on_change(self._index_records)
 
     @classmethod
     async def open(
@@ -90,7 +90,7 @@ class Registry:
             raise ModelNotFound(name)
         return found
 
-    def target(self, name: str) -> Target:
+    def resolve_target(self, name: str) -> Target:
         """What a client means by a name as for `resolve`, or by one with `:adapter` behind it.
 
         Raises `ModelNotFound` with the name as it came.
@@ -119,18 +119,18 @@ class Registry:
         """Call `observer` after each change, on the event loop; it must neither block nor raise."""
         self._view.on_change(observer)
 
-    async def until(self, holds: Callable[[], bool], seconds: float = OPEN_SECONDS) -> None:
+    async def wait_until(self, holds: Callable[[], bool], seconds: float = OPEN_SECONDS) -> None:
         """Wait until `holds()`, asked again at each change, or raise `BrokerUnavailable`."""
-        await self._view.until(holds, seconds)
+        await self._view.wait_until(holds, seconds)
 
-    async def put(self, model: Model) -> None:
+    async def add_model(self, model: Model) -> None:
         """Add a model, or merge its versions into the registered one; what the new one says wins.
 
         Safe against others doing the same. Raises `VersionExists` for an id with other files.
         """
-        await self._view.write(_MODEL + escape(model.name), lambda old: _merged(old, model))
+        await self._view.write(_MODEL + escape(model.name), lambda old: _merge(old, model))
 
-    async def alias(self, name: str, model: str, version: str | None = None) -> None:
+    async def set_alias(self, name: str, model: str, version: str | None = None) -> None:
         """Let `name` mean a model, or one version of it; replaces what it meant before.
 
         Raises `NameTaken` for a model's own name, `ModelNotFound` for a target that is not there.
@@ -141,7 +141,7 @@ class Registry:
         made = Alias(name=name, model=model, version=version).model_dump_json().encode()
         await self._view.write(_ALIAS + escape(name), lambda _: made)
 
-    async def put_adapter(self, adapter: Adapter) -> None:
+    async def add_adapter(self, adapter: Adapter) -> None:
         """Add an adapter, or replace the one of this name; requests under way keep the old files.
 
         Raises `ModelNotFound` for a model that is not there, `NameTaken` if `model:name` is one.
@@ -162,14 +162,14 @@ class Registry:
         for key in keys:
             await self._view.write(key, lambda _: None)
 
-    def _sort(self) -> None:
-        records = sorted(self._view.values.values(), key=_order)
+    def _index_records(self) -> None:
+        records = sorted(self._view.values.values(), key=_sort_key)
         self._models = {r.name: r for r in records if isinstance(r, Model)}
         self._aliases = {r.name: r for r in records if isinstance(r, Alias)}
         self._adapters = {r.id: r for r in records if isinstance(r, Adapter)}
 
 
-def _order(record: Model | Alias | Adapter) -> str:
+def _sort_key(record: Model | Alias | Adapter) -> str:
     return record.id if isinstance(record, Adapter) else record.name
 
 
@@ -187,7 +187,7 @@ def _decode(key: str, value: bytes) -> Model | Alias | Adapter:
     raise ValueError("neither a model, an alias nor an adapter")
 
 
-def _merged(old: Model | Alias | Adapter | None, new: Model) -> bytes:
+def _merge(old: Model | Alias | Adapter | None, new: Model) -> bytes:
     if not isinstance(old, Model):
         return new.model_dump_json().encode()
     for version in new.versions.values():
@@ -199,5 +199,7 @@ def _merged(old: Model | Alias | Adapter | None, new: Model) -> bytes:
         "goals": {**old.goals, **new.goals},
         "created": old.created,
     }
-    kept = {name: getattr(old, name) for name in KEPT if name not in new.model_fields_set}
+    kept = {
+        name: getattr(old, name) for name in INHERITED_FIELDS if name not in new.model_fields_set
+    }
     return new.model_copy(update=both | kept).model_dump_json().encode()

@@ -17,12 +17,12 @@
     │       └── NotConnected
     └── Ended                the request was accepted and ended without its full answer
 
-`code` travels on every wire; `STATUS` is the one table from code to HTTP status.
+`code` travels on every wire; `STATUS` is the one table from code to HTTP status. Pure.
 """
 
 from typing import ClassVar
 
-STATUS: dict[str, int] = {
+HTTP_STATUS: dict[str, int] = {
     "invalid_request": 400,
     "unknown_field": 400,
     "unsupported_value": 400,
@@ -66,7 +66,7 @@ class MillstreamError(Exception):
 
     code: ClassVar[str] = "internal_error"
     retry_after_seconds: float | None = None
-    unsure: ClassVar[bool] = False  # what was asked for may have been done all the same
+    may_have_succeeded: ClassVar[bool] = False  # what was asked for may have been done all the same
 
     @property
     def message(self) -> str:
@@ -298,13 +298,13 @@ class BrokerUnavailable(Refused):
     """NATS did not confirm in time."""
 
     code = "broker_unavailable"
-    unsure = True
+    may_have_succeeded = True
 
 
 class NotConnected(BrokerUnavailable):
     """There is no connection to NATS: nothing was sent, so nothing was stored."""
 
-    unsure = False
+    may_have_succeeded = False
 
 
 class Ended(MillstreamError):
@@ -315,6 +315,6 @@ class Ended(MillstreamError):
         self.code = code  # type: ignore[misc]  # the terminal names it, not the class
 
 
-def status_of(code: str) -> int:
+def http_status(code: str) -> int:
     """The HTTP status of a wire code; an unknown code is our own fault."""
-    return STATUS.get(code, 500)
+    return HTTP_STATUS.get(code, 500)

@@ -2,7 +2,7 @@
 
 The gateway checks with it before anything is queued, the worker compiles what it gives. Neither
 may be hung or filled up by a stranger's grammar. llguidance bounds most of that itself (size,
-nesting, states, work per token); what it was seen not to bound is refused here.
+nesting, states, work per token); what it was seen not to bound is refused here. Pure.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ LIMITS = LLParserLimits(
 _ANY_OBJECT = '{"type":"object"}'
 
 
-def translate(grammar: Grammar) -> str:
+def to_llguidance(grammar: Grammar) -> str:
     """The grammar in llguidance's form. Raises `BadGrammar` for what must not be compiled."""
     if len(grammar.source) > MAX_CHARACTERS:
         size = len(grammar.source)
@@ -35,30 +35,32 @@ def translate(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
     source = grammar.source if grammar.kind == "json_schema" else _ANY_OBJECT
-    _check_multiples(_loaded(source))
+    _check_multiples(_parse_json(source))
     try:
         return LLMatcher.grammar_from_json_schema(
             source, overrides={"whitespace_pattern": WHITESPACE}
         )
     except ValueError as error:
-        raise refused(grammar.kind, str(error)) from None
+        raise grammar_error(grammar.kind, str(error)) from None
 
 
-def check(grammar: Grammar) -> None:
+def check_grammar(grammar: Grammar) -> None:
     """Raise `BadGrammar` with the compiler's reason. Takes about 1 ms, some 100 ms at worst."""
-    failed, messages = LLMatcher.validate_grammar_with_warnings(translate(grammar), limits=LIMITS)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(
+        to_llguidance(grammar), limits=LIMITS
+    )
     if failed:
-        raise refused(grammar.kind, messages[0])
+        raise grammar_error(grammar.kind, messages[0])
 
 
-def refused(kind: Literal["json_object", "json_schema", "regex"], reason: str) -> BadGrammar:
+def grammar_error(kind: Literal["json_object", "json_schema", "regex"], reason: str) -> BadGrammar:
     """The compiler's reason as an error, without the source that it quotes."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error: ")), lines[0])
     return BadGrammar(f"the {kind} cannot be used: {said.removeprefix('error: ')[:200]}")
 
 
-def _loaded(source: str) -> Any:
+def _parse_json(source: str) -> Any:
     try:
         return orjson.loads(source)
     except ValueError as error:
@@ -68,14 +70,14 @@ def _loaded(source: str) -> Any:
 def _check_multiples(schema: Any) -> None:
     """A number's remainder by all its divisors together is a state of the compiled lexer."""
     over, under = 1, 1
-    for number in _multiples(schema):
+    for number in _find_multiples(schema):
         divisor = Fraction(str(number))
         over, under = lcm(over, divisor.numerator), lcm(under, divisor.denominator)
         if over * under > MAX_REMAINDERS:
             raise BadGrammar(f"the schema's multipleOf, up to {number}, make too many states")
 
 
-def _multiples(schema: Any) -> Iterator[int | float]:
+def _find_multiples(schema: Any) -> Iterator[int | float]:
     """Every number under the name `multipleOf`, wherever it stands."""
     nodes = [schema]
     while nodes:

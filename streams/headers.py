@@ -1,7 +1,7 @@
 """The headers of a request and of its work: all that is needed to queue and route it.
 
 They stay the same over both hops; the dispatcher adds `Dispatched`, and the model's version is in
-the subject of the work. Times are epoch milliseconds by the shared clock.
+the subject of the work. Times are epoch milliseconds by the shared clock. Pure.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"
 TOLD_WAIT = "Told-Wait"
 CLAIM = "Claim"  # on `started` records: which claim it is
-MOST_BYTES = 4096  # of the broker's `max_payload`, kept for all headers of a message
+MAX_HEADER_BYTES = 4096  # of the broker's `max_payload`, kept for all headers of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Envelope:
 
     `cost` is prompt tokens plus the most it may generate; `version` pins a version; `adapter` names
     one of the model's; `dispatched` is 0 until the dispatcher has sent it on. `account` says where
-    its use is counted (`streams/usage.py`), if anywhere. `told_wait` is the wait in ms that was
+    its use is counted (`streams/records/usage_counters.py`), if anywhere. `told_wait` is the wait in ms that was
     estimated when it was accepted; None if nothing was known. `priority` is what its client asked
     for, where the lane may be another: in WORK. `marks` are its prompt's (`marks.to_header`), by
     which it is sent to a worker that holds the start of it.
@@ -45,8 +45,8 @@ class Envelope:
     adapter: str = ""
     account: str = ""
     priority: str = ""
-    told_wait: int | None = None
-    marks: str = ""
+    estimated_wait_ms: int | None = None
+    prefix_hashes: str = ""
 
     def to_headers(self) -> dict[str, str]:
         headers = {
@@ -64,11 +64,11 @@ class Envelope:
             "Adapter": self.adapter,
             "Account": self.account,
             PRIORITY: self.priority,
-            "Marks": self.marks,
+            "Marks": self.prefix_hashes,
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
-        if self.told_wait is not None:
-            headers[TOLD_WAIT] = str(self.told_wait)
+        if self.estimated_wait_ms is not None:
+            headers[TOLD_WAIT] = str(self.estimated_wait_ms)
         return headers
 
     @classmethod
@@ -88,6 +88,6 @@ class Envelope:
             adapter=headers.get("Adapter", ""),
             account=headers.get("Account", ""),
             priority=priority and Priority(priority).value,
-            told_wait=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
-            marks=headers.get("Marks", ""),
+            estimated_wait_ms=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
+            prefix_hashes=headers.get("Marks", ""),
         )

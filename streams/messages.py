@@ -3,6 +3,7 @@
 A token log holds records in this order: `accepted` (only for requests that came over NATS), one
 `started` per attempt (the claim), `chunk`s or `result`s, and exactly one terminal: `done` or
 `error`. Their wire form is a map with a `type`; producers see the same maps on their reply subject.
+Pure.
 """
 
 import struct
@@ -13,20 +14,21 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgpack
 
-Kind = Literal["generate", "embed", "classify"]
+RequestKind = Literal["generate", "embed", "classify"]
 FinishReason = Literal["stop", "length", "cancelled"]
-Usage = Mapping[str, Any]
+TokenUsage = Mapping[str, Any]
+Record = dict[str, Any]  # one entry of a token log
 T = TypeVar("T")
 
 
 @cache
-def _names(record: Any) -> frozenset[str]:
+def _field_names(record: Any) -> frozenset[str]:
     return frozenset(f.name for f in fields(record))
 
 
-def known(record: type[T], wire: Mapping[str, Any]) -> T:
+def from_wire(record: type[T], wire: Mapping[str, Any]) -> T:
     """Build `record` from a map, dropping the fields that this version does not know."""
-    names = _names(record)  # type: ignore[arg-type]  # a class is hashable
+    names = _field_names(record)  # type: ignore[arg-type]  # a class is hashable
     return record(**{k: v for k, v in wire.items() if k in names})
 
 
@@ -88,14 +90,14 @@ class Sampling:
     skip_special_tokens: bool = True  # leave them out of the text
 
     @classmethod
-    def of(cls, wire: Mapping[str, Any]) -> Self:
-        sampling = known(cls, wire)
+    def from_wire(cls, wire: Mapping[str, Any]) -> Self:
+        sampling = from_wire(cls, wire)
         grammar = wire.get("grammar")
-        return replace(sampling, grammar=known(Grammar, grammar)) if grammar else sampling
+        return replace(sampling, grammar=from_wire(Grammar, grammar)) if grammar else sampling
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterRef:
     """A LoRA adapter of the request's model: its files by path and sha256, and how large it is.
 
     The request carries all of it, so that every attempt runs with the same weights, whatever the
@@ -118,13 +120,13 @@ class Request:
     which some models must know; it is empty where there are no pairs.
     """
 
-    kind: Kind
+    kind: RequestKind
     prompt: bytes = b""
     inputs: list[bytes] = field(default_factory=list)
     sampling: Sampling = Sampling()
     dimensions: int | None = None
     splits: list[int] = field(default_factory=list)
-    adapter: Adapter | None = None
+    adapter: AdapterRef | None = None
 
     def pack(self) -> bytes:
         return pack(self)
@@ -132,18 +134,18 @@ class Request:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         wire = unpack(data)
-        wire["sampling"] = Sampling.of(wire.get("sampling", {}))
+        wire["sampling"] = Sampling.from_wire(wire.get("sampling", {}))
         if adapter := wire.get("adapter"):
-            wire["adapter"] = known(Adapter, adapter)
-        return known(cls, wire)
+            wire["adapter"] = from_wire(AdapterRef, adapter)
+        return from_wire(cls, wire)
 
 
-def accepted(key: str, request_id: str) -> dict[str, Any]:
+def accepted_record(key: str, request_id: str) -> dict[str, Any]:
     """Tells a producer which request its message id has become."""
     return {"type": "accepted", "id": key, "request_id": request_id}
 
 
-def started(model: str, version: str, attempt: int, worker: str) -> dict[str, Any]:
+def started_record(model: str, version: str, attempt: int, worker: str) -> dict[str, Any]:
     """The claim: from here on only `attempt` may append."""
     return {
         "type": "started",
@@ -154,7 +156,7 @@ def started(model: str, version: str, attempt: int, worker: str) -> dict[str, An
     }
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Usage:
+def openai_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> TokenUsage:
     """As OpenAI has it; `cached_tokens` are those of the prompt that were found in a cache."""
     return {
         "prompt_tokens": prompt_tokens,
@@ -164,13 +166,15 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) ->
     }
 
 
-def cached_tokens(used: Usage) -> int:
+def cached_tokens(used: TokenUsage) -> int:
     """Those in a usage, which is 0 where it says nothing of them."""
     found: int = used.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return found
 
 
-def done(reason: FinishReason, used: Usage, timing: Mapping[str, float]) -> dict[str, Any]:
+def done_record(
+    reason: FinishReason, used: TokenUsage, timing: Mapping[str, float]
+) -> dict[str, Any]:
     """The terminal of a request that ended as its client asked; `timing` is ms per stage."""
     return {
         "type": "done",
@@ -180,12 +184,12 @@ def done(reason: FinishReason, used: Usage, timing: Mapping[str, float]) -> dict
     }
 
 
-def failed(code: str, message: str, used: Usage) -> dict[str, Any]:
+def error_record(code: str, message: str, used: TokenUsage) -> dict[str, Any]:
     """The terminal of a request that ended otherwise (`deadline_exceeded`, `engine_failed`, …)."""
     return {"type": "error", "code": code, "message": message, "usage": used}
 
 
-TERMINALS = frozenset({"done", "error"})
+TERMINAL_TYPES = frozenset({"done", "error"})
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ class LedgerRecord:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """A worker's heartbeat: its credit and how it fares. Sent every second and when credit changes.
 
     `pulled` is, per priority, the highest sequence in WORK that this worker has pulled: what was
@@ -218,7 +222,7 @@ class Beat:
 
     `pulled_own` is the same for what was placed on this worker.
 
-    `holds` are the marks (`streams/marks.py`) of what it has come to hold since its last beat, and
+    `holds` are the marks (`streams/prefix_hashes.py`) of what it has come to hold since its last beat, and
     `dropped` of what it holds no more; with `holds_only` it holds `holds` and nothing else.
 
     `room` is what the worker could take of each priority, if its engine takes the place of less
@@ -250,7 +254,7 @@ class Beat:
     dropped: bytes = b""
     holds_only: bool = False
 
-    def room_for(self, priority: str) -> tuple[int, int]:
+    def free_capacity(self, priority: str) -> tuple[int, int]:
         """Sequences and tokens: what is free, where they are not told by priority."""
         sequences, tokens = self.room.get(
             priority, (self.free_sequences - self.waiting, self.free_tokens)
@@ -262,11 +266,11 @@ class Beat:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        return known(cls, unpack(data))
+        return from_wire(cls, unpack(data))
 
 
 @dataclass(frozen=True)
-class Compute:
+class ServiceTime:
     """What a request takes once it has been dispatched, in seconds, as measured."""
 
     first: float = 0.0  # to its first output, and for each token of its prompt:
@@ -301,12 +305,12 @@ class Pressure:
     wait_seconds: dict[str, float | None]
     tenants: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds_per_token: float | None = None
-    compute: Compute | None = None  # None while nothing is known
+    compute: ServiceTime | None = None  # None while nothing is known
     unmanned_seconds: float = 0.0  # since there was a worker
     uncertainty: float = 0.0  # of the waits, as a share of them: one standard deviation
     room_tokens: dict[str, float] = field(default_factory=dict)  # by priority
 
-    def wait_of(self, tenant: str, priority: str) -> float | None:
+    def estimated_wait(self, tenant: str, priority: str) -> float | None:
         """The estimated wait of a tenant's next request; None while nothing is known."""
         return self.tenants.get(tenant, {}).get(priority, self.wait_seconds.get(priority))
 
@@ -317,5 +321,5 @@ class Pressure:
     def unpack(cls, data: bytes) -> Self:
         wire = unpack(data)
         if compute := wire.get("compute"):
-            wire["compute"] = known(Compute, compute)
-        return known(cls, wire)
+            wire["compute"] = from_wire(ServiceTime, compute)
+        return from_wire(cls, wire)

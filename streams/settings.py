@@ -1,6 +1,6 @@
 """What every command's settings share: frozen pydantic records, one flat key per setting.
 
-A room describes its settings as a subclass; `millstream.sources` fills it from flags,
+A room describes its settings as a subclass; `millstream.settings_loader` fills it from flags,
 `MILLSTREAM_*` and `millstream.toml`, and the field descriptions become `--help`. An `alias` renames
 the key.
 """
@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 RequestId = Annotated[  # or an OpenAI answer's id, which is made of it
     str, AfterValidator(lambda value: re.sub("^(chat)?cmpl-", "", value))
@@ -51,12 +51,12 @@ class Settings(BaseModel):
     log_level: LogLevel = Field("info", description="least severe log event to write")
 
     @property
-    def patience_seconds(self) -> float:
+    def shutdown_timeout_seconds(self) -> float:
         """How long the process may live on after the first signal."""
         return CLOSING_SECONDS
 
 
-class FindingSettings(Settings):
+class DiscoverySettings(Settings):
     """Settings of a command that looks for what a running `millstream up` has told of itself."""
 
     data_dir: Path = Field(
@@ -64,7 +64,7 @@ class FindingSettings(Settings):
     )
 
 
-class ClientSettings(FindingSettings):
+class ClientSettings(DiscoverySettings):
     """Settings of a command that talks to NATS, and is quiet while all is well."""
 
     log_level: LogLevel = Field("error", description="least severe log event to write")
@@ -79,7 +79,7 @@ class ServiceSettings(ClientSettings):
     """Settings of a long-running service."""
 
     log_level: LogLevel = Field("info", description="least severe log event to write")
-    id: Name = Field(
+    id: Slug = Field(
         default_factory=new_id, description="name of this process in subjects and logs"
     )
     drain_seconds: float = Field(
@@ -91,11 +91,11 @@ class ServiceSettings(ClientSettings):
     )
 
     @property
-    def patience_seconds(self) -> float:
+    def shutdown_timeout_seconds(self) -> float:
         return self.drain_seconds + CLOSING_SECONDS
 
 
-class LimitSettings(BaseModel):
+class QuotaSettings(BaseModel):
     """Quotas of a tenant, or of one of its keys, over all gateways; None: unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -111,7 +111,7 @@ class LimitSettings(BaseModel):
     )
 
 
-class KeySettings(LimitSettings):
+class KeySettings(QuotaSettings):
     """One of a tenant's keys: the key alone, or a table with limits of its own."""
 
     max_connections: int | None = Field(None, ge=1, description="connections to each gateway")
@@ -119,15 +119,15 @@ class KeySettings(LimitSettings):
         None, ge=1, description="frames over WebSockets, each 4096 bytes one more"
     )
     key: SecretStr = Field(description="the API key, kept only as a hash")
-    name: Name | None = Field(None, description="what `millstream usage` calls it")
+    name: Slug | None = Field(None, description="what `millstream usage` calls it")
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, value: object) -> object:
+    def _wrap_bare_key(cls, value: object) -> object:
         return {"key": value} if isinstance(value, str | SecretStr) else value
 
 
-class TenantSettings(LimitSettings):
+class TenantSettings(QuotaSettings):
     """One `[tenants.<name>]` table: who may come in, and how much of the fleet is theirs."""
 
     keys: tuple[KeySettings, ...] = Field(

@@ -1,7 +1,7 @@
 """Every subject of Millstream, built and parsed here and spelled nowhere else.
 
 Tokens of a subject match `[a-z0-9][a-z0-9_-]{0,62}`. Tenants, routes and ids must match as they are
-(`token`); names with other characters, such as model names, are made to match (`escape`).
+(`token`); names with other characters, such as model names, are made to match (`escape`). Pure.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 ANY = "any"  # the placement of work that every worker of the pool may pull
 PREFIX = "infer"
-_LANES = 16384  # subjects whose parts are remembered: each is parsed once per request
+_CACHED_SUBJECTS = 16384  # subjects whose parts are remembered: each is parsed once per request
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 _PLAIN = re.compile(r"[a-z0-9-]")
 _ESCAPED = re.compile(r"_(_|[0-9a-f]{2})")
@@ -89,7 +89,7 @@ class Lane(NamedTuple):
     priority: Priority
 
 
-class Log(NamedTuple):
+class LogAddress(NamedTuple):
     """The address of one request's token log."""
 
     tenant: str
@@ -97,7 +97,7 @@ class Log(NamedTuple):
     request_id: str
 
 
-class Pool(NamedTuple):
+class PoolKey(NamedTuple):
     """The workers of one model version, as one priority of work sees them."""
 
     model: str
@@ -119,24 +119,24 @@ def requests_of(model: str) -> str:
     return f"{PREFIX}.request.*.{escape(model)}.*"
 
 
-@lru_cache(maxsize=_LANES)
+@lru_cache(maxsize=_CACHED_SUBJECTS)
 def parse_lane(subject: str) -> Lane:
     """The lane of a request's or an ingress message's subject."""
     _, _, tenant, model, priority = subject.split(".")
     return Lane(tenant, unescape(model), Priority(priority))
 
 
-def work(pool: Pool, placement: str = ANY) -> str:
+def work(pool: PoolKey, placement: str = ANY) -> str:
     return (
         f"{PREFIX}.work.{escape(pool.model)}.{escape(pool.version)}"
         f".{pool.priority}.{token(placement)}"
     )
 
 
-@lru_cache(maxsize=_LANES)
-def parse_work(subject: str) -> Pool:
+@lru_cache(maxsize=_CACHED_SUBJECTS)
+def parse_work(subject: str) -> PoolKey:
     _, _, model, version, priority, _ = subject.split(".")
-    return Pool(unescape(model), unescape(version), Priority(priority))
+    return PoolKey(unescape(model), unescape(version), Priority(priority))
 
 
 def is_work(subject: str) -> bool:
@@ -154,12 +154,12 @@ def placement(subject: str) -> str:
     return subject.rpartition(".")[2]
 
 
-def placed(model: str, version: str, worker: str) -> str:
+def work_placed_on(model: str, version: str, worker: str) -> str:
     """Filter: work of any priority that was placed on one worker."""
     return f"{PREFIX}.work.{escape(model)}.{escape(version)}.*.{token(worker)}"
 
 
-def log(address: Log, shards: int) -> str:
+def log(address: LogAddress, shards: int) -> str:
     tenant, route, request_id = address
     return (
         f"{PREFIX}.token.{shard(request_id, shards)}.{token(tenant)}.{token(route)}"
@@ -177,10 +177,10 @@ def log_of_any_tenant(request_id: str, shards: int) -> str:
     return f"{PREFIX}.token.{shard(request_id, shards)}.*.*.{token(request_id)}"
 
 
-def parse_log(subject: str) -> Log:
+def parse_log(subject: str) -> LogAddress:
     """The address in a log's subject or in a reply's."""
     tenant, route, request_id = subject.split(".")[-3:]
-    return Log(tenant, route, request_id)
+    return LogAddress(tenant, route, request_id)
 
 
 def replies_to(route: str) -> str:
@@ -315,7 +315,7 @@ def checkpoint(model: str) -> str:
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
-def parse_delivery(reply: str) -> tuple[int, int]:
+def parse_ack_subject(reply: str) -> tuple[int, int]:
     """How often a message was delivered by now, and its sequence, of its reply subject (ADR-15)."""
     fields = reply.split(".")
     if len(fields) > 9:  # $JS.ACK.<domain>.<account>.<stream>.<consumer>.…, maybe a token more

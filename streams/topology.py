@@ -1,4 +1,4 @@
-"""Streams and consumers as data; any service may declare them at start-up. Pure."""
+"""Streams and consumers as data; any service may declare them at start-up."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from nats.js.api import (
 )
 
 from streams import subjects
-from streams.subjects import Pool
+from streams.subjects import PoolKey
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
@@ -22,7 +22,7 @@ USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
 # A log outlives its request: the longest deadline and the time to resume behind it.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
-# A net: workers give up sooner (streams/history.py), and no drain or hand-over counts there.
+# A net: workers give up sooner (streams/records/attempt_history.py), and no drain or hand-over counts there.
 MAX_DELIVERIES = 20
 RATE_SECONDS = 300  # counters of a minute, and of a lease, are read for two of them
 IDLE_CONSUMER_SECONDS = 3600.0
@@ -38,20 +38,20 @@ class Scale:
     shards: int = 1
 
 
-def tokens(shard: int) -> str:
+def token_stream_name(shard: int) -> str:
     return f"TOKENS_{shard}"
 
 
-def tokens_of(request_id: str, shards: int) -> str:
+def token_stream_of(request_id: str, shards: int) -> str:
     """The stream that holds a request's log."""
-    return tokens(subjects.shard(request_id, shards))
+    return token_stream_name(subjects.shard(request_id, shards))
 
 
-def ingress(tenant: str) -> str:
+def ingress_stream_name(tenant: str) -> str:
     return f"INGRESS_{subjects.token(tenant)}"
 
 
-def streams(scale: Scale, max_queued: int) -> list[StreamConfig]:
+def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
     """Every stream but the ingresses (one per tenant). `max_queued` bounds the longest lane."""
     return [
         _requests(max_queued),
@@ -135,7 +135,7 @@ def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> 
 
 def _token_log(scale: Scale, shard: int) -> StreamConfig:
     return StreamConfig(
-        name=tokens(shard),
+        name=token_stream_name(shard),
         subjects=[f"infer.token.{shard}.*.*.*"],
         republish=RePublish(
             src=f"infer.token.{shard}.*.*.*",
@@ -150,7 +150,7 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
 
 def ingress_stream(tenant: str) -> StreamConfig:
     """Where one tenant's producers publish; their `Nats-Msg-Id` deduplicates among themselves."""
-    return _queue(ingress(tenant), subjects.submissions(tenant), 64 * MIB)
+    return _queue(ingress_stream_name(tenant), subjects.submissions(tenant), 64 * MIB)
 
 
 def ingress_consumer() -> ConsumerConfig:
@@ -180,7 +180,7 @@ def is_index_of(consumer: str, index: str) -> bool:
     return consumer.rpartition("_")[0] == index.rpartition("_")[0]
 
 
-def work_consumer(pool: Pool, ack_wait_seconds: float) -> ConsumerConfig:
+def work_consumer(pool: PoolKey, ack_wait_seconds: float) -> ConsumerConfig:
     """A pool's shared consumer for one priority; a dead worker goes unseen for the ack wait."""
     model, version = subjects.escape(pool.model), subjects.escape(pool.version)
     return ConsumerConfig(
@@ -193,12 +193,14 @@ def work_consumer(pool: Pool, ack_wait_seconds: float) -> ConsumerConfig:
     )
 
 
-def own_consumer(model: str, version: str, worker: str, ack_wait_seconds: float) -> ConsumerConfig:
+def worker_consumer(
+    model: str, version: str, worker: str, ack_wait_seconds: float
+) -> ConsumerConfig:
     """A worker's consumer for what was placed on it; the broker removes it when nobody pulls."""
     names = subjects.escape(model), subjects.escape(version), worker
     return ConsumerConfig(
         durable_name="worker_{}_{}_{}".format(*names),
-        filter_subject=subjects.placed(model, version, worker),
+        filter_subject=subjects.work_placed_on(model, version, worker),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ack_wait_seconds,
         max_ack_pending=-1,
@@ -207,9 +209,9 @@ def own_consumer(model: str, version: str, worker: str, ack_wait_seconds: float)
     )
 
 
-def consumer_of(subject: str) -> str:
+def consumer_name_for(subject: str) -> str:
     """The name of the consumer that work on this subject is for."""
     pool, placement = subjects.parse_work(subject), subjects.placement(subject)
     if placement == subjects.ANY:
         return work_consumer(pool, ack_wait_seconds=1).durable_name or ""
-    return own_consumer(pool.model, pool.version, placement, 1).durable_name or ""
+    return worker_consumer(pool.model, pool.version, placement, 1).durable_name or ""

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.engines import openmp
-from tests.broker import NatsServer
+from tests.support.nats_server import NatsServer
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine.md, "Exactness").
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-openmp.choose()
+openmp.load_runtime()
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's own library reads it as well, at its import
 
 
-PROCESSES = ("tests/integration/", "tests/e2e/", "tests/chaos/test_short.py")
+PROCESSES = ("tests/integration/", "tests/e2e/", "tests/chaos/test_fault_scenarios.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,10 +2,10 @@
 
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from bench.contenders.load import Load, read, report
+from bench.contenders.workload import Workload, parse_workload, run_rounds
 
 
-def main(load: Load) -> None:
+def main(load: Workload) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         load.directory, dtype="auto", attn_implementation="paged|sdpa"
     )
@@ -20,8 +20,8 @@ def main(load: Load) -> None:
         )
         return sum(len(output.generated_tokens) for output in outputs.values())
 
-    report(load, run)
+    run_rounds(load, run)
 
 
 if __name__ == "__main__":
-    main(read())
+    main(parse_workload())

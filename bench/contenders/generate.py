@@ -3,10 +3,10 @@
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.contenders.load import Load, read, report
+from bench.contenders.workload import Workload, parse_workload, run_rounds
 
 
-def main(load: Load) -> None:
+def main(load: Workload) -> None:
     model = AutoModelForCausalLM.from_pretrained(load.directory, dtype="auto")
     model.train(False)
 
@@ -21,8 +21,8 @@ def main(load: Load) -> None:
             )
         return int(out[:, load.prompt_tokens :].numel())
 
-    report(load, run)
+    run_rounds(load, run)
 
 
 if __name__ == "__main__":
-    main(read())
+    main(parse_workload())

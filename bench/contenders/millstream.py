@@ -1,12 +1,12 @@
 """Our `transformers` engine, built as a worker builds it."""
 
-from bench.contenders.load import STEP_TOKENS, Load, read, report
-from gpu_worker.engine import Engine, Sequence
+from bench.contenders.workload import STEP_TOKENS, Workload, parse_workload, run_rounds
 from gpu_worker.engines import factory
+from gpu_worker.engines.engine import Engine, Sequence
 from streams.messages import Sampling
 
 
-def main(load: Load) -> None:
+def main(load: Workload) -> None:
     sizes = {"max_sequences": load.concurrency, "max_batch_tokens": STEP_TOKENS}
     engine = factory.build("transformers", load.directory, sizes)
     sampling = Sampling(max_tokens=load.output_tokens, temperature=0, ignore_eos=True)
@@ -16,7 +16,7 @@ def main(load: Load) -> None:
             engine.add(Sequence(str(number), prompt, sampling))
         return _drain(engine)
 
-    report(load, run)
+    run_rounds(load, run)
 
 
 def _drain(engine: Engine) -> int:
@@ -29,4 +29,4 @@ def _drain(engine: Engine) -> int:
 
 
 if __name__ == "__main__":
-    main(read())
+    main(parse_workload())

@@ -4,10 +4,10 @@ import json
 
 from vllm import LLM, SamplingParams
 
-from bench.contenders.load import STEP_TOKENS, Load, read, report
+from bench.contenders.workload import STEP_TOKENS, Workload, parse_workload, run_rounds
 
 
-def main(load: Load, *, compiled: bool = False) -> None:
+def main(load: Workload, *, compiled: bool = False) -> None:
     config = json.loads((load.directory / "config.json").read_text())
     engine = LLM(
         str(load.directory),
@@ -28,8 +28,8 @@ def main(load: Load, *, compiled: bool = False) -> None:
         outputs = engine.generate(asked, sampling, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    report(load, run)
+    run_rounds(load, run)
 
 
 if __name__ == "__main__":
-    main(read())
+    main(parse_workload())

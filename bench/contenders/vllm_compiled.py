@@ -1,7 +1,7 @@
 """vLLM as `vllm` has it, with its layers compiled, for which it needs a C++ compiler."""
 
-from bench.contenders.load import read
 from bench.contenders.vllm import main
+from bench.contenders.workload import parse_workload
 
 if __name__ == "__main__":
-    main(read(), compiled=True)
+    main(parse_workload(), compiled=True)

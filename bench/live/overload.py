@@ -1,6 +1,6 @@
 """B3 on a running system: more is asked for than the workers can serve, over two gateways.
 
-What is on time, goodput and waste are as in the simulator (`bench/simulation/overload.py`). The
+What is on time, goodput and waste are as in the simulator (`bench/simulation/scenarios/overload.py`). The
 peak is the most that this system served on time at any level; beside it what FCFS reaches in the
 simulator, where it knows how long each output will be.
 """
@@ -11,27 +11,28 @@ from dataclasses import replace
 from math import ceil, inf
 from random import Random
 
-from bench import results
-from bench.live.plant import Shape, running, stepped
-from bench.live.setting import (
+from bench import reporting
+from bench.live.cluster import ClusterShape, engine_options, run_cluster
+from bench.live.shared_setting import (
     GATEWAYS,
     PROCESSES,
     TRACES,
     WORKER,
     WORKERS,
-    described,
-    simulated,
+    describe_setting,
+    run_simulated,
 )
 from bench.live.traffic import Traffic
-from bench.results import Figure, Run
-from bench.simulation import measures, overload
+from bench.reporting import Figure, Run
+from bench.simulation import measures
 from bench.simulation.baselines import Fcfs
-from bench.simulation.loads import Load
-from bench.simulation.overload import BURST, CALM, JUDGED, Replay
-from bench.simulation.request import Asked
 from bench.simulation.runs import Outcome
 from bench.simulation.scenario import Setting
-from bench.simulation.systems import behind
+from bench.simulation.scenarios import overload
+from bench.simulation.scenarios.overload import BURST, CALM, JUDGED, Replay
+from bench.simulation.systems import with_policy
+from bench.simulation.workloads import Workload
+from simulation.request import RequestSpec
 
 DRAIN_SECONDS = 40.0
 BURST_BEGINS, BURST_ENDS = 1 / 3, 1 / 2  # of the time
@@ -43,8 +44,8 @@ def measure(
     name: str, trace: str, replay: Replay, levels: Sequence[float], seeds: int, seconds: float
 ) -> None:
     """At each level (times the capacity) with each seed on a fresh system, and publish."""
-    found = [asyncio.run(_levels(trace, replay, levels, s, seconds)) for s in range(seeds)]
-    results.publish(name, described(seconds), _figures(levels), found)
+    found = [asyncio.run(_measure_levels(trace, replay, levels, s, seconds)) for s in range(seeds)]
+    reporting.publish(name, describe_setting(seconds), _figures(levels), found)
 
 
 def measure_burst(seeds: int, seconds: float) -> None:
@@ -54,8 +55,8 @@ def measure_burst(seeds: int, seconds: float) -> None:
         Figure("recovered_s", "seconds until it is as before", "≤ 10"),
         Figure("simulated_recovered_s", "as simulated"),
     )
-    found = [asyncio.run(_burst(seed, seconds)) for seed in range(seeds)]
-    results.publish("live-b3-burst", described(seconds), figures, found)
+    found = [asyncio.run(_measure_burst(seed, seconds)) for seed in range(seeds)]
+    reporting.publish("live-b3-burst", describe_setting(seconds), figures, found)
 
 
 def _figures(levels: Sequence[float]) -> tuple[Figure, ...]:
@@ -77,7 +78,7 @@ def _figures(levels: Sequence[float]) -> tuple[Figure, ...]:
     )
 
 
-async def _levels(
+async def _measure_levels(
     trace: str, replay: Replay, levels: Sequence[float], seed: int, seconds: float
 ) -> Run:
     rows = overload.sizes(SETTING, trace)
@@ -86,25 +87,25 @@ async def _levels(
     cores: dict[str, float] = {}
     for level in levels:
         asked = replay(rows, level * whole, seconds, Random(seed))
-        loads[level] = Load(_over_gateways(overload.in_time(asked)), seconds)
-        outcomes[level], used = await _live(loads[level])
+        loads[level] = Workload(_over_gateways(overload.in_time(asked)), seconds)
+        outcomes[level], used = await _run_live(loads[level])
         cores = used if level == JUDGED else cores
     goodputs = {level: overload.goodput(found, seconds) for level, found in outcomes.items()}
-    modelled = (simulated(load, DRAIN_SECONDS, behind(Fcfs)) for load in loads.values())
+    modelled = (run_simulated(load, DRAIN_SECONDS, with_policy(Fcfs)) for load in loads.values())
     fcfs = max(overload.goodput(outcome, seconds) for outcome in modelled)
     return {
         "requests_per_second": whole,
         **{f"goodput_{level:g}": got / max(goodputs.values()) for level, got in goodputs.items()},
         "over_fcfs": goodputs[JUDGED] / fcfs,
-        "simulated_on_time": _on_time(simulated(loads[JUDGED], DRAIN_SECONDS)),
-        **_judged(outcomes[JUDGED]),
+        "simulated_on_time": _on_time(run_simulated(loads[JUDGED], DRAIN_SECONDS)),
+        **_judge(outcomes[JUDGED]),
         **{f"cores_{name}": cores[name] for name in PROCESSES},
     }
 
 
-def _judged(outcome: Outcome) -> dict[str, float]:
+def _judge(outcome: Outcome) -> dict[str, float]:
     refusals = [
-        1000 * (fate.ended - fate.asked.at)
+        1000 * (fate.ended - fate.spec.at)
         for fate in outcome.fates
         if fate.refused and fate.ended is not None
     ]
@@ -126,18 +127,18 @@ def _percentile(values: list[float], q: float) -> float:
     return sorted(values)[ceil(q * len(values)) - 1] if values else inf
 
 
-async def _burst(seed: int, seconds: float) -> Run:
+async def _measure_burst(seed: int, seconds: float) -> Run:
     rows = overload.sizes(SETTING, overload.ARENA)
     whole, random = overload.whole_capacity(SETTING, rows), Random(seed)
     begins, ends = BURST_BEGINS * seconds, BURST_ENDS * seconds
-    asked: list[Asked] = []
+    asked: list[RequestSpec] = []
     for start, end, level in ((0.0, begins, CALM), (begins, ends, BURST), (ends, seconds, CALM)):
         arrivals = overload.at_random(rows, level * whole, end - start, random)
         asked += [replace(each, at=each.at + start) for each in overload.in_time(arrivals)]
-    load = Load(_over_gateways(asked), seconds)
-    outcome, _ = await _live(load)
-    before = [fate for fate in outcome.fates if fate.asked.at < begins]
-    expected = simulated(load, DRAIN_SECONDS)
+    load = Workload(_over_gateways(asked), seconds)
+    outcome, _ = await _run_live(load)
+    before = [fate for fate in outcome.fates if fate.spec.at < begins]
+    expected = run_simulated(load, DRAIN_SECONDS)
     return {
         "before_p99_ms": 1000 * measures.first_token_percentile(before, 0.99),
         "recovered_s": overload.recovered(outcome, begins, ends, seconds),
@@ -145,20 +146,20 @@ async def _burst(seed: int, seconds: float) -> Run:
     }
 
 
-def _over_gateways(asked: Sequence[Asked]) -> list[Asked]:
+def _over_gateways(asked: Sequence[RequestSpec]) -> list[RequestSpec]:
     """By turns."""
     return [replace(each, gateway=number % GATEWAYS) for number, each in enumerate(asked)]
 
 
-async def _live(load: Load) -> tuple[Outcome, dict[str, float]]:
-    shape = Shape(
+async def _run_live(load: Workload) -> tuple[Outcome, dict[str, float]]:
+    shape = ClusterShape(
         {"all": 1.0},
-        stepped(WORKER),
+        engine_options(WORKER),
         WORKERS,
         GATEWAYS,
         goal_ms=1000 * overload.GOAL_SECONDS,
         deadline_seconds=overload.DEADLINE_SECONDS,
     )
-    async with running(shape) as plant:
+    async with run_cluster(shape) as plant:
         traffic = Traffic(plant, {"all": 4})
         return await traffic.run(load, DRAIN_SECONDS), traffic.cores

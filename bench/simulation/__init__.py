@@ -8,7 +8,7 @@ engine       continuous batching, chunked prefill, KV, priorities
 prefixes     a worker's prefix cache
 worker       the real `Credit`: pulls, attempts, beats
 pool         the WORK stream
-leader       the real `Books`
+leader       the real `ModelState`
 gateway      the real admission
 delays       what lies between them
 baselines    FCFS, VTC, EDF, early rejection, fairness per replica

@@ -12,30 +12,29 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from bench.simulation.request import Fate
-from dispatcher.fair_queue import OUTPUT_WEIGHT
-from dispatcher.pace import Pace
+from dispatcher.estimate.service_rate import ServiceRate
+from dispatcher.queueing.fair_queue import OUTPUT_WEIGHT
+from simulation.request import SimulatedRequest
 
-MARGIN = (
-    0.65  # of a goal that an estimated wait may take: of 0.5, 0.65, 0.8 and 1 the best at overload
-)
+# Of a goal that an estimated wait may take: of 0.5, 0.65, 0.8 and 1 the best at overload
+MARGIN = 0.65
 
 
 class Policy(Protocol):
     """Who is next. The owner removes from the head alone; times are seconds."""
 
-    def admits(self, fate: Fate) -> bool:
+    def admits(self, fate: SimulatedRequest) -> bool:
         """Whether to take it in at all."""
 
-    def push(self, fate: Fate) -> None: ...
+    def push(self, fate: SimulatedRequest) -> None: ...
 
-    def head(self) -> Fate | None:
+    def head(self) -> SimulatedRequest | None:
         """Who is next, and stays."""
 
-    def pop(self) -> Fate:
+    def pop(self) -> SimulatedRequest:
         """Take out the head: it begins."""
 
-    def progress(self, fate: Fate, generated: int) -> None:
+    def progress(self, fate: SimulatedRequest, generated: int) -> None:
         """So many tokens have been generated for a request that has begun."""
 
     def tick(self, now: float) -> None:
@@ -46,21 +45,21 @@ class Fcfs:
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Fate] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
 
-    def admits(self, fate: Fate) -> bool:
+    def admits(self, fate: SimulatedRequest) -> bool:
         return True
 
-    def push(self, fate: Fate) -> None:
+    def push(self, fate: SimulatedRequest) -> None:
         self._waiting.append(fate)
 
-    def head(self) -> Fate | None:
+    def head(self) -> SimulatedRequest | None:
         return self._waiting[0] if self._waiting else None
 
-    def pop(self) -> Fate:
+    def pop(self) -> SimulatedRequest:
         return self._waiting.popleft()
 
-    def progress(self, fate: Fate, generated: int) -> None:
+    def progress(self, fate: SimulatedRequest, generated: int) -> None:
         pass
 
     def tick(self, now: float) -> None:
@@ -71,18 +70,18 @@ class Edf(Fcfs):
     """Earliest deadline first; a goal is a deadline, too."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Fate]] = []
+        self._heap: list[tuple[float, int, SimulatedRequest]] = []
         self._order = itertools.count()
 
-    def push(self, fate: Fate) -> None:
-        goal = fate.asked.goal_seconds
-        due = fate.deadline if goal is None else min(fate.deadline, fate.asked.at + goal)
+    def push(self, fate: SimulatedRequest) -> None:
+        goal = fate.spec.goal_seconds
+        due = fate.deadline if goal is None else min(fate.deadline, fate.spec.at + goal)
         heapq.heappush(self._heap, (due, next(self._order), fate))
 
-    def head(self) -> Fate | None:
+    def head(self) -> SimulatedRequest | None:
         return self._heap[0][2] if self._heap else None
 
-    def pop(self) -> Fate:
+    def pop(self) -> SimulatedRequest:
         return heapq.heappop(self._heap)[2]
 
 
@@ -91,27 +90,27 @@ class EarlyReject(Fcfs):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pace = Pace()
+        self._pace = ServiceRate()
         self._tokens = 0  # reserved by those that wait
 
-    def admits(self, fate: Fate) -> bool:
-        wait = self._pace.wait_seconds(self._tokens)
-        asked = fate.asked
+    def admits(self, fate: SimulatedRequest) -> bool:
+        wait = self._pace.estimate_wait(self._tokens)
+        asked = fate.spec
         goal = asked.goal_seconds or asked.deadline_seconds
         return wait is None or wait <= MARGIN * min(goal, asked.deadline_seconds)
 
-    def push(self, fate: Fate) -> None:
+    def push(self, fate: SimulatedRequest) -> None:
         super().push(fate)
-        self._tokens += fate.asked.cost
+        self._tokens += fate.spec.cost
 
-    def pop(self) -> Fate:
+    def pop(self) -> SimulatedRequest:
         fate = super().pop()
-        self._tokens -= fate.asked.cost
+        self._tokens -= fate.spec.cost
         return fate
 
-    def progress(self, fate: Fate, generated: int) -> None:
+    def progress(self, fate: SimulatedRequest, generated: int) -> None:
         if fate.is_over:
-            self._pace.release(fate.asked.cost)
+            self._pace.record_freed(fate.spec.cost)
 
     def tick(self, now: float) -> None:
         self._pace.tick(now, backlogged=bool(self._waiting))
@@ -123,12 +122,12 @@ class Vtc(Fcfs):
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = weights or {}
         self._counters: dict[str, float] = {}
-        self._lanes: dict[str, deque[Fate]] = {}
+        self._lanes: dict[str, deque[SimulatedRequest]] = {}
         self._charged: dict[str, int] = {}  # generated tokens, by request
         self._last_left = ""
 
-    def push(self, fate: Fate) -> None:
-        tenant = fate.asked.tenant
+    def push(self, fate: SimulatedRequest) -> None:
+        tenant = fate.spec.tenant
         if tenant not in self._lanes:
             self._lift(tenant)
             self._lanes[tenant] = deque()
@@ -140,27 +139,27 @@ class Vtc(Fcfs):
         least = min(waiting) if waiting else self._counters.get(self._last_left, 0.0)
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
 
-    def head(self) -> Fate | None:
+    def head(self) -> SimulatedRequest | None:
         if not self._lanes:
             return None
         return self._lanes[min(self._lanes, key=self._counters.__getitem__)][0]
 
-    def pop(self) -> Fate:
+    def pop(self) -> SimulatedRequest:
         fate = self.head()
         assert fate is not None
-        tenant = fate.asked.tenant
+        tenant = fate.spec.tenant
         self._lanes[tenant].popleft()
         if not self._lanes[tenant]:
             del self._lanes[tenant]
             self._last_left = tenant
-        self._charge(tenant, fate.asked.prompt_tokens)
+        self._charge(tenant, fate.spec.prompt_tokens)
         self._charged[fate.request_id] = 0
         return fate
 
-    def progress(self, fate: Fate, generated: int) -> None:
+    def progress(self, fate: SimulatedRequest, generated: int) -> None:
         more = generated - self._charged[fate.request_id]
         self._charged[fate.request_id] = generated
-        self._charge(fate.asked.tenant, OUTPUT_WEIGHT * more)
+        self._charge(fate.spec.tenant, OUTPUT_WEIGHT * more)
 
     def _charge(self, tenant: str, tokens: float) -> None:
         self._counters[tenant] += tokens / self._weights.get(tenant, 1.0)
@@ -173,19 +172,19 @@ class Replicas(Fcfs):
         self._queues = deque(Vtc(weights) for _ in range(replicas))
         self._by_gateway = list(self._queues)
 
-    def push(self, fate: Fate) -> None:
-        self._by_gateway[fate.asked.gateway].push(fate)
+    def push(self, fate: SimulatedRequest) -> None:
+        self._by_gateway[fate.spec.gateway].push(fate)
 
-    def head(self) -> Fate | None:
+    def head(self) -> SimulatedRequest | None:
         heads = (queue.head() for queue in self._queues)
         return next((head for head in heads if head), None)
 
-    def pop(self) -> Fate:
+    def pop(self) -> SimulatedRequest:
         while not self._queues[0].head():
             self._queues.rotate(-1)
         fate = self._queues[0].pop()
         self._queues.rotate(-1)
         return fate
 
-    def progress(self, fate: Fate, generated: int) -> None:
-        self._by_gateway[fate.asked.gateway].progress(fate, generated)
+    def progress(self, fate: SimulatedRequest, generated: int) -> None:
+        self._by_gateway[fate.spec.gateway].progress(fate, generated)

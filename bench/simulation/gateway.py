@@ -1,34 +1,34 @@
 """A gateway on the virtual clock: the real admission, with what it heard last of the queue."""
 
-from bench.simulation.clock import Clock
-from bench.simulation.request import Asked, Fate
-from gateway.waits import Waits, Wish
+from bench.simulation.virtual_clock import VirtualClock
+from gateway.admission.load_shedding import LatencyTarget, LoadShedder
+from simulation.request import RequestSpec, SimulatedRequest
 from streams.errors import Refused
 from streams.messages import Pressure
 
 
-class Gateway:
+class SimulatedGateway:
     """Lets requests in, or refuses them."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self._waits = Waits()
+        self._waits = LoadShedder()
 
-    def hear(self, pressure: Pressure) -> None:
-        self._waits.hear(pressure, self._clock.now)
+    def receive_pressure(self, pressure: Pressure) -> None:
+        self._waits.update(pressure, self._clock.now)
 
-    def admits(self, fate: Fate) -> bool:
+    def try_admit(self, fate: SimulatedRequest) -> bool:
         """Notes the code of a refusal, or the wait that is told to the dispatcher."""
         try:
-            fate.told_wait = self._waits.admit(_wish(fate.asked), self._clock.now)
+            fate.estimated_wait = self._waits.admit(_wish(fate.spec), self._clock.now)
         except Refused as refusal:
             fate.code = refusal.code
             return False
         return True
 
 
-def _wish(asked: Asked) -> Wish:
-    return Wish(
+def _wish(asked: RequestSpec) -> LatencyTarget:
+    return LatencyTarget(
         asked.tenant,
         asked.priority,
         asked.prompt_tokens,

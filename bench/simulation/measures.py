@@ -8,8 +8,9 @@ from its first token to its last, and looked at 100 times while requests come in
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
 
-from bench.simulation.request import Fate
 from bench.simulation.runs import Outcome
+from dispatcher.queueing.fair_queue import service_tokens
+from simulation.request import RequestSpec, SimulatedRequest
 
 LOOKS = 100
 WINDOW_SECONDS = 60.0
@@ -17,13 +18,18 @@ WINDOW_SECONDS = 60.0
 Piece = tuple[float, float, float]  # from, to, service
 
 
-def _pieces(fates: Iterable[Fate]) -> dict[str, list[Piece]]:
+def service_of(asked: RequestSpec) -> int:
+    """Virtual tokens that a request takes when it runs to its end."""
+    return service_tokens(asked.prompt_tokens, asked.output_tokens)
+
+
+def _pieces(fates: Iterable[SimulatedRequest]) -> dict[str, list[Piece]]:
     """The service of completed requests, by tenant."""
     pieces: dict[str, list[Piece]] = {}
     for fate in fates:
-        own = pieces.setdefault(fate.asked.tenant, [])
+        own = pieces.setdefault(fate.spec.tenant, [])
         if fate.completed and fate.first is not None and fate.ended is not None:
-            own.append((fate.first, fate.ended, fate.asked.service))
+            own.append((fate.first, fate.ended, service_of(fate.spec)))
     return pieces
 
 
@@ -38,12 +44,14 @@ def _looks(seconds: float) -> list[float]:
     return [seconds * number / LOOKS for number in range(LOOKS)]
 
 
-def service_by_tenant(fates: Iterable[Fate], start: float, end: float) -> dict[str, float]:
+def service_by_tenant(
+    fates: Iterable[SimulatedRequest], start: float, end: float
+) -> dict[str, float]:
     """Virtual tokens that each tenant got between two times."""
     return {tenant: _within(own, start, end) for tenant, own in _pieces(fates).items()}
 
 
-def accumulated_gap(fates: Sequence[Fate], seconds: float) -> float:
+def accumulated_gap(fates: Sequence[SimulatedRequest], seconds: float) -> float:
     """The largest difference between two tenants' service since the start, at any time."""
     pieces = _pieces(fates).values()
     worst = 0.0
@@ -53,14 +61,14 @@ def accumulated_gap(fates: Sequence[Fate], seconds: float) -> float:
     return worst
 
 
-def service_differences(fates: Sequence[Fate], seconds: float) -> list[float]:
+def service_differences(fates: Sequence[SimulatedRequest], seconds: float) -> list[float]:
     """Per look, the sum over tenants of how much less they got per second than they might have.
 
     Within a window around the look: the most that any tenant got less their own service, but at
     most by how much that differs from what they asked for.
     """
     pieces = _pieces(fates)
-    asked = [(fate.asked.at, fate.asked.tenant, fate.asked.service) for fate in fates]
+    asked = [(fate.spec.at, fate.spec.tenant, service_of(fate.spec)) for fate in fates]
     differences = []
     for look in _looks(seconds):
         start, end = look - WINDOW_SECONDS / 2, look + WINDOW_SECONDS / 2
@@ -75,7 +83,7 @@ def service_differences(fates: Sequence[Fate], seconds: float) -> list[float]:
     return differences
 
 
-def first_token_percentile(fates: Iterable[Fate], q: float) -> float:
+def first_token_percentile(fates: Iterable[SimulatedRequest], q: float) -> float:
     """Of the accepted; one that never had a first token waited for ever."""
     ttfts = [inf if fate.ttft is None else fate.ttft for fate in fates if fate.accepted is not None]
     if not ttfts:
@@ -84,7 +92,7 @@ def first_token_percentile(fates: Iterable[Fate], q: float) -> float:
     return ttfts[min(len(ttfts) - 1, ceil(q * len(ttfts)) - 1)]
 
 
-def share(fates: Sequence[Fate], of: Callable[[Fate], bool]) -> float:
+def share(fates: Sequence[SimulatedRequest], of: Callable[[SimulatedRequest], bool]) -> float:
     """The share of requests for which `of` holds; 0 of none."""
     return sum(map(of, fates)) / len(fates) if fates else 0.0
 
@@ -92,7 +100,7 @@ def share(fates: Sequence[Fate], of: Callable[[Fate], bool]) -> float:
 def tokens_per_second(outcome: Outcome) -> float:
     """Prompt and output tokens of completed requests over the whole run, its drain included."""
     whole = sum(
-        fate.asked.prompt_tokens + fate.asked.output_tokens
+        fate.spec.prompt_tokens + fate.spec.output_tokens
         for fate in outcome.fates
         if fate.completed
     )

@@ -11,7 +11,7 @@ from statistics import median
 
 from rich.table import Table
 
-from bench import machine
+from bench import machine_info
 from bench.simulation.scenario import Figure, Scenario, Setting, Values
 
 OURS = "millstream"
@@ -28,13 +28,13 @@ class Measured:
     def systems(self) -> list[str]:
         return list(dict.fromkeys(name for values in self.seeds for name in values))
 
-    def of(self, system: str, figure: Figure) -> list[float]:
+    def values_of(self, system: str, figure: Figure) -> list[float]:
         """The values of a figure, of the seeds that have one."""
         rows = (values.get(system, {}) for values in self.seeds)
         return [row[figure.key] for row in rows if figure.key in row]
 
 
-class Report:
+class SimulationReport:
     """Collects what was measured, and writes it with the machine, the date and the command."""
 
     def __init__(self, arguments: Sequence[str], setting: Setting) -> None:
@@ -51,7 +51,7 @@ class Report:
             "name": "simulation",
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join(["python -m bench.simulate", *self._arguments]),
-            "machine": machine.describe(),
+            "machine": machine_info.describe_machine(),
             "took_seconds": round(time.perf_counter() - self._began, 1),
             "worker": asdict(self._setting.worker),
             "scenarios": {each.scenario.name: _content(each) for each in self.measured},
@@ -77,7 +77,7 @@ def _summary(
     figures = measured.scenario.figures
     return {
         system: _plain(
-            {f.key: of(f, values) for f in figures if (values := measured.of(system, f))}
+            {f.key: of(f, values) for f in figures if (values := measured.values_of(system, f))}
         )
         for system in measured.systems
     }
@@ -98,8 +98,10 @@ def table(measured: Measured) -> Table:
     grid.add_column("goal", no_wrap=True)
     grid.add_column("elsewhere")
     for figure in scenario.figures:
-        cells = [_cell(figure, measured.of(name, figure)) for name in measured.systems]
-        grid.add_row(figure.words, *cells, _goal(figure, measured.of(OURS, figure)), figure.known)
+        cells = [_cell(figure, measured.values_of(name, figure)) for name in measured.systems]
+        grid.add_row(
+            figure.words, *cells, _goal(figure, measured.values_of(OURS, figure)), figure.known
+        )
     return grid
 
 

@@ -6,13 +6,13 @@ from functools import cache, partial
 from math import inf
 
 from bench.simulation.baselines import Fcfs
-from bench.simulation.clock import Clock
-from bench.simulation.engine import Engine
-from bench.simulation.loads import Load
-from bench.simulation.request import Asked, Fate
-from bench.simulation.step_model import StepModel
-from bench.simulation.systems import Build, Plant, System, behind
-from dispatcher.fair_queue import service
+from bench.simulation.systems import Build, SimulatedCluster, System, with_policy
+from bench.simulation.virtual_clock import VirtualClock
+from bench.simulation.workloads import Workload
+from dispatcher.queueing.fair_queue import service_tokens
+from simulation.engine import SimulatedEngine
+from simulation.request import RequestSpec, SimulatedRequest
+from simulation.step_model import StepModel
 
 SETTLING_SECONDS = 1.0  # for which a system has been there when its load begins
 RETRY_SECONDS = 1.0  # after which a client asks again that was refused
@@ -22,19 +22,19 @@ RETRY_SECONDS = 1.0  # after which a client asks again that was refused
 class Outcome:
     """What came of a run."""
 
-    fates: Sequence[Fate]
-    engines: Sequence[Engine]
+    fates: Sequence[SimulatedRequest]
+    engines: Sequence[SimulatedEngine]
     served: float  # virtual tokens per second while the load went on
     ended: float  # when the run was over
     events: int
 
 
-class Run:
+class SimulationRun:
     """Owns the clock, the load's position, and the fates."""
 
-    def __init__(self, build: Build, plant: Plant, load: Load) -> None:
-        self._clock, self._load = Clock(-SETTLING_SECONDS), load
-        self._fates: list[Fate] = []
+    def __init__(self, build: Build, plant: SimulatedCluster, load: Workload) -> None:
+        self._clock, self._load = VirtualClock(-SETTLING_SECONDS), load
+        self._fates: list[SimulatedRequest] = []
         self._open = 0
         self._next = 0
         self._served: float | None = None  # until the load is over
@@ -42,7 +42,7 @@ class Run:
 
     def run(self, drain_seconds: float) -> Outcome:
         """Until all that are awaited have ended, at most `drain_seconds` after the load."""
-        self._clock.at(self._load.seconds, self._look)
+        self._clock.call_at(self._load.seconds, self._look)
         self._arrive()
         self._clock.run(self._load.seconds + drain_seconds, self._is_over)
         assert self._served is not None, "the load is not over"
@@ -56,7 +56,7 @@ class Run:
 
     def _look(self) -> None:
         engines = self._system.engines
-        whole = sum(service(each.prompt_tokens, each.generated_tokens) for each in engines)
+        whole = sum(service_tokens(each.prompt_tokens, each.generated_tokens) for each in engines)
         self._served = whole / self._load.seconds
 
     def _is_over(self) -> bool:
@@ -66,7 +66,7 @@ class Run:
     def _arrive(self) -> None:
         """Only the next arrival lies on the clock."""
         if self._next < len(self._load.asked):
-            self._clock.at(self._load.asked[self._next].at, self._arrived)
+            self._clock.call_at(self._load.asked[self._next].at, self._arrived)
 
     def _arrived(self) -> None:
         asked = self._load.asked[self._next]
@@ -74,21 +74,23 @@ class Run:
         self._submit(asked)
         self._arrive()
 
-    def _submit(self, asked: Asked) -> None:
+    def _submit(self, asked: RequestSpec) -> None:
         self._open += self._load.awaited(asked)
         self._fates.append(self._system.submit(asked))
 
-    def _ended(self, fate: Fate) -> None:
-        self._open -= self._load.awaited(fate.asked)
-        if fate.asked.repeats:
+    def _ended(self, fate: SimulatedRequest) -> None:
+        self._open -= self._load.awaited(fate.spec)
+        if fate.spec.repeats:
             again = self._clock.now + (RETRY_SECONDS if fate.refused else 0.0)
             if again < self._load.seconds:
-                self._clock.at(again, partial(self._submit, replace(fate.asked, at=again)))
+                self._clock.call_at(again, partial(self._submit, replace(fate.spec, at=again)))
 
 
 @cache
-def capacity(worker: StepModel, sizes: tuple[Asked, ...]) -> float:
+def capacity(worker: StepModel, sizes: tuple[RequestSpec, ...]) -> float:
     """Requests per second that a worker completes while many of these lengths wait."""
     asked = [replace(each, at=0.0) for each in sizes]
-    outcome = Run(behind(Fcfs), Plant((worker,)), Load(asked, 0.1)).run(inf)
+    outcome = SimulationRun(
+        with_policy(Fcfs), SimulatedCluster((worker,)), Workload(asked, 0.1)
+    ).run(inf)
     return len(asked) / outcome.ended

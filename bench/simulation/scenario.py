@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.simulation.step_model import StepModel
+from simulation.step_model import StepModel
 
 Better = Literal["lower", "higher"]
 

@@ -58,7 +58,7 @@ from millstream_client.records import (
     Timing,
     Usage,
 )
-from millstream_client.request import Stream
+from millstream_client.request_handle import Stream
 
 __all__ = [
     "AdapterFailed",

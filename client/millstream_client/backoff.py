@@ -12,12 +12,12 @@ from random import random
 class Backoff:
     """Waits of up to `first`, then twice that, and so on, but never over `most` (seconds)."""
 
-    first: float
-    most: float
+    initial: float
+    maximum: float
     draw: Callable[[], float] = random
 
-    def seconds(self, failures: int) -> float:
+    def delay(self, failures: int) -> float:
         """The wait after so many failures in a row; none after none."""
         if not failures:
             return 0.0
-        return self.draw() * min(self.most, self.first * 2.0 ** min(failures - 1, 32))
+        return self.draw() * min(self.maximum, self.initial * 2.0 ** min(failures - 1, 32))

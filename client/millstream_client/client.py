@@ -7,10 +7,10 @@ from typing import Any, Self, Unpack
 from uuid import uuid4
 
 from millstream_client import records
-from millstream_client.dialer import Dialer
-from millstream_client.options import Common, Generation, Inputs
+from millstream_client.connector import Connector
 from millstream_client.records import Classifications, Embeddings, Result
-from millstream_client.request import Request, Stream
+from millstream_client.request_handle import RequestHandle, Stream
+from millstream_client.request_params import CommonParams, GenerationParams, Inputs
 from millstream_client.session import Session
 
 PATIENCE_SECONDS = 30.0
@@ -36,11 +36,11 @@ class Client:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         urls = [gateways] if isinstance(gateways, str) else gateways
-        self._dialer, self._patience = Dialer(urls, api_key), patience
+        self._connector, self._patience = Connector(urls, api_key), patience
         self._session: Session | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = Session(self._dialer, self._patience)
+        self._session = Session(self._connector, self._patience)
         return self
 
     async def __aexit__(
@@ -68,7 +68,7 @@ class Client:
         prompt: str | Sequence[int] | None = None,
         messages: Sequence[Mapping[str, Any]] | None = None,
         deadline: float | None = None,
-        **options: Unpack[Generation],
+        **options: Unpack[GenerationParams],
     ) -> Stream:
         """Continue a prompt (text or token ids), or answer a chat.
 
@@ -77,8 +77,8 @@ class Client:
         """
         given = {"prompt": prompt, "messages": messages}
         said = {name: value for name, value in given.items() if value is not None}
-        ask = _ask("generate", model, deadline, {**said, **options})
-        return Stream(self._entered(), ask, deadline)
+        ask = _make_request_frame("generate", model, deadline, {**said, **options})
+        return Stream(self._require_session(), ask, deadline)
 
     async def embed(
         self,
@@ -87,12 +87,12 @@ class Client:
         input: Inputs,
         dimensions: int | None = None,
         deadline: float | None = None,
-        **options: Unpack[Common],
+        **options: Unpack[CommonParams],
     ) -> Embeddings:
         """A vector for each input, each a text or token ids; only its first `dimensions`."""
         cut = {} if dimensions is None else {"dimensions": dimensions}
         said = {"input": input, **cut, **options}
-        return records.embeddings(await self._result("embed", model, deadline, said))
+        return records.parse_embeddings(await self._run_unary("embed", model, deadline, said))
 
     async def classify(
         self,
@@ -100,27 +100,33 @@ class Client:
         model: str,
         input: Inputs,
         deadline: float | None = None,
-        **options: Unpack[Common],
+        **options: Unpack[CommonParams],
     ) -> Classifications:
         """A label for each input, each a text or token ids, with what speaks for every label."""
         said = {"input": input, **options}
-        return records.classifications(await self._result("classify", model, deadline, said))
+        return records.parse_classifications(
+            await self._run_unary("classify", model, deadline, said)
+        )
 
-    async def _result(
+    async def _run_unary(
         self, kind: str, model: str, deadline: float | None, said: Mapping[str, Any]
     ) -> Result:
-        async with Request(self._entered(), _ask(kind, model, deadline, said), deadline) as request:
+        async with RequestHandle(
+            self._require_session(), _make_request_frame(kind, model, deadline, said), deadline
+        ) as request:
             outcome = await request.outcome()
         assert isinstance(outcome, Result)  # what is cancelled raises
         return outcome
 
-    def _entered(self) -> Session:
+    def _require_session(self) -> Session:
         if self._session is None:
             raise RuntimeError("enter the client first: `async with Client(...) as client`")
         return self._session
 
 
-def _ask(kind: str, model: str, deadline: float | None, said: Mapping[str, Any]) -> dict[str, Any]:
+def _make_request_frame(
+    kind: str, model: str, deadline: float | None, said: Mapping[str, Any]
+) -> dict[str, Any]:
     """The opening frame. It is the same however often it is sent: so its key stands for it."""
     within = {} if deadline is None else {"deadline_ms": max(1, ceil(deadline * 1000))}
     return {"type": kind, "model": model, "idempotency_key": uuid4().hex, **within, **said}

@@ -14,7 +14,7 @@
         ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost, WorkLost
         └── UpstreamRefused, UpstreamFailed
 
-`code` is the one on the wire (docs/websocket.md).
+`code` is the one on the wire (docs/websocket.md). Pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -239,13 +239,13 @@ class UpstreamFailed(Ended):
     code = "upstream_failed"
 
 
-def _all(root: type[MillstreamError]) -> Iterator[type[MillstreamError]]:
+def _all_subclasses(root: type[MillstreamError]) -> Iterator[type[MillstreamError]]:
     yield root
     for each in root.__subclasses__():
-        yield from _all(each)
+        yield from _all_subclasses(each)
 
 
-BY_CODE = {each.code: each for each in reversed([*_all(MillstreamError)])}
+BY_CODE = {each.code: each for each in reversed([*_all_subclasses(MillstreamError)])}
 
 
 def error_of(facts: Mapping[str, Any]) -> MillstreamError:

@@ -1,6 +1,6 @@
 """What requests are answered with: frozen records of the gateway's frames.
 
-Frames may have fields that this version does not know: they are passed over.
+Frames may have fields that this version does not know: they are passed over. Pure.
 """
 
 from collections.abc import Mapping
@@ -118,36 +118,40 @@ Frame = Mapping[str, Any]
 R = TypeVar("R", Started, Usage, Timing, Classification)
 
 
-def known(record: type[R], frame: Frame) -> R:
+def build_record(record: type[R], frame: Frame) -> R:
     """The record that `frame` holds, among other things."""
     return record(**{f.name: frame[f.name] for f in fields(record) if f.name in frame})
 
 
-def chunk(frame: Frame) -> Chunk:
+def parse_chunk(frame: Frame) -> Chunk:
     logprobs = frame.get("logprobs")
-    found = None if logprobs is None else tuple(map(_logprob, logprobs))
+    found = None if logprobs is None else tuple(map(_parse_logprob, logprobs))
     return Chunk(frame["index"], frame["count"], frame["text"], found)
 
 
-def done(frame: Frame) -> Done:
+def parse_done(frame: Frame) -> Done:
     return Done(
-        frame["finish_reason"], known(Usage, frame["usage"]), known(Timing, frame["timing"])
+        frame["finish_reason"],
+        build_record(Usage, frame["usage"]),
+        build_record(Timing, frame["timing"]),
     )
 
 
-def result(frame: Frame) -> Result:
-    return Result(frame["data"], known(Usage, frame["usage"]), known(Timing, frame["timing"]))
+def parse_result(frame: Frame) -> Result:
+    return Result(
+        frame["data"], build_record(Usage, frame["usage"]), build_record(Timing, frame["timing"])
+    )
 
 
-def embeddings(found: Result) -> Embeddings:
+def parse_embeddings(found: Result) -> Embeddings:
     return Embeddings([item["embedding"] for item in found.data], found.usage, found.timing)
 
 
-def classifications(found: Result) -> Classifications:
-    items = [known(Classification, item) for item in found.data]
+def parse_classifications(found: Result) -> Classifications:
+    items = [build_record(Classification, item) for item in found.data]
     return Classifications(items, found.usage, found.timing)
 
 
-def _logprob(entry: Frame) -> Logprob:
+def _parse_logprob(entry: Frame) -> Logprob:
     top = tuple(Alternative(*each) for each in entry["top"])
     return Logprob(entry["token"], entry["text"], entry["logprob"], top)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pydantic import validate_call
 
-from gpu_worker.engine import Engine
 from gpu_worker.engines import openmp
+from gpu_worker.engines.engine import Engine
 
 ENGINES = {
     "mock": ("gpu_worker.engines.mock", "MockEngine.load"),
-    "transformers": ("gpu_worker.engines.paged.loading", "load"),
+    "transformers": ("gpu_worker.engines.paged.engine_loader", "load"),
     "remote": ("gpu_worker.engines.remote.engine", "RemoteEngine.load"),
     "embed": ("gpu_worker.engines.unary.embed", "EmbedEngine.load"),
     "classify": ("gpu_worker.engines.unary.classify", "ClassifyEngine.load"),
@@ -21,24 +21,24 @@ ENGINES = {
 
 def free_memory() -> tuple[int, float]:
     """The bytes that are free on the device, and the part of them that one worker may fill."""
-    openmp.choose()
-    memory = import_module("gpu_worker.engines.memory")
+    openmp.load_runtime()
+    memory = import_module("gpu_worker.engines.device_memory")
     device = memory.default_device()
     return memory.free_bytes(device), memory.SHARES[device.type]
 
 
-def growth(directory: Path) -> float:
+def loaded_size_ratio(directory: Path) -> float:
     """How many times the size of its files a model's weights have once they are loaded."""
-    openmp.choose()
-    device = import_module("gpu_worker.engines.memory").default_device()
-    return float(import_module("gpu_worker.engines.precision").growth(directory, device))
+    openmp.load_runtime()
+    device = import_module("gpu_worker.engines.device_memory").default_device()
+    return float(import_module("gpu_worker.engines.precision").loaded_size_ratio(directory, device))
 
 
 def build(engine: str, directory: Path | None, options: Mapping[str, object]) -> Engine:
     """Load an engine, warm. Raises ValueError for an unknown engine or option, naming it."""
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}")
-    openmp.choose()
+    openmp.load_runtime()
     module, name = ENGINES[engine]
     load: Callable[..., Engine] = attrgetter(name)(import_module(module))
     return validate_call(load)(directory, **options)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from gpu_worker.detokenizer import StopStrings
-from gpu_worker.engine import Finish, Output, Room, Sequence
-from gpu_worker.limits import Limits, reserved
-from gpu_worker.prompt_memory import PromptMemory
-from streams import marks
+from gpu_worker.engines.detokenizer import StopStringFilter
+from gpu_worker.engines.engine import FinishReason, FreeCapacity, Output, Sequence
+from gpu_worker.engines.sequence_limits import SequenceLimits, count_reserved_tokens
+from gpu_worker.engines.simulated_prefix_cache import SimulatedPrefixCache
+from streams import prefix_hashes
 from streams.messages import Logprob, pack_tokens
 from streams.subjects import Priority
 
@@ -34,16 +34,16 @@ WORDS = tuple(first + last + " " for first in FIRST.split() for last in LAST.spl
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
+class _MockSequence:
     """One sequence with its place in its text."""
 
     sequence: Sequence
-    origin: int
-    next: int
-    stops: StopStrings | None
-    marks: list[int]
+    text_origin: int
+    next_index: int
+    stops: StopStringFilter | None
+    prefix_hashes: list[int]
     cached: int = 0
-    gone: bool = False
+    is_removed: bool = False
 
 
 class MockEngine:
@@ -68,13 +68,13 @@ class MockEngine:
     ) -> None:
         self._ttft, self._itl = ttft_ms / 1000, itl_ms / 1000
         self._free, self._kv_tokens, self._reserved = sequences, kv_tokens, 0
-        self._memory = PromptMemory(kv_tokens)
-        self._limits = Limits(VOCABULARY, kv_tokens, grammars=False)
+        self._memory = SimulatedPrefixCache(kv_tokens)
+        self._limits = SequenceLimits(VOCABULARY, kv_tokens, grammars=False)
         self._clock, self._sleep = clock, sleep
-        self._streams: dict[str, _Stream] = {}
-        self._waiting: deque[_Stream] = deque()
-        self._running: dict[str, _Stream] = {}  # oldest first
-        self._due: list[tuple[float, int, _Stream]] = []
+        self._streams: dict[str, _MockSequence] = {}
+        self._waiting: deque[_MockSequence] = deque()
+        self._running: dict[str, _MockSequence] = {}  # oldest first
+        self._due: list[tuple[float, int, _MockSequence]] = []
         self._order = itertools.count()
         self._ready: list[Output] = []
 
@@ -93,15 +93,15 @@ class MockEngine:
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.request_id not in self._streams, f"{sequence.request_id} is here already"
-        if refusal := self._limits.refusal(sequence):
+        if refusal := self._limits.find_refusal(sequence):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
-        stream = _stream(sequence)
-        if finish := _finish(stream):
+        stream = _start_sequence(sequence)
+        if finish := _finish_reason(stream):
             self._ready.append(Output(sequence.request_id, finish=finish))
             return
         self._streams[sequence.request_id] = stream
-        self._reserved += reserved(stream.sequence)
+        self._reserved += count_reserved_tokens(stream.sequence)
         self._waiting.append(stream)
         self._admit()
 
@@ -110,7 +110,7 @@ class MockEngine:
             held = stream.stops.flush() if stream.stops else ""
             end = Output(request_id, text=held, finish="cancelled", cached=stream.cached)
             self._ready.append(end)
-            self._leave(stream)
+            self._remove(stream)
 
     def step(self) -> list[Output]:
         """One word of every sequence that is due, after a nap of up to a millisecond if none is."""
@@ -118,19 +118,21 @@ class MockEngine:
             self._nap()
         outputs, self._ready = self._ready, []
         now = self._clock()
-        for due, stream in self._take(now):
-            outputs.append(self._speak(stream))
-            if not stream.gone:
-                self._plan(due + self._itl if due + self._itl > now else now + self._itl, stream)
+        for due, stream in self._pop_due(now):
+            outputs.append(self._emit_word(stream))
+            if not stream.is_removed:
+                self._schedule_next(
+                    due + self._itl if due + self._itl > now else now + self._itl, stream
+                )
         return outputs
 
-    def room(self) -> Room:
+    def free_capacity(self) -> FreeCapacity:
         free = self._free - len(self._waiting)
-        return Room(max(0, free), max(0, self._kv_tokens - self._reserved))
+        return FreeCapacity(max(0, free), max(0, self._kv_tokens - self._reserved))
 
-    def holds(self) -> list[int]:
+    def cached_prefix_hashes(self) -> list[int]:
         """The marks of the prompts that would be cached."""
-        return self._memory.marks()
+        return self._memory.cached_prefix_hashes()
 
     @property
     def idle(self) -> bool:
@@ -145,32 +147,32 @@ class MockEngine:
 
     def _admit(self) -> None:
         while self._waiting:
-            stream = min(self._waiting, key=_urgency)  # of like ones the first
-            if self._free <= 0 and not self._make_way(stream):
+            stream = min(self._waiting, key=_priority_rank)  # of like ones the first
+            if self._free <= 0 and not self._preempt_for(stream):
                 return
             self._waiting.remove(stream)
             self._free -= 1
             self._running[stream.sequence.request_id] = stream
-            stream.cached = stream.cached or self._memory.find(stream.marks)
-            self._plan(self._clock() + self._ttft, stream)
+            stream.cached = stream.cached or self._memory.match_prefix(stream.prefix_hashes)
+            self._schedule_next(self._clock() + self._ttft, stream)
 
-    def _make_way(self, stream: _Stream) -> bool:
+    def _preempt_for(self, stream: _MockSequence) -> bool:
         """Have the newest of the least urgent that run wait again, if they are less urgent."""
-        last = max(reversed(self._running.values()), key=_urgency, default=stream)
-        if _urgency(last) <= _urgency(stream):
+        last = max(reversed(self._running.values()), key=_priority_rank, default=stream)
+        if _priority_rank(last) <= _priority_rank(stream):
             return False
         del self._running[last.sequence.request_id]
-        last.gone = True  # where it was due
-        again = replace(last, gone=False)
+        last.is_removed = True  # where it was due
+        again = replace(last, is_removed=False)
         self._streams[again.sequence.request_id] = again
         self._waiting.appendleft(again)
         self._free += 1
         return True
 
-    def _leave(self, stream: _Stream) -> None:
+    def _remove(self, stream: _MockSequence) -> None:
         del self._streams[stream.sequence.request_id]
-        self._reserved -= reserved(stream.sequence)
-        stream.gone = True
+        self._reserved -= count_reserved_tokens(stream.sequence)
+        stream.is_removed = True
         if stream in self._waiting:
             self._waiting.remove(stream)
             return
@@ -178,7 +180,7 @@ class MockEngine:
         self._free += 1
         self._admit()
 
-    def _plan(self, due: float, stream: _Stream) -> None:
+    def _schedule_next(self, due: float, stream: _MockSequence) -> None:
         heapq.heappush(self._due, (due, next(self._order), stream))
 
     def _nap(self) -> None:
@@ -186,71 +188,71 @@ class MockEngine:
         if wait > 0:
             self._sleep(min(wait, NAP_SECONDS))
 
-    def _take(self, now: float) -> list[tuple[float, _Stream]]:
+    def _pop_due(self, now: float) -> list[tuple[float, _MockSequence]]:
         """Remove what is due; if something is, also what will be in a moment."""
-        taken: list[tuple[float, _Stream]] = []
+        taken: list[tuple[float, _MockSequence]] = []
         until = now
         while self._due and self._due[0][0] <= until:
             due, _, stream = heapq.heappop(self._due)
-            if not stream.gone:
+            if not stream.is_removed:
                 taken.append((due, stream))
                 until = now + GROUP_SECONDS
         return taken
 
-    def _speak(self, stream: _Stream) -> Output:
+    def _emit_word(self, stream: _MockSequence) -> Output:
         sequence = stream.sequence
         if sequence.inputs:
-            self._leave(stream)
-            vectors = [_vector(i, sequence.dimensions or DIMENSIONS) for i in sequence.inputs]
+            self._remove(stream)
+            vectors = [_fake_vector(i, sequence.dimensions or DIMENSIONS) for i in sequence.inputs]
             return Output(sequence.request_id, vectors=vectors, finish="stop")
-        self._memory.keep(stream.marks)
-        stream.marks = []
-        token = _token(stream.origin, stream.next)
-        stream.next += 1
+        self._memory.insert(stream.prefix_hashes)
+        stream.prefix_hashes = []
+        token = _token_at(stream.text_origin, stream.next_index)
+        stream.next_index += 1
         text = stream.stops.push(WORDS[token]) if stream.stops else WORDS[token]
-        finish = _finish(stream)
+        finish = _finish_reason(stream)
         if finish:
-            self._leave(stream)
+            self._remove(stream)
             text += stream.stops.flush() if stream.stops else ""
-        logprobs = _logprobs(token, sequence.sampling.logprobs)
+        logprobs = _fake_logprobs(token, sequence.sampling.logprobs)
         cached = stream.cached if finish else 0
         return Output(sequence.request_id, [token], text, logprobs, finish=finish, cached=cached)
 
 
-def _stream(sequence: Sequence) -> _Stream:
+def _start_sequence(sequence: Sequence) -> _MockSequence:
     """A sequence behind its `generated` tokens, whose text an earlier attempt has said already."""
-    stops = StopStrings(sequence.sampling.stop) if sequence.sampling.stop else None
+    stops = StopStringFilter(sequence.sampling.stop) if sequence.sampling.stop else None
     if stops:
         for token in sequence.generated:
             stops.push(WORDS[token])
-    origin = _origin(sequence.prompt, sequence.sampling.seed or 0)
+    origin = _text_origin(sequence.prompt, sequence.sampling.seed or 0)
     packed = pack_tokens(sequence.prompt)
-    prompt = marks.of_prompt(packed, marks.salt(sequence.tenant))
-    return _Stream(sequence, origin, len(sequence.generated), stops, prompt)
+    prompt = prefix_hashes.hash_prompt(packed, prefix_hashes.make_salt(sequence.tenant))
+    return _MockSequence(sequence, origin, len(sequence.generated), stops, prompt)
 
 
-def _urgency(stream: _Stream) -> int:
+def _priority_rank(stream: _MockSequence) -> int:
     """The less, the more urgent."""
     return list(Priority).index(stream.sequence.priority)
 
 
-def _finish(stream: _Stream) -> Finish | None:
+def _finish_reason(stream: _MockSequence) -> FinishReason | None:
     if stream.stops and stream.stops.hit:
         return "stop"
-    done = stream.next >= stream.sequence.sampling.max_tokens and not stream.sequence.inputs
+    done = stream.next_index >= stream.sequence.sampling.max_tokens and not stream.sequence.inputs
     return "length" if done else None
 
 
-def _origin(prompt: list[int], seed: int) -> int:
+def _text_origin(prompt: list[int], seed: int) -> int:
     digest = blake2b(b"%d:" % seed + pack_tokens(prompt), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def _token(origin: int, index: int) -> int:
+def _token_at(origin: int, index: int) -> int:
     return (origin + index * GOLDEN >> 56) % VOCABULARY
 
 
-def _logprobs(token: int, top: int | None) -> list[Logprob] | None:
+def _fake_logprobs(token: int, top: int | None) -> list[Logprob] | None:
     if top is None:
         return None
     others = [(token + i) % VOCABULARY for i in range(top)]
@@ -258,9 +260,9 @@ def _logprobs(token: int, top: int | None) -> list[Logprob] | None:
     return [Logprob(token, WORDS[token], -0.5, likeliest)]
 
 
-def _vector(tokens: list[int], dimensions: int) -> bytes:
+def _fake_vector(tokens: list[int], dimensions: int) -> bytes:
     """A unit vector that depends on the tokens alone, as float32 little-endian."""
-    origin = _origin(tokens, 0)
-    values = [_token(origin, i) / VOCABULARY - 0.498 for i in range(dimensions)]
+    origin = _text_origin(tokens, 0)
+    values = [_token_at(origin, i) / VOCABULARY - 0.498 for i in range(dimensions)]
     length = sum(v * v for v in values) ** 0.5
     return struct.pack(f"<{dimensions}f", *(v / length for v in values))

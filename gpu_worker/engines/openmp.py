@@ -18,18 +18,18 @@ _SPINNING = {  # how long a thread spins at a barrier before it sleeps, unless t
 }
 
 
-def choose() -> None:
+def load_runtime() -> None:
     """Load Intel's runtime where it is installed, so that torch's calls find it before libgomp.
 
     A torch that is there already keeps its own.
     """
     for key, value in _SPINNING.items():
         os.environ.setdefault(key, value)
-    if "torch" not in sys.modules and (library := _installed()):
+    if "torch" not in sys.modules and (library := _find_library()):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def _installed() -> Path | None:
+def _find_library() -> Path | None:
     """Where the package `intel-openmp`, of Linux on x86-64 alone, has put it."""
     try:
         found = files("intel-openmp") or []

@@ -7,16 +7,16 @@ import torch
 from transformers import PreTrainedConfig
 
 
-def dtype_for(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     """The checkpoint's own type; float32 for what a CPU would have to imitate.
 
     That is float16 everywhere, and bfloat16 without AVX-512 or Arm's instructions for it: there a
     product of bfloat16 matrices takes up to six times as long as one of float32.
     """
-    return _computed(config.dtype, device)
+    return _compute_dtype(config.dtype, device)
 
 
-def growth(directory: Path, device: torch.device) -> float:
+def loaded_size_ratio(directory: Path, device: torch.device) -> float:
     """How many times the size of its files a model's weights have once they are loaded.
 
     1 where config.json does not tell; what is wrong with it is said when the model is loaded.
@@ -24,17 +24,17 @@ def growth(directory: Path, device: torch.device) -> float:
     try:
         config = json.loads((directory / "config.json").read_text())
         stored = getattr(torch, config.get("dtype") or config.get("torch_dtype"))
-        return float(_computed(stored, device).itemsize / stored.itemsize)
+        return float(_compute_dtype(stored, device).itemsize / stored.itemsize)
     except (OSError, ValueError, TypeError, AttributeError):
         return 1.0
 
 
-def multiplies_bfloat16() -> bool:
+def has_bfloat16_matmul() -> bool:
     """Whether oneDNN multiplies bfloat16 matrices on this CPU, and packs them."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _computed(stored: object, device: torch.device) -> torch.dtype:
+def _compute_dtype(stored: object, device: torch.device) -> torch.dtype:
     dtype = stored if isinstance(stored, torch.dtype) else torch.float32
-    imitated = dtype == torch.float16 or (dtype == torch.bfloat16 and not multiplies_bfloat16())
+    imitated = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16_matmul())
     return torch.float32 if device.type == "cpu" and imitated else dtype

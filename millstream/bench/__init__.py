@@ -11,8 +11,8 @@ from millstream.bench.settings import BenchSettings
 
 async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
     """Put load on a gateway until it is spent or `stop` is set; 1 if no request was completed."""
-    from millstream.bench.load import (
-        run,
-    )  # every command reads these settings, only bench needs this
+    from millstream.bench.load_generator import (
+        run,  # every command reads these settings, only bench needs this
+    )
 
     return await run(settings, stop)

@@ -36,13 +36,13 @@ def read_trace(lines: Iterable[str]) -> list[Arrival]:
     missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise TraceError(f"the trace has no column {missing[0]!r}")
-    rows = sorted((_row(row, reader.line_num) for row in reader), key=lambda row: row.at)
+    rows = sorted((_parse_row(row, reader.line_num) for row in reader), key=lambda row: row.at)
     if not rows:
         raise TraceError("the trace has no rows")
     return [replace(row, at=row.at - rows[0].at) for row in rows]
 
 
-def _row(row: dict[str, str], line: int) -> Arrival:
+def _parse_row(row: dict[str, str], line: int) -> Arrival:
     try:
         arrival = Arrival(float(row["t_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
     except (TypeError, ValueError) as error:
@@ -52,24 +52,24 @@ def _row(row: dict[str, str], line: int) -> Arrival:
     return arrival
 
 
-def rate_of(trace: list[Arrival]) -> float:
+def mean_rate(trace: list[Arrival]) -> float:
     """Arrivals a second over the whole trace; infinite where all come at once."""
     span = trace[-1].at
     return (len(trace) - 1) / span if span else float("inf")
 
 
-def at_speed(trace: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
+def replay_at_speed(trace: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
     """The same arrivals with time running `speed` times as fast."""
     return (replace(arrival, at=arrival.at / speed) for arrival in trace)
 
 
-def at_rate(trace: list[Arrival], rate: float) -> Iterator[Arrival]:
+def replay_at_rate(trace: list[Arrival], rate: float) -> Iterator[Arrival]:
     """The same arrivals at a mean of `rate` a second over the whole trace, bursts kept."""
-    natural = rate_of(trace)
-    return at_speed(trace, rate / natural) if natural < float("inf") else iter(trace)
+    natural = mean_rate(trace)
+    return replay_at_speed(trace, rate / natural) if natural < float("inf") else iter(trace)
 
 
-def poisson(rate: float, sizes: Arrival, random: Random) -> Iterator[Arrival]:
+def poisson_arrivals(rate: float, sizes: Arrival, random: Random) -> Iterator[Arrival]:
     """Endless arrivals with exponential gaps of mean 1 / `rate`, all of the same sizes."""
     at = 0.0
     while True:
@@ -77,12 +77,12 @@ def poisson(rate: float, sizes: Arrival, random: Random) -> Iterator[Arrival]:
         yield replace(sizes, at=at)
 
 
-def endless(trace: list[Arrival]) -> Iterator[Arrival]:
+def repeat_sizes(trace: list[Arrival]) -> Iterator[Arrival]:
     """Sizes for a closed loop: the trace's, over and over, without their times."""
     return (replace(arrival, at=0.0) for arrival in itertools.cycle(trace))
 
 
-def limited(
+def limit_arrivals(
     arrivals: Iterable[Arrival], seconds: float | None, requests: int | None
 ) -> Iterator[Arrival]:
     """Arrivals before `seconds`, at most `requests` of them; None is no limit."""
@@ -93,14 +93,14 @@ def limited(
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class LengthLimits:
     """The longest requests a load may send; None is no limit. `context` bounds both together."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     context: int | None = None
 
-    def cut(self, arrival: Arrival) -> Arrival:
+    def shorten(self, arrival: Arrival) -> Arrival:
         """Shorten what is too long: the output first to its limits, then the prompt to the rest."""
         room = self.context or float("inf")
         output = int(min(arrival.output_tokens, self.output_tokens or room, max(1, room - 1)))

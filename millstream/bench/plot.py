@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.bench.statistics import Sample
+from millstream.bench.load_statistics import Sample
 from streams.errors import MillstreamError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class PlotUnavailable(MillstreamError):
     code = "plot_unavailable"
 
 
-def require() -> None:
+def require_matplotlib() -> None:
     """Raise `PlotUnavailable` before the load rather than after it."""
     try:
         import matplotlib  # noqa: F401  # only to see that it is there
@@ -27,12 +27,12 @@ def require() -> None:
         raise PlotUnavailable("--plot needs matplotlib: pip install 'millstream[bench]'") from None
 
 
-def draw(path: Path, samples: Sequence[Sample], began: float) -> None:
+def draw_plot(path: Path, samples: Sequence[Sample], began: float) -> None:
     """Write a PNG of the completed requests; an empty load gives empty axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    talked = [sample for sample in samples if sample.ok and sample.times]
+    talked = [sample for sample in samples if sample.is_ok and sample.times]
     firsts = [(s.due - began, (s.times[0] - s.due) * 1000) for s in talked]
     gaps = [
         (t - began, gap * 1000)

@@ -19,7 +19,7 @@ class Prompts:
         self._ids = random.choices(range(vocabulary or len(LETTERS)), k=POOL)
         self._start = 0
 
-    def of(self, tokens: int) -> list[int] | str:
+    def make_prompt(self, tokens: int) -> list[int] | str:
         """A prompt of `tokens` tokens."""
         self._start = (self._start + STRIDE) % POOL
         ids = self._ids[self._start : self._start + tokens]

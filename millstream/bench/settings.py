@@ -5,13 +5,13 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from streams.settings import FindingSettings
+from streams.settings import DiscoverySettings
 from streams.subjects import Priority
 
 DEFAULT_SECONDS = 30.0
 
 
-class BenchSettings(FindingSettings):
+class BenchSettings(DiscoverySettings):
     """The load: where to, how much, of what, and what to report.
 
     `rate` or `trace` make an open loop, which sends on time whatever comes back; `concurrency` a
@@ -74,14 +74,14 @@ class BenchSettings(FindingSettings):
 
     @field_validator("rate", "speed")
     @classmethod
-    def _open(cls, value: float | None, info: ValidationInfo) -> float | None:
+    def _check_open_loop(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value and info.data.get("concurrency"):
             raise ValueError("is for an open loop, and concurrency for a closed one: give one")
         return value
 
     @field_validator("speed")
     @classmethod
-    def _of_a_trace(cls, value: float | None, info: ValidationInfo) -> float | None:
+    def _check_speed(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value and (info.data.get("rate") or not info.data.get("trace")):
             raise ValueError("needs a trace to replay, and no rate beside it")
         return value

@@ -10,13 +10,14 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from streams import lanes, messages, subjects, topology
-from streams.connection import Broker, StoreRefused
-from streams.dead_letters import REPLAY_OF, DeadLetter
+from streams import messages, subjects, topology
+from streams.broker.connection import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, LaneFull, MillstreamError, Overloaded
 from streams.headers import EXPECTED_LAST, MESSAGE_ID, Envelope
+from streams.records import lanes
+from streams.records.dead_letters import REPLAY_OF, DeadLetter
+from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.subjects import Lane
-from streams.token_log import PATIENCE_SECONDS
 
 _REPEATABLE_SECONDS = topology.LOG_SECONDS / 2  # well within the time that the broker remembers
 
@@ -36,7 +37,7 @@ class Replay:
     at: int
 
 
-async def read(broker: Broker) -> dict[str, Replay]:
+async def read_replays(broker: Broker) -> dict[str, Replay]:
     """All replays, by the dead letter's name."""
     stored = await broker.read_subject(topology.REPLAYS, subjects.ALL_REPLAYS)
     return {m.subject.rpartition(".")[2]: _unpack(m.data) for m in stored}
@@ -55,11 +56,11 @@ async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
     subject = subjects.replay(letter.name)
     seq = await _claim(broker, subject, wanted)
     if seq is None:
-        wanted = await _claimed(broker, subject)
+        wanted = await _read_claim(broker, subject)
     if now - wanted.at > _REPEATABLE_SECONDS * 1000:
         return wanted, False
     try:
-        return wanted, await _enter(broker, letter, letter.envelope, wanted)
+        return wanted, await _enqueue(broker, letter, letter.envelope, wanted)
     except (LaneFull, Overloaded):
         if seq:
             await broker.remove(topology.REPLAYS, seq)
@@ -72,28 +73,30 @@ async def _claim(broker: Broker, subject: str, wanted: Replay) -> int | None:
         data = messages.pack(wanted)
         return (await broker.store(subject, data, {EXPECTED_LAST: "0"})).seq
     except StoreRefused as refusal:
-        if not refusal.lost_race:
+        if not refusal.is_conflict:
             raise
         return None
 
 
-async def _claimed(broker: Broker, subject: str) -> Replay:
+async def _read_claim(broker: Broker, subject: str) -> Replay:
     found = await broker.read_subject(topology.REPLAYS, subject)
     if not found:  # it could not be queued, just now
         raise BrokerUnavailable("somebody else has tried to replay it and failed: try again")
     return _unpack(found[0].data)
 
 
-async def _enter(broker: Broker, letter: DeadLetter, envelope: Envelope, wanted: Replay) -> bool:
+async def _enqueue(broker: Broker, letter: DeadLetter, envelope: Envelope, wanted: Replay) -> bool:
     """False when it has been queued before."""
     lane = Lane(letter.tenant, letter.model, letter.priority)
-    headers: Mapping[str, str] = _again(envelope, wanted).to_headers()
+    headers: Mapping[str, str] = _as_new_request(envelope, wanted).to_headers()
     more = {MESSAGE_ID: wanted.request_id, REPLAY_OF: letter.name}
-    stored = await lanes.enter(broker, lane, letter.payload, {**headers, **more}, PATIENCE_SECONDS)
+    stored = await lanes.enqueue(
+        broker, lane, letter.payload, {**headers, **more}, RETRY_TIMEOUT_SECONDS
+    )
     return not stored.duplicate
 
 
-def _again(envelope: Envelope, wanted: Replay) -> Envelope:
+def _as_new_request(envelope: Envelope, wanted: Replay) -> Envelope:
     """The same request, as if it came now; no gateway has reserved anything for it."""
     return replace(
         envelope,
@@ -103,9 +106,9 @@ def _again(envelope: Envelope, wanted: Replay) -> Envelope:
         dispatched=0,
         account="",
         priority="",
-        told_wait=None,
+        estimated_wait_ms=None,
     )
 
 
 def _unpack(data: bytes) -> Replay:
-    return messages.known(Replay, messages.unpack(data))
+    return messages.from_wire(Replay, messages.unpack(data))

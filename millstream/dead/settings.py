@@ -3,14 +3,14 @@
 from pydantic import Field, model_validator
 
 from millstream.durations import Duration
-from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings, Name, RequestId
+from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings, RequestId, Slug
 from streams.subjects import token
 
 
-class ChoiceSettings(ClientSettings):
+class DeadFilterSettings(ClientSettings):
     """Which dead letters."""
 
-    tenant: Name | None = Field(
+    tenant: Slug | None = Field(
         None, description="only of this tenant", json_schema_extra=FLAG_ONLY
     )
     model: str | None = Field(None, description="only of this model", json_schema_extra=FLAG_ONLY)
@@ -19,20 +19,20 @@ class ChoiceSettings(ClientSettings):
     )
 
 
-class ListSettings(ChoiceSettings):
+class DeadListSettings(DeadFilterSettings):
     """Which to list, and how."""
 
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
 
 
-class ShowSettings(ClientSettings):
+class DeadShowSettings(ClientSettings):
     """Which to show, and how."""
 
     request_id: RequestId = Field(description="request to show", json_schema_extra=POSITIONAL)
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
-class ChangeSettings(ChoiceSettings):
+class DeadChangeSettings(DeadFilterSettings):
     """Which to replay or drop."""
 
     request_id: RequestId | None = Field(
@@ -45,7 +45,7 @@ class ChangeSettings(ChoiceSettings):
     )
 
     @model_validator(mode="after")
-    def _chooses(self) -> "ChangeSettings":
+    def _chooses(self) -> "DeadChangeSettings":
         chosen = (self.tenant, self.model, self.since) != (None, None, None)
         if chosen == (self.request_id is not None):
             raise ValueError("give either REQUEST_ID or any of --tenant, --model and --since")

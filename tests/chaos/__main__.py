@@ -11,14 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos import history, network, report, wall_clock
+from tests.chaos import history, network_partition, report, wall_clock
 from tests.chaos.checker import check
 from tests.chaos.faults import FAULTS, ON_DEMAND
-from tests.chaos.figures import figures
-from tests.chaos.plan import Fault, Shape
+from tests.chaos.indexed_history import IndexedHistory
+from tests.chaos.measurements import measure
+from tests.chaos.plan import ClusterShape, Fault
 from tests.chaos.report import Outcome
-from tests.chaos.run import run
-from tests.chaos.story import Story
+from tests.chaos.run import run_fault
 
 SEEDS = 3
 HISTORY = "history.jsonl"
@@ -62,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _missing(shape: Shape) -> str:
+def _missing(shape: ClusterShape) -> str:
     """Why such a cluster cannot be made here; empty if it can."""
-    needs = (shape.own_clocks, wall_clock), (shape.linked, network)
+    needs = (shape.own_clocks, wall_clock), (shape.can_partition, network_partition)
     return next((m for needed, of in needs if needed and (m := of.missing())), "")
 
 
@@ -73,7 +73,7 @@ def _record(fault: Fault, seed: int, kept: Path) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as home:
         try:
-            events = asyncio.run(run(fault, seed, Path(home)))
+            events = asyncio.run(run_fault(fault, seed, Path(home)))
         finally:
             for log in Path(home).glob("**/*.log"):
                 name = "-".join(log.relative_to(home).parts)
@@ -84,7 +84,7 @@ def _record(fault: Fault, seed: int, kept: Path) -> None:
 def _checked(name: str, seed: int, kept: Path) -> Outcome:
     with (kept / HISTORY).open() as lines:
         events = list(history.load(lines))
-    return Outcome(name, seed, figures(Story(events)), check(events))
+    return Outcome(name, seed, measure(IndexedHistory(events)), check(events))
 
 
 if __name__ == "__main__":

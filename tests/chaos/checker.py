@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from streams import topology
-from tests.chaos.history import Billed, Event, Logged
-from tests.chaos.story import Story, Stream
+from tests.chaos.history import Event, LedgerEntry, StoredLog
+from tests.chaos.indexed_history import IndexedHistory, ObservedRequest
 
-Broken = Iterator[tuple[str, str]]
+Violations = Iterator[tuple[str, str]]
 NOT_FOUND = "request_not_found"
 MIB = 2**20
 MORE_MEMORY, MORE_DESCRIPTORS = 48 * MIB, 4  # what an idle process may hold more than before
 CUT_SECONDS, CUT_CODE = 10, 1006  # who takes nothing for so long (docs/websocket.md)
 FILL_SECONDS = 5  # until all buffers on the way are full
 # Refusals that ask the client to come again (docs/websocket.md, "later").
-LATER = {"broker_unavailable", "overloaded", "queue_full", "no_workers", "tenant_backlog"}
+RETRYABLE_CODES = {"broker_unavailable", "overloaded", "queue_full", "no_workers", "tenant_backlog"}
 
 
 @dataclass(frozen=True)
-class Violation:
+class RuleViolation:
     rule: str
     who: str
     what: str
@@ -30,13 +30,13 @@ class Violation:
         return f"{self.rule}: {self.who}: {self.what}"
 
 
-def check(events: Iterable[Event]) -> list[Violation]:
+def check(events: Iterable[Event]) -> list[RuleViolation]:
     """Everything in a history that breaks a rule; nothing if all is well."""
-    story = Story(events)
-    return [Violation(rule.__name__, *broken) for rule in RULES for broken in rule(story)]
+    story = IndexedHistory(events)
+    return [RuleViolation(rule.__name__, *broken) for rule in RULES for broken in rule(story)]
 
 
-def one_terminal(story: Story) -> Broken:
+def one_terminal(story: IndexedHistory) -> Violations:
     """An accepted request ends in exactly one terminal, for its client and in its log (1)."""
     for stream in story.accepted:
         if len(stream.ended) != 1:
@@ -46,14 +46,14 @@ def one_terminal(story: Story) -> Broken:
             yield log.request_id, f"{len(log.terminals)} terminals in its log"
 
 
-def one_request(story: Story) -> Broken:
+def one_request(story: IndexedHistory) -> Violations:
     """What a client submits once is one request, whatever it repeated (1)."""
     for stream in story.accepted:
         if len(ids := {accepted.request_id for accepted in stream.accepted}) > 1:
             yield stream.submitted.request, f"became {len(ids)} requests"
 
 
-def not_failed(story: Story) -> Broken:
+def not_failed(story: IndexedHistory) -> Violations:
     """No accepted request fails, but in the ways that its fault excuses."""
     fine = {"length", "cancelled", *story.began.excused}
     for stream in story.accepted:
@@ -61,22 +61,22 @@ def not_failed(story: Story) -> Broken:
             yield stream.submitted.request, f"failed with {stream.outcome}"
 
 
-def gap_free(story: Story) -> Broken:
+def gap_free(story: IndexedHistory) -> Violations:
     """A client sees each token once, in order, without a gap (2)."""
     for stream in story.accepted:
         if broken := _first_gap([(c.index, c.count, c.text) for c in stream.chunks]):
             yield stream.submitted.request, broken
 
 
-def stored_gap_free(story: Story) -> Broken:
+def stored_gap_free(story: IndexedHistory) -> Violations:
     """So does its log (2, 3)."""
     aged = _ids(story.accepted) - _ids(story.kept)
-    for log in story.whole_logs.values():
+    for log in story.complete_logs.values():
         if log.request_id not in aged and (broken := _first_gap(log.chunks)):
             yield log.request_id, f"in its log: {broken}"
 
 
-def undisturbed(story: Story) -> Broken:
+def undisturbed(story: IndexedHistory) -> Violations:
     """What a client got is the beginning of the undisturbed output; all of it at `length` (4)."""
     for stream in story.accepted:
         words = stream.submitted.words
@@ -88,10 +88,10 @@ def undisturbed(story: Story) -> Broken:
             yield stream.submitted.request, "cancelled, though its client did not ask for it"
 
 
-def stored_first(story: Story) -> Broken:
+def stored_first(story: IndexedHistory) -> Violations:
     """What a client saw is in the log, and nothing else is (3); a log may have been forgotten."""
     for stream in story.kept:
-        log = story.whole_logs.get(stream.request_id)
+        log = story.complete_logs.get(stream.request_id)
         if log is None:
             if not story.began.forgets:
                 yield stream.submitted.request, "has no log"
@@ -99,7 +99,7 @@ def stored_first(story: Story) -> Broken:
             yield stream.submitted.request, broken
 
 
-def billed_once(story: Story) -> Broken:
+def billed_once(story: IndexedHistory) -> Violations:
     """Exactly one ledger record per accepted request, with what was stored (5)."""
     for stream in story.accepted:
         bills = story.bills.get(stream.request_id, [])
@@ -109,18 +109,18 @@ def billed_once(story: Story) -> Broken:
             yield stream.submitted.request, broken
 
 
-def unheard_settled(story: Story) -> Broken:
+def unheard_settled(story: IndexedHistory) -> Violations:
     """What was stored though its client was refused, or gave up, is settled once as well (5)."""
     heard = {stream.request_id for stream in story.accepted}
     for request_id in (story.logs.keys() | story.bills.keys()) - heard:
         if (count := len(story.bills[request_id])) != 1:
             yield request_id, f"{count} ledger records of a request that nobody waits for"
-        log = story.whole_logs.get(request_id)
+        log = story.complete_logs.get(request_id)
         if log and story.bills[request_id][:1] and _stored(log) != _billed(story, request_id):
             yield request_id, "billed for other than what was stored"
 
 
-def tenants_apart(story: Story) -> Broken:
+def tenants_apart(story: IndexedHistory) -> Violations:
     """Logs and bills are their tenant's, and nobody can read another's request (6)."""
     for stream in story.accepted:
         tenant = stream.submitted.tenant
@@ -133,63 +133,63 @@ def tenants_apart(story: Story) -> Broken:
             yield probe.request_id, f"{probe.tenant} asked for another's and got {probe.answer}"
 
 
-def refused_clearly(story: Story) -> Broken:
+def refused_clearly(story: IndexedHistory) -> Violations:
     """A refusal says why and when to come again (8)."""
-    for stream in story.streams.values():
+    for stream in story.requests.values():
         for refused in stream.refused:
-            if refused.code not in LATER or refused.retry_after_ms is None:
+            if refused.code not in RETRYABLE_CODES or refused.retry_after_ms is None:
                 what = f"refused with {refused.code}, to come again {refused.retry_after_ms}"
                 yield refused.request, what
 
 
-def accepted_in_the_end(story: Story) -> Broken:
+def accepted_in_the_end(story: IndexedHistory) -> Violations:
     """Nobody waits for ever: whoever comes again as told is let in, once the fault is over (1)."""
-    for stream in story.streams.values():
+    for stream in story.requests.values():
         if not stream.accepted:
             yield stream.submitted.request, f"never accepted; refused {len(stream.refused)} times"
 
 
-def known_when_resumed(story: Story) -> Broken:
+def known_when_resumed(story: IndexedHistory) -> Violations:
     """Nobody is told that what was promised is not known; where logs were not forgotten (1)."""
     for unknown in [] if story.began.forgets else story.unknown:
         yield unknown.request, "was promised, and is not known"
 
 
-def nothing_astray(story: Story) -> Broken:
+def nothing_astray(story: IndexedHistory) -> Violations:
     """Each frame is for what its client has open: nothing follows an end, or is another's (1, 6).
 
     But the answer to a cancel that has crossed with the end.
     """
-    for stray in story.strays:
+    for stray in story.unexpected:
         if stray.what != NOT_FOUND:
             yield stray.client, f"got {stray.what} for {stray.id!r}, which is not open"
 
 
-def looked_at(story: Story) -> Broken:
+def looked_at(story: IndexedHistory) -> Violations:
     """There is evidence: others have tried to read what was accepted, the queues were counted."""
     if story.accepted and not story.probes:
         yield "tenants", "nobody has tried to read another's request"
-    for queue in {topology.REQUESTS, topology.WORK} - {left.stream for left in story.left}:
+    for queue in {topology.REQUESTS, topology.WORK} - {left.stream for left in story.queue_depths}:
         yield queue, "was not counted"
 
 
-def nothing_left(story: Story) -> Broken:
+def nothing_left(story: IndexedHistory) -> Violations:
     """No request is still queued or in flight when all have ended (1)."""
-    for left in story.left:
+    for left in story.queue_depths:
         if left.messages:
             yield left.stream, f"holds {left.messages} messages"
 
 
-def back_to_baseline(story: Story) -> Broken:
+def back_to_baseline(story: IndexedHistory) -> Violations:
     """Processes that lived through it hold no more memory and descriptors than before (7)."""
-    for held in story.held:
+    for held in story.footprints:
         if (more := held.rss_after - held.rss_before) > MORE_MEMORY:
             yield held.process, f"{more / MIB:.0f} MiB more than before"
         if (more := held.descriptors_after - held.descriptors_before) > MORE_DESCRIPTORS:
             yield held.process, f"{more} descriptors more than before"
 
 
-def only_the_deaf_are_cut(story: Story) -> Broken:
+def only_the_deaf_are_cut(story: IndexedHistory) -> Violations:
     """Who reads nothing is cut, soon, and nobody who reads, or does again in time (7).
 
     Where clients are told how to read nothing else happens to their sockets.
@@ -206,7 +206,7 @@ def only_the_deaf_are_cut(story: Story) -> Broken:
             yield client, f"reads nothing for {story.readers[client]:.1f} s and is not cut"
 
 
-RULES: tuple[Callable[[Story], Broken], ...] = (
+RULES: tuple[Callable[[IndexedHistory], Violations], ...] = (
     one_terminal,
     one_request,
     not_failed,
@@ -228,7 +228,7 @@ RULES: tuple[Callable[[Story], Broken], ...] = (
 )
 
 
-def _ids(streams: Iterable[Stream]) -> set[str]:
+def _ids(streams: Iterable[ObservedRequest]) -> set[str]:
     return {stream.request_id for stream in streams}
 
 
@@ -242,7 +242,7 @@ def _first_gap(chunks: Iterable[tuple[int, int, str]]) -> str:
     return ""
 
 
-def _differs(stream: Stream, log: Logged, forgets: bool) -> str:
+def _differs(stream: ObservedRequest, log: StoredLog, forgets: bool) -> str:
     """Where a log was forgotten its request may have run once more, for nobody (guarantees.md)."""
     text = "".join(text for _, _, text in log.chunks)
     if log.terminals[:1] != [stream.outcome] and not forgets:
@@ -252,7 +252,7 @@ def _differs(stream: Stream, log: Logged, forgets: bool) -> str:
     return ""
 
 
-def _billed_wrong(stream: Stream, bill: Billed) -> str:
+def _billed_wrong(stream: ObservedRequest, bill: LedgerEntry) -> str:
     if bill.outcome != stream.outcome:
         return f"billed as {bill.outcome}, was {stream.outcome}"
     told = stream.ended[0].completion_tokens
@@ -262,9 +262,9 @@ def _billed_wrong(stream: Stream, bill: Billed) -> str:
     return ""
 
 
-def _stored(log: Logged) -> int:
+def _stored(log: StoredLog) -> int:
     return sum(count for _, count, _ in log.chunks)
 
 
-def _billed(story: Story, request_id: str) -> int:
+def _billed(story: IndexedHistory, request_id: str) -> int:
     return story.bills[request_id][0].completion_tokens

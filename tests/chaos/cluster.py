@@ -10,17 +10,19 @@ from typing import Any
 
 from registry.models import mock_model
 from registry.store import Registry
-from streams import bucket, declaration, subjects, topology
-from streams.connection import Broker, connect
+from streams import subjects, topology
+from streams.broker import declaration
+from streams.broker.connection import Broker, connect
+from streams.coordination import lease_bucket
 from streams.errors import BrokerUnavailable
 from tests.chaos import wall_clock
-from tests.chaos.brokers import Brokers
-from tests.chaos.plan import TENANTS, Shape
-from tests.chaos.slow import SlowClient
+from tests.chaos.broker_cluster import BrokerCluster
+from tests.chaos.plan import TENANTS, ClusterShape
+from tests.chaos.slow_client import SlowClient
 from tests.chaos.wall_clock import WallClock
-from tests.eventually import eventually
-from tests.integration.gateways import free_port
-from tests.integration.processes import Service
+from tests.support.eventually import eventually
+from tests.support.gateways import free_port
+from tests.support.service_process import ServiceProcess
 
 KEYS = {tenant: f"sk-{tenant}" for tenant in TENANTS}
 SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
@@ -54,11 +56,11 @@ class Footprint:
 class Cluster:
     """The processes of one run by name: `worker-0`, `gateway-1`, `nats-2`, …"""
 
-    def __init__(self, shape: Shape, home: Path) -> None:
+    def __init__(self, shape: ClusterShape, home: Path) -> None:
         self.shape, self._home = shape, home
         self.shards = SHARDS[shape.nodes]
-        self.brokers = Brokers(shape.nodes, home, shape.linked, shape.small_disk)
-        self.services: dict[str, Service] = {}
+        self.brokers = BrokerCluster(shape.nodes, home, shape.can_partition, shape.small_disk)
+        self.services: dict[str, ServiceProcess] = {}
         self.readers: dict[str, SlowClient] = {}
         self.clocks: dict[str, WallClock] = {}
         self._starts = Counter[str]()
@@ -73,11 +75,11 @@ class Cluster:
         await self.brokers.start()
         self._write_configuration()
         if self.shape.own_clocks:
-            self._give_clocks(wall_clock.build(self._home))
+            self._give_clocks(wall_clock.build_library(self._home))
         for name in self._names():
             await self.start_service(name)
         async with connect(self.brokers.direct, "chaos") as broker:
-            await declaration.wait_for(broker, topology.WORK, READY_SECONDS)
+            await declaration.wait_for_stream(broker, topology.WORK, READY_SECONDS)
             await self._register(broker)
             await eventually(lambda: self.leader(broker), READY_SECONDS)
         await eventually(lambda: all(map(self.is_ready, self.services)), READY_SECONDS)
@@ -97,7 +99,7 @@ class Cluster:
         settings = self._settings(name) | {"nats": self.brokers.urls(name)}
         self._starts[name] += 1  # a log for each: `said` is of this process
         log = self._home / f"{name}-{self._starts[name]}.log"
-        self.services[name] = Service(kind, log, settings, self._environment(name))
+        self.services[name] = ServiceProcess(kind, log, settings, self._environment(name))
 
     async def stop_service(self, name: str) -> None:
         """SIGTERM, and wait until it has drained."""
@@ -106,13 +108,13 @@ class Cluster:
         await eventually(lambda: service.process.poll() is not None, STOP_SECONDS)
 
     def is_ready(self, name: str) -> bool:
-        return self.services[name].said(READY[name.partition("-")[0]])
+        return self.services[name].has_logged(READY[name.partition("-")[0]])
 
-    async def ready(self, name: str) -> None:
+    async def wait_until_ready(self, name: str) -> None:
         """Wait until a service that was started serves, or stands by."""
         await eventually(lambda: self.is_ready(name), READY_SECONDS)
 
-    async def resolve(self, whom: str, random: Random) -> list[str]:
+    async def resolve_targets(self, whom: str, random: Random) -> list[str]:
         """Each name that is given; for that of a kind one of its processes: who leads, or any."""
         return [await self._resolve(each, random) for each in whom.split()]
 
@@ -128,9 +130,9 @@ class Cluster:
 
     async def leader(self, broker: Broker) -> str:
         """The dispatcher that leads; empty while none does."""
-        key = bucket.subject(subjects.escape("dispatcher.mock"))
+        key = lease_bucket.key_subject(subjects.escape("dispatcher.mock"))
         try:
-            found = await broker.read(bucket.STREAM, {"last_by_subj": key})
+            found = await broker.read(lease_bucket.STREAM, {"last_by_subj": key})
         except BrokerUnavailable:  # the bucket is made by the first dispatcher
             return ""
         return found[0].data.decode().partition(".")[0] if found else ""
@@ -146,7 +148,7 @@ class Cluster:
 
     async def _stream_leader(self, broker: Broker, random: Random) -> str:
         """The node that leads the requests, the work, or a shard of the token logs."""
-        stream = random.choice([topology.REQUESTS, topology.WORK, topology.tokens(0)])
+        stream = random.choice([topology.REQUESTS, topology.WORK, topology.token_stream_name(0)])
         info = await broker.js.stream_info(stream)
         assert info.cluster
         assert info.cluster.leader
@@ -156,7 +158,7 @@ class Cluster:
         shape = self.shape
         pace: dict[str, Any] = {"ttft_ms": shape.ttft_ms, "itl_ms": shape.itl_ms}
         registry = await Registry.open(broker, replicas=shape.nodes)
-        await registry.put(mock_model(**pace, sequences=shape.sequences))
+        await registry.add_model(mock_model(**pace, sequences=shape.sequences))
         await registry.close()
 
     def _names(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Began:
+class RunStarted:
     """What the run was. `excused` are codes in which requests may fail under this fault.
 
     `forgets`: the brokers lost their memory, and with it logs, or the beginnings of logs.
@@ -89,7 +89,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownOnResume:
     """A client came back to what was promised, and was told that nobody knows of it."""
 
     at: float
@@ -97,7 +97,7 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class Stray:
+class UnexpectedFrame:
     """A frame for nothing that its client has open; `what` is its type, or an error's code."""
 
     at: float
@@ -107,7 +107,7 @@ class Stray:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class Disconnected:
     """A client's socket broke, or was closed with this code."""
 
     at: float
@@ -116,17 +116,17 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Struck:
+class FaultInjected:
     """A fault was put on or, with `undone`, taken off."""
 
     at: float
-    deed: str
-    whom: str
+    action: str
+    target: str
     undone: bool = False
 
 
 @dataclass(frozen=True)
-class Probed:
+class AccessProbed:
     """A tenant tried to read another's request; `answer` is the type or code that came back."""
 
     tenant: str
@@ -135,7 +135,7 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Logged:
+class StoredLog:
     """A token log as it is stored at the end. `chunks` are (index, count, text)."""
 
     request_id: str
@@ -146,7 +146,7 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Billed:
+class LedgerEntry:
     """One record of the ledger."""
 
     request_id: str
@@ -156,7 +156,7 @@ class Billed:
 
 
 @dataclass(frozen=True)
-class Left:
+class QueueDepth:
     """What is still in a work queue at the end."""
 
     stream: str
@@ -164,7 +164,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class MemorySample:
     """The resident bytes of a process at some moment of the load."""
 
     at: float
@@ -174,7 +174,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Held:
+class FootprintChange:
     """What a process that lived through the run holds, when it is idle before and after it."""
 
     process: str
@@ -185,7 +185,7 @@ class Held:
 
 
 Event = (
-    Began
+    RunStarted
     | Submitted
     | Accepted
     | Refused
@@ -193,16 +193,16 @@ Event = (
     | Chunk
     | Cancelled
     | Ended
-    | Unknown
-    | Stray
-    | Dropped
-    | Struck
-    | Probed
-    | Logged
-    | Billed
-    | Left
-    | Sampled
-    | Held
+    | UnknownOnResume
+    | UnexpectedFrame
+    | Disconnected
+    | FaultInjected
+    | AccessProbed
+    | StoredLog
+    | LedgerEntry
+    | QueueDepth
+    | MemorySample
+    | FootprintChange
 )
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
 
@@ -219,6 +219,6 @@ def load(lines: Iterable[str]) -> Iterator[Event]:
     for line in lines:
         wire = json.loads(line)
         kind = _KINDS[wire.pop("event")]
-        if kind is Logged:
+        if kind is StoredLog:
             wire["chunks"] = [tuple(chunk) for chunk in wire["chunks"]]
         yield kind(**wire)

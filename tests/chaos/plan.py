@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from gpu_worker.engine import Sequence
+from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.mock import MockEngine
 from streams.messages import Sampling
 
@@ -17,7 +17,7 @@ TENANTS = ("acme", "other")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ClusterShape:
     """The cluster that a fault is for; the mock's pace decides in which phase it hits."""
 
     nodes: int = 1
@@ -27,7 +27,7 @@ class Shape:
     ttft_ms: float = 20
     itl_ms: float = 20
     sequences: int = 64
-    linked: bool = False  # brokers are reached over wires that can be cut
+    can_partition: bool = False  # brokers are reached over wires that can be cut
     small_disk: bool = False  # the brokers' store is a file system of a few MiB
     own_clocks: bool = False  # each service has a wall clock that can be set
     can_fail: bool = False  # workers' engines can be made to fail
@@ -49,17 +49,17 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Strike:
+class FaultInjection:
     """Do `deed` to `whom` at `at` seconds into the load, and undo it after `seconds`."""
 
     at: float
-    deed: str
-    whom: str
+    action: str
+    target: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class Ask:
+class PlannedRequest:
     """One request of the load."""
 
     name: str
@@ -73,7 +73,7 @@ class Ask:
 
     @property
     def words(self) -> list[str]:
-        return undisturbed(self.prompt, self.seed, self.max_tokens)
+        return undisturbed_output(self.prompt, self.seed, self.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -81,30 +81,30 @@ class Fault:
     """One row of the table (`tests/chaos/faults.py`)."""
 
     name: str
-    shape: Shape
+    shape: ClusterShape
     load: Load
-    strikes: Callable[[Random], Iterable[Strike]]
+    injections: Callable[[Random], Iterable[FaultInjection]]
     excused: tuple[str, ...] = field(default=())
     forgets: bool = False  # logs of what has ended, or beginnings of logs, may be lost
 
 
 @dataclass(frozen=True)
 class Plan:
-    asks: list[Ask]
-    strikes: list[Strike]
+    requests: list[PlannedRequest]
+    injections: list[FaultInjection]
 
 
 def plan(fault: Fault, seed: int) -> Plan:
     """The same for the same fault and seed, whatever happens."""
     random = Random(f"{fault.name} {seed}")
-    strikes = sorted(fault.strikes(random), key=lambda strike: strike.at)
+    strikes = sorted(fault.injections(random), key=lambda strike: strike.at)
     asks = [_ask(fault.load, random, number) for number in range(fault.load.streams)]
     return Plan(sorted(asks, key=lambda ask: ask.at), strikes)
 
 
-def _ask(load: Load, random: Random, number: int) -> Ask:
+def _ask(load: Load, random: Random, number: int) -> PlannedRequest:
     cancels = random.random() < load.cancelled
-    return Ask(
+    return PlannedRequest(
         name=f"r{number}",
         at=random.uniform(0, load.seconds),
         client=number % load.clients if load.evenly else random.randrange(load.clients),
@@ -120,7 +120,7 @@ def tenant_of(client: int) -> str:
     return TENANTS[client % len(TENANTS)]
 
 
-def undisturbed(prompt: str, seed: int, max_tokens: int) -> list[str]:
+def undisturbed_output(prompt: str, seed: int, max_tokens: int) -> list[str]:
     """What the mock says when nothing happens, token by token: its text knows no time."""
     engine = MockEngine(0, 0, clock=lambda: 0.0, sleep=lambda _: None)
     sampling = Sampling(max_tokens=max_tokens, seed=seed)

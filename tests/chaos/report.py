@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
-from bench.results import DIRECTORY
-from tests.chaos.checker import RULES, Violation
+from bench import machine_info
+from bench.reporting import DIRECTORY
+from tests.chaos.checker import RULES, RuleViolation
 from tests.chaos.faults import FAULTS
-from tests.chaos.figures import Figures
+from tests.chaos.measurements import Measurements
 
 COLUMNS = (
     "fault",
@@ -40,8 +40,8 @@ SHOWN = 10  # violations of one run
 class Outcome:
     fault: str
     seed: int
-    figures: Figures
-    violations: list[Violation]
+    figures: Measurements
+    violations: list[RuleViolation]
 
 
 def show(outcome: Outcome) -> None:
@@ -110,7 +110,7 @@ def _content(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": "chaos",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
+        "machine": machine_info.describe_machine(),
         "rules": [rule.__name__ for rule in RULES],
         "runs": runs,
     }
@@ -126,7 +126,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "fault": outcome.fault,
         "seed": outcome.seed,
         "command": f"python -m tests.chaos --fault {outcome.fault} --seed {outcome.seed}",
-        "commit": machine.commit(),
+        "commit": machine_info.commit(),
         "figures": asdict(outcome.figures),
         "violations": [str(violation) for violation in outcome.violations],
     }

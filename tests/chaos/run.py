@@ -11,25 +11,38 @@ from typing import TypeVar
 import nats.errors
 
 from streams import topology
-from streams.connection import Broker, connect
-from tests.chaos import network, stored
-from tests.chaos.client import Asker, Client
+from streams.broker.connection import Broker, connect
+from tests.chaos import network_partition, stored_state
 from tests.chaos.cluster import KEYS, Cluster, Footprint
-from tests.chaos.deeds import DEEDS
-from tests.chaos.history import Accepted, Began, Event, Held, Probed, Sampled, Struck, Submitted
-from tests.chaos.plan import TENANTS, Ask, Fault, Plan, Strike, plan, tenant_of
-from tests.chaos.sdk import SdkClient
-from tests.chaos.slow import SlowClient
-from tests.eventually import eventually
+from tests.chaos.fault_actions import ACTIONS
+from tests.chaos.history import (
+    Accepted,
+    AccessProbed,
+    Event,
+    FaultInjected,
+    FootprintChange,
+    MemorySample,
+    RunStarted,
+    Submitted,
+)
+from tests.chaos.plan import TENANTS, Fault, FaultInjection, Plan, PlannedRequest, plan, tenant_of
+from tests.chaos.recording_client import LoadClient, RecordingClient
+from tests.chaos.sdk_client import SdkClient
+from tests.chaos.slow_client import SlowClient
+from tests.support.eventually import eventually
 
-C = TypeVar("C", bound=Asker)
+C = TypeVar("C", bound=LoadClient)
 PATIENCE_SECONDS = 90.0  # for the ends, after everything was asked, done and undone
-REST_SECONDS = 30.0  # for what is not waited for: acknowledgements, sockets that close
+SETTLE_SECONDS = 30.0  # for what is not waited for: acknowledgements, sockets that close
 PROBES = 5
 SAMPLE_SECONDS = 10.0
-WARM = 16  # requests before the load: what is allocated once is no leak
+WARM_UP_REQUESTS = 16  # requests before the load: what is allocated once is no leak
 
-CLIENTS: dict[str, Callable[..., Asker]] = {"plain": Client, "sdk": SdkClient, "slow": SlowClient}
+CLIENTS: dict[str, Callable[..., LoadClient]] = {
+    "plain": RecordingClient,
+    "sdk": SdkClient,
+    "slow": SlowClient,
+}
 
 
 class Recorder:
@@ -45,14 +58,14 @@ class Recorder:
     def add(self, event: Event) -> None:
         self.events.append(event)
 
-    def begin(self, began: Began) -> None:
+    def begin(self, began: RunStarted) -> None:
         """Forget what was recorded so far."""
         self.events, self._began = [began], time.monotonic()
 
 
-async def run(fault: Fault, seed: int, home: Path) -> list[Event]:
+async def run_fault(fault: Fault, seed: int, home: Path) -> list[Event]:
     """What happened. The processes' logs stay in `home`."""
-    with network.own() if fault.shape.linked else nullcontext():
+    with network_partition.own_namespace() if fault.shape.can_partition else nullcontext():
         cluster = Cluster(fault.shape, home)
         try:
             await cluster.start()
@@ -63,25 +76,25 @@ async def run(fault: Fault, seed: int, home: Path) -> list[Event]:
 
 async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
     recorder, planned = Recorder(), plan(fault, seed)
-    async with _clients(cluster, Client, fault.load.clients, recorder) as clients:
-        await _warm(clients)
+    async with _clients(cluster, RecordingClient, fault.load.clients, recorder) as clients:
+        await _warm_up(clients)
     before = await _footprints(cluster)
-    recorder.begin(Began(fault.name, seed, list(fault.excused), fault.forgets))
+    recorder.begin(RunStarted(fault.name, seed, list(fault.excused), fault.forgets))
     kind = CLIENTS[fault.load.kind]
     async with _clients(cluster, kind, fault.load.clients, recorder) as clients:
         cluster.readers = {c.name: c for c in clients if isinstance(c, SlowClient)}
         async with _sampling(cluster, recorder), asyncio.TaskGroup() as tasks:
             tasks.create_task(_load(planned, clients, recorder))
-            for strike in planned.strikes:
+            for strike in planned.injections:
                 random = Random(f"{seed} {strike.at}")  # each strike may hit another one
-                tasks.create_task(_strike(cluster, strike, random, recorder))
+                tasks.create_task(_inject(cluster, strike, random, recorder))
         await _all_ended(clients)
-    async with _clients(cluster, Client, len(TENANTS), recorder) as strangers:
+    async with _clients(cluster, RecordingClient, len(TENANTS), recorder) as strangers:
         await _probe(strangers, recorder)
     async with connect(cluster.brokers.direct, "chaos") as broker:
-        await _at_rest(broker)
-        recorder.events += await stored.everything(broker, cluster.shards)
-    recorder.events += _held(before, await _footprints(cluster, before))
+        await _wait_until_idle(broker)
+        recorder.events += await stored_state.read_stored_events(broker, cluster.shards)
+    recorder.events += _footprint_changes(before, await _footprints(cluster, before))
     return recorder.events
 
 
@@ -112,7 +125,7 @@ async def _sampling(cluster: Cluster, recorder: Recorder) -> AsyncIterator[None]
     async def sample() -> None:
         while True:
             for name, footprint in (cluster.footprints() | cluster.brokers_footprints()).items():
-                recorder.add(Sampled(recorder.clock(), name, footprint.pid, footprint.rss))
+                recorder.add(MemorySample(recorder.clock(), name, footprint.pid, footprint.rss))
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async with asyncio.TaskGroup() as tasks:
@@ -121,41 +134,43 @@ async def _sampling(cluster: Cluster, recorder: Recorder) -> AsyncIterator[None]
         sampling.cancel()
 
 
-async def _warm(clients: Sequence[Client]) -> None:
-    for number in range(WARM):
-        ask = Ask(f"warm-{number}", 0, 0, "warm", number, 8, None)
+async def _warm_up(clients: Sequence[RecordingClient]) -> None:
+    for number in range(WARM_UP_REQUESTS):
+        ask = PlannedRequest(f"warm-{number}", 0, 0, "warm", number, 8, None)
         await clients[number % len(clients)].submit(ask)
     await _all_ended(clients)
 
 
-async def _load(planned: Plan, clients: Sequence[Asker], recorder: Recorder) -> None:
-    for ask in planned.asks:
+async def _load(planned: Plan, clients: Sequence[LoadClient], recorder: Recorder) -> None:
+    for ask in planned.requests:
         await asyncio.sleep(max(0.0, ask.at - recorder.clock()))
         await clients[ask.client].submit(ask)
 
 
-async def _strike(cluster: Cluster, strike: Strike, random: Random, recorder: Recorder) -> None:
+async def _inject(
+    cluster: Cluster, strike: FaultInjection, random: Random, recorder: Recorder
+) -> None:
     """Do it, wait, undo it; to all of several at once."""
-    do, undo = DEEDS[strike.deed]
+    do, undo = ACTIONS[strike.action]
     await asyncio.sleep(max(0.0, strike.at - recorder.clock()))
-    names = await cluster.resolve(strike.whom, random)
+    names = await cluster.resolve_targets(strike.target, random)
     for name in names:
-        recorder.add(Struck(recorder.clock(), strike.deed, name))
+        recorder.add(FaultInjected(recorder.clock(), strike.action, name))
         await do(cluster, name)
     await asyncio.sleep(strike.seconds)
     for name in names:
         await undo(cluster, name)
-        recorder.add(Struck(recorder.clock(), strike.deed, name, undone=True))
+        recorder.add(FaultInjected(recorder.clock(), strike.action, name, undone=True))
 
 
-async def _all_ended(clients: Sequence[Asker]) -> None:
+async def _all_ended(clients: Sequence[LoadClient]) -> None:
     """What does not end in time stays without an end in the history."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not all(client.idle for client in clients) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
 
 
-async def _probe(clients: list[Client], recorder: Recorder) -> None:
+async def _probe(clients: list[RecordingClient], recorder: Recorder) -> None:
     """Have tenants try to read what was said to others."""
     owners = {event.request: event.tenant for event in recorder.events if type(event) is Submitted}
     accepted = {e.request_id: e for e in recorder.events if isinstance(e, Accepted)}
@@ -165,17 +180,17 @@ async def _probe(clients: list[Client], recorder: Recorder) -> None:
         await stranger.probe(event.request_id)
 
     def answered() -> bool:
-        return sum(isinstance(event, Probed) for event in recorder.events) == len(chosen)
+        return sum(isinstance(event, AccessProbed) for event in recorder.events) == len(chosen)
 
-    await eventually(answered, REST_SECONDS)
+    await eventually(answered, SETTLE_SECONDS)
 
 
-async def _at_rest(broker: Broker) -> None:
-    deadline = time.monotonic() + REST_SECONDS
+async def _wait_until_idle(broker: Broker) -> None:
+    deadline = time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < deadline:
         try:
             queues = (topology.REQUESTS, topology.WORK)
-            if not sum([await stored.held(broker, queue) for queue in queues]):
+            if not sum([await stored_state.message_count(broker, queue) for queue in queues]):
                 return
         except (nats.errors.Error, TimeoutError):
             continue  # a leader is being elected
@@ -189,7 +204,7 @@ async def _footprints(
 
     The brokers are left out: their memory is what the streams hold.
     """
-    deadline = time.monotonic() + REST_SECONDS
+    deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         await asyncio.sleep(0.5)
         now = cluster.footprints()
@@ -199,9 +214,11 @@ async def _footprints(
             return now
 
 
-def _held(before: Mapping[str, Footprint], after: Mapping[str, Footprint]) -> Iterator[Held]:
+def _footprint_changes(
+    before: Mapping[str, Footprint], after: Mapping[str, Footprint]
+) -> Iterator[FootprintChange]:
     """Of the processes that are the same."""
     for name, then in before.items():
         now = after.get(name, then)
         if now.pid == then.pid:
-            yield Held(name, then.rss, now.rss, then.descriptors, now.descriptors)
+            yield FootprintChange(name, then.rss, now.rss, then.descriptors, now.descriptors)

@@ -13,12 +13,12 @@ SOURCE = Path(__file__).with_suffix(".c")
 COMPILER = "cc"
 
 
-def missing() -> str:
+def missing_requirement() -> str:
     """Why this cannot be done here; empty if it can."""
     return "" if shutil.which(COMPILER) else f"there is no C compiler ({COMPILER})"
 
 
-def build(home: Path) -> Path:
+def build_library(home: Path) -> Path:
     """The library that a process is to load before all others."""
     library = home / "wall_clock.so"
     command = [COMPILER, "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.browser import Browser, chromium
-from tests.e2e.running import KEY, Running, wait_until
-from tests.e2e.test_page import STATE, TEXT, enter, run
-from tests.e2e.wire import wire
-from tests.integration.test_gateway_cancel import outcomes
+from tests.e2e.test_web_page import STATE, TEXT, enter, run
+from tests.integration.gateway.replies.test_cancel import outcomes
+from tests.support.millstream_up import KEY, MillstreamUp, wait_until
+from tests.support.tcp_proxy import running_proxy
 
 CLIENT = f"""
 const {{ Client }} = await import("/page/millstream.js");
@@ -71,7 +71,7 @@ def chrome() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def browser(chrome: Browser, mock_up: Running) -> Browser:
+def browser(chrome: Browser, mock_up: MillstreamUp) -> Browser:
     """A fresh page of the gateway."""
     chrome.open(mock_up.url + "/")
     return chrome
@@ -82,8 +82,8 @@ def test_a_gateway_that_is_killed_and_started_again_is_not_seen_in_the_text(
 ) -> None:
     """The person sees a pause, and then the rest of the very same answer."""
     words = ["--model", "mock", "--mock-itl-ms", "5", "--api-key", KEY]
-    with Running(tmp_path, *words) as up:
-        up.ready()
+    with MillstreamUp(tmp_path, *words) as up:
+        up.wait_until_ready()
         texts = []
         for killed in (False, True):
             enter(chrome, up.url, KEY)
@@ -97,30 +97,30 @@ def test_a_gateway_that_is_killed_and_started_again_is_not_seen_in_the_text(
     assert texts[0] == texts[1]
 
 
-def test_many_streams_share_a_socket_that_is_cut(chrome: Browser, mock_up: Running) -> None:
+def test_many_streams_share_a_socket_that_is_cut(chrome: Browser, mock_up: MillstreamUp) -> None:
     """Each goes on where it was, on the next one."""
-    with wire(mock_up.url) as between:
+    with running_proxy(mock_up.url) as between:
         found = []
         for cut in (False, True):
             chrome.open(between.url + "/")
             chrome.evaluate(CLIENT + MANY)
             if cut:
                 chrome.until("window.received > 500")
-                between.cut()
+                between.drop_connections()
             chrome.until("window.texts")
             found.append(chrome.script("return window.texts"))
     assert len(set(found[0])) == 10
     assert found[0] == found[1]
 
 
-def test_leaving_the_loop_cancels(browser: Browser, mock_up: Running) -> None:
+def test_leaving_the_loop_cancels(browser: Browser, mock_up: MillstreamUp) -> None:
     """Nobody pays for what nobody reads."""
-    before = len(asyncio.run(outcomes(mock_up.nats)))
+    before = len(asyncio.run(outcomes(mock_up.nats_url)))
     browser.evaluate(
         CLIENT + "for await (const chunk of client.generate(ask('a long one', 4000))) break;"
     )
-    wait_until(lambda: len(asyncio.run(outcomes(mock_up.nats))) > before, 10)
-    assert asyncio.run(outcomes(mock_up.nats))[-1][0] == "cancelled"
+    wait_until(lambda: len(asyncio.run(outcomes(mock_up.nats_url))) > before, 10)
+    assert asyncio.run(outcomes(mock_up.nats_url))[-1][0] == "cancelled"
 
 
 def test_an_abort_signal_ends_its_request_alone(browser: Browser) -> None:

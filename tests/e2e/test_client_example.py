@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.running import KEY, Running
+from tests.support.millstream_up import KEY, MillstreamUp
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_client_prints_a_whole_answer(mock_up: Running) -> None:
+def test_the_example_client_prints_a_whole_answer(mock_up: MillstreamUp) -> None:
     """It is what people copy: several requests at once over one socket."""
     command = [sys.executable, str(ROOT / "examples/client.py"), mock_up.url, "mock", KEY]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "client")}

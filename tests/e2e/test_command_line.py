@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 EVERY_COMMAND = """
 import sys
 sys.modules.update(dict.fromkeys(sys.argv[1:]))  # as if not installed
-from millstream.commands import COMMANDS
+from millstream.command_table import COMMANDS
 for command in COMMANDS:
     command.load_settings(), command.load_run()
 """

@@ -2,16 +2,16 @@
 
 As vLLM does, before the temperature and in this order: bias, repetition, frequency, presence. The
 repetition penalty counts prompt and output alike, the others the output alone. All of it is a
-function of the tokens so far, so a later attempt goes on exactly.
+function of the tokens so far, so a later attempt goes on exactly. Pure.
 """
 
 import torch
 from torch import Tensor
 
-from gpu_worker.engines.paged.transfer import sent
+from gpu_worker.engines.device_transfer import to_device
 from streams.messages import Sampling
 
-_FIRST_ROOM = 64
+_INITIAL_CAPACITY = 64
 
 
 class Penalties:
@@ -19,23 +19,25 @@ class Penalties:
 
     def __init__(self, sampling: Sampling, prompt: list[int], device: torch.device) -> None:
         self._sampling = sampling
-        self._places: dict[int, int] = {}
-        self._ids = torch.empty(_FIRST_ROOM, dtype=torch.long, device=device)
-        self._counts = torch.zeros(_FIRST_ROOM, device=device)
+        self._index_by_token: dict[int, int] = {}
+        self._ids = torch.empty(_INITIAL_CAPACITY, dtype=torch.long, device=device)
+        self._counts = torch.zeros(_INITIAL_CAPACITY, device=device)
         biased = sampling.logit_bias
-        self._biased = sent([t for t, _ in biased], torch.long, device)
-        self._bias = sent([float(b) for _, b in biased], torch.float32, device)
+        self._biased = to_device([t for t, _ in biased], torch.long, device)
+        self._bias = to_device([float(b) for _, b in biased], torch.float32, device)
         if sampling.repetition_penalty != 1:
-            self._place_all(prompt)
+            self._index_tokens(prompt)
 
-    def count(self, token: int) -> None:
+    def count_token(self, token: int) -> None:
         """`token` was generated."""
-        self.count_all([token])
+        self.count_tokens([token])
 
-    def count_all(self, tokens: list[int]) -> None:
+    def count_tokens(self, tokens: list[int]) -> None:
         """`tokens` were generated; many cost little more than one."""
-        self._place_all(tokens)
-        places = sent([self._places[token] for token in tokens], torch.long, self._ids.device)
+        self._index_tokens(tokens)
+        places = to_device(
+            [self._index_by_token[token] for token in tokens], torch.long, self._ids.device
+        )
         self._counts.index_add_(0, places, torch.ones_like(places, dtype=self._counts.dtype))
 
     def apply(self, row: Tensor) -> None:
@@ -43,8 +45,8 @@ class Penalties:
         sampling = self._sampling
         if len(self._biased):
             row[self._biased] += self._bias
-        ids = self._ids[: len(self._places)]
-        counts = self._counts[: len(self._places)]
+        ids = self._ids[: len(self._index_by_token)]
+        counts = self._counts[: len(self._index_by_token)]
         values = row[ids]
         if (factor := sampling.repetition_penalty) != 1:
             values = torch.where(values > 0, values / factor, values * factor)
@@ -52,20 +54,20 @@ class Penalties:
         values -= sampling.presence_penalty * (counts > 0)
         row[ids] = values
 
-    def _place_all(self, tokens: list[int]) -> None:
+    def _index_tokens(self, tokens: list[int]) -> None:
         """Give each token that is new a place."""
-        new = [token for token in dict.fromkeys(tokens) if token not in self._places]
-        start = len(self._places)
-        self._places.update(zip(new, range(start, start + len(new)), strict=True))
-        if (need := len(self._places)) > len(self._ids):
+        new = [token for token in dict.fromkeys(tokens) if token not in self._index_by_token]
+        start = len(self._index_by_token)
+        self._index_by_token.update(zip(new, range(start, start + len(new)), strict=True))
+        if (need := len(self._index_by_token)) > len(self._ids):
             more = max(need, 2 * len(self._ids)) - len(self._ids)
             self._ids = torch.cat([self._ids, self._ids.new_empty(more)])
             self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
         if new:
-            self._ids[start:need] = sent(new, torch.long, self._ids.device)
+            self._ids[start:need] = to_device(new, torch.long, self._ids.device)
 
 
-def penalties(
+def build_penalties(
     sampling: Sampling, prompt: list[int], generated: list[int], device: torch.device
 ) -> Penalties | None:
     """Those of a sequence behind its `generated` tokens; None where it asks for none."""
@@ -79,5 +81,5 @@ def penalties(
         return None
     made = Penalties(sampling, prompt, device)
     if generated:
-        made.count_all(generated)
+        made.count_tokens(generated)
     return made

@@ -16,7 +16,7 @@ class Backoff:
     base_seconds: float = 0.25
     most_seconds: float = 10.0
 
-    def seconds(self, failures: int, share: float) -> float:
+    def delay_seconds(self, failures: int, share: float) -> float:
         """The delay after so many failures in a row (from 1); `share` is a draw from [0, 1)."""
         whole = self.base_seconds * 2.0 ** min(failures - 1, _DOUBLINGS)
         return share * min(whole, self.most_seconds)

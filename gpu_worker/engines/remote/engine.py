@@ -13,18 +13,18 @@ from typing import Any, Literal, Protocol
 import structlog
 from tokenizers import Tokenizer
 
-from gpu_worker.engine import EngineError, Output, Room, Sequence
+from gpu_worker.engines.engine import EngineError, FreeCapacity, Output, Sequence
 from gpu_worker.engines.remote import metrics
 from gpu_worker.engines.remote.backoff import Backoff
-from gpu_worker.engines.remote.breaker import Breaker
-from gpu_worker.engines.remote.caller import Caller
-from gpu_worker.engines.remote.gate import Gate
-from gpu_worker.engines.remote.items import Items
-from gpu_worker.engines.remote.openai import VLLM, OpenAI
-from gpu_worker.engines.remote.outbox import Outbox
-from gpu_worker.engines.remote.streaming import Emit, Streaming
-from gpu_worker.engines.remote.upstream import Timeouts, Upstream
-from gpu_worker.limits import reserved
+from gpu_worker.engines.remote.circuit_breaker import CircuitBreaker
+from gpu_worker.engines.remote.concurrency_limiter import ConcurrencyLimiter
+from gpu_worker.engines.remote.cross_thread_queue import CrossThreadQueue
+from gpu_worker.engines.remote.http_client import HttpClient, Timeouts
+from gpu_worker.engines.remote.openai_client import Emit, OpenAIClient
+from gpu_worker.engines.remote.openai_protocol import OpenAIProtocol, VLLMProtocol
+from gpu_worker.engines.remote.retrying_caller import RetryingCaller
+from gpu_worker.engines.remote.single_item_client import SingleItemClient
+from gpu_worker.engines.sequence_limits import count_reserved_tokens
 from streams.errors import MillstreamError
 
 Api = Literal["openai", "vllm", "single"]
@@ -32,7 +32,7 @@ STEP_SECONDS = 0.005  # the longest that a step waits for an output
 log = structlog.get_logger()
 
 
-class KeyMissing(MillstreamError):
+class ApiKeyMissing(MillstreamError):
     """The variable that should hold a server's API key does not."""
 
     def __init__(self, variable: str) -> None:
@@ -40,7 +40,7 @@ class KeyMissing(MillstreamError):
         self.variable = variable
 
 
-class Server(Protocol):
+class RemoteClient(Protocol):
     """How one API is used. Both raise `EngineError`."""
 
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
@@ -51,7 +51,7 @@ class Server(Protocol):
 
 
 @dataclass(eq=False)
-class _Job:
+class _RemoteRequest:
     """A sequence and, on the loop's thread, the task that serves it."""
 
     sequence: Sequence
@@ -66,18 +66,23 @@ class RemoteEngine:
     """
 
     def __init__(
-        self, upstream: Upstream, server: Server, gate: Gate, concurrency: int, context_length: int
+        self,
+        upstream: HttpClient,
+        server: RemoteClient,
+        gate: ConcurrencyLimiter,
+        concurrency: int,
+        context_length: int,
     ) -> None:
-        self._upstream, self._server, self._gate = upstream, server, gate
+        self._http, self._client, self._limiter = upstream, server, gate
         self._concurrency, self._tokens = concurrency, concurrency * context_length
-        self._jobs: dict[str, _Job] = {}  # of the engine's thread, as `_cancelled` is
+        self._requests: dict[str, _RemoteRequest] = {}  # of the engine's thread, as `_cancelled` is
         self._cancelled: list[Output] = []
         self._serving: set[asyncio.Task[None]] = set()  # of the loop's
         self._failure: BaseException | None = None
-        self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="remote-calls", daemon=True)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run_loop, name="remote-calls", daemon=True)
         self._thread.start()
-        self._begun.wait()
+        self._started.wait()
 
     @classmethod
     def load(
@@ -98,99 +103,99 @@ class RemoteEngine:
     ) -> "RemoteEngine":
         """An engine for the server at `url`; `directory` holds the model's tokeniser, if any.
 
-        The server need not be there yet. Raises `KeyMissing`.
+        The server need not be there yet. Raises `ApiKeyMissing`.
         """
         timeouts = Timeouts(connect_seconds, first_seconds, chunk_seconds)
-        upstream = Upstream(url, _key(api_key_variable), timeouts, concurrency)
-        gate = Gate(concurrency, Breaker(cooldown_seconds=cooldown_seconds))
-        caller = Caller(gate, Backoff(retry_seconds), partial(metrics.observe, model))
-        server: Server
+        upstream = HttpClient(url, _read_api_key(api_key_variable), timeouts, concurrency)
+        gate = ConcurrencyLimiter(concurrency, CircuitBreaker(cooldown_seconds=cooldown_seconds))
+        caller = RetryingCaller(gate, Backoff(retry_seconds), partial(metrics.observe_call, model))
+        server: RemoteClient
         if api == "single":
-            server = Items(upstream, caller, concurrency)
+            server = SingleItemClient(upstream, caller, concurrency)
         else:
-            tokenizer = _tokenizer(directory)
-            words = (VLLM if api == "vllm" else OpenAI)(model)
-            ends = _ends(directory, tokenizer) if words.knows_tokens else frozenset()
-            server = Streaming(words, upstream, caller, tokenizer, ends)
+            tokenizer = _load_tokenizer(directory)
+            words = (VLLMProtocol if api == "vllm" else OpenAIProtocol)(model)
+            ends = _read_eos_ids(directory, tokenizer) if words.has_token_ids else frozenset()
+            server = OpenAIClient(words, upstream, caller, tokenizer, ends)
         return cls(upstream, server, gate, concurrency, context_length)
 
     def add(self, sequence: Sequence) -> None:
-        assert sequence.request_id not in self._jobs, f"{sequence.request_id} is here already"
-        job = self._jobs[sequence.request_id] = _Job(sequence)
-        self._loop.call_soon_threadsafe(self._begin, job)
+        assert sequence.request_id not in self._requests, f"{sequence.request_id} is here already"
+        job = self._requests[sequence.request_id] = _RemoteRequest(sequence)
+        self._loop.call_soon_threadsafe(self._start_task, job)
 
     def cancel(self, request_id: str) -> None:
         """What its call still sends is not for anybody from here on."""
-        if job := self._jobs.pop(request_id, None):
+        if job := self._requests.pop(request_id, None):
             self._cancelled.append(Output(request_id, finish="cancelled"))
-            self._loop.call_soon_threadsafe(_cancel, job)
+            self._loop.call_soon_threadsafe(_cancel_task, job)
 
     def step(self) -> list[Output]:
         """Everything that the calls have brought; waits a little for the first of it."""
         if self._failure:
             raise self._failure
         outputs, self._cancelled = self._cancelled, []
-        for job, output in self._outbox.take(0 if outputs else STEP_SECONDS):
-            if self._jobs.get(output.request_id) is job:
+        for job, output in self._outputs.get_all(0 if outputs else STEP_SECONDS):
+            if self._requests.get(output.request_id) is job:
                 outputs.append(output)
                 if output.finish or output.error:
-                    del self._jobs[output.request_id]
+                    del self._requests[output.request_id]
         return outputs
 
-    def room(self) -> Room:
-        held = sum(reserved(job.sequence) for job in self._jobs.values())
-        sequences = self._concurrency - len(self._jobs)
-        return Room(max(0, sequences), max(0, self._tokens - held))
+    def free_capacity(self) -> FreeCapacity:
+        held = sum(count_reserved_tokens(job.sequence) for job in self._requests.values())
+        sequences = self._concurrency - len(self._requests)
+        return FreeCapacity(max(0, sequences), max(0, self._tokens - held))
 
-    def capacity(self) -> int:
+    def concurrency_limit(self) -> int:
         """None while the breaker is open or the server has asked for a pause. From any thread."""
-        return self._gate.capacity(time.monotonic())
+        return self._limiter.capacity(time.monotonic())
 
     @property
     def idle(self) -> bool:
-        return not self._jobs and not self._cancelled
+        return not self._requests and not self._cancelled
 
     def close(self) -> None:
         """Hang up every call and end the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        self._jobs.clear()
+        self._requests.clear()
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         try:
-            asyncio.run(self._serve())
+            asyncio.run(self._run_until_stopped())
         except BaseException as error:  # whatever it is, the next step tells the driver
             self._failure = error
-            self._begun.set()
+            self._started.set()
 
-    async def _serve(self) -> None:
+    async def _run_until_stopped(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._outbox: Outbox[tuple[_Job, Output]] = Outbox()
-        async with self._upstream, asyncio.TaskGroup() as self._tasks:
-            self._begun.set()
+        self._outputs: CrossThreadQueue[tuple[_RemoteRequest, Output]] = CrossThreadQueue()
+        async with self._http, asyncio.TaskGroup() as self._tasks:
+            self._started.set()
             await self._stop.wait()
             for task in self._serving:
                 task.cancel()
 
-    def _begin(self, job: _Job) -> None:
-        job.task = self._tasks.create_task(self._work(job), name=job.sequence.request_id)
+    def _start_task(self, job: _RemoteRequest) -> None:
+        job.task = self._tasks.create_task(self._serve_sequence(job), name=job.sequence.request_id)
         self._serving.add(job.task)
         job.task.add_done_callback(self._serving.discard)
 
-    async def _work(self, job: _Job) -> None:
+    async def _serve_sequence(self, job: _RemoteRequest) -> None:
         """Serve one sequence; whatever goes wrong is its own."""
         sequence = job.sequence
 
         async def emit(output: Output) -> None:
-            await self._outbox.put((job, output))
+            await self._outputs.put((job, output))
 
         try:
             if sequence.inputs:
-                vectors = await self._server.embed(sequence)
+                vectors = await self._client.embed(sequence)
                 await emit(Output(sequence.request_id, vectors=vectors, finish="stop"))
             else:
-                await self._server.generate(sequence, emit)
+                await self._client.generate(sequence, emit)
         except EngineError as error:
             await emit(Output(sequence.request_id, error=error))
         except Exception as error:  # a fault of ours must not end the others' calls
@@ -199,34 +204,34 @@ class RemoteEngine:
             await emit(Output(sequence.request_id, error=failed))
 
 
-def _cancel(job: _Job) -> None:
+def _cancel_task(job: _RemoteRequest) -> None:
     assert job.task, "`add` was noted before `cancel`"
     job.task.cancel()
 
 
-def _key(variable: str) -> str:
+def _read_api_key(variable: str) -> str:
     """The API key that a variable of this process holds; the registry knows its name alone."""
     if variable and not os.environ.get(variable):
-        raise KeyMissing(variable)
+        raise ApiKeyMissing(variable)
     return os.environ[variable] if variable else ""
 
 
-def _tokenizer(directory: Path | None) -> Tokenizer | None:
+def _load_tokenizer(directory: Path | None) -> Tokenizer | None:
     return Tokenizer.from_file(str(directory / "tokenizer.json")) if directory else None
 
 
-def _ends(directory: Path | None, tokenizer: Tokenizer | None) -> frozenset[int]:
+def _read_eos_ids(directory: Path | None, tokenizer: Tokenizer | None) -> frozenset[int]:
     """The ids that end a text, by generation_config.json or else by the tokeniser's settings."""
     if directory is None or tokenizer is None:
         return frozenset()
-    found = _read(directory / "generation_config.json").get("eos_token_id")
+    found = _read_json(directory / "generation_config.json").get("eos_token_id")
     if found is None:
-        name = _read(directory / "tokenizer_config.json").get("eos_token")
+        name = _read_json(directory / "tokenizer_config.json").get("eos_token")
         content = name.get("content") if isinstance(name, dict) else name
         found = tokenizer.token_to_id(content) if content else None
     return frozenset(found if isinstance(found, list) else [found]) - {None}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text()) if path.exists() else {}
     return content if isinstance(content, dict) else {}

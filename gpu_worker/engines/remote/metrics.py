@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge
 
-from gpu_worker.engines.remote.caller import Called
+from gpu_worker.engines.remote.retrying_caller import CallResult
 
 _STATES = {"closed": 0, "half_open": 1, "open": 2}
 CALLS = Counter(
@@ -18,9 +18,9 @@ BREAKER = Gauge(
 )
 
 
-def observe(upstream: str, called: Called) -> None:
+def observe_call(upstream: str, called: CallResult) -> None:
     """Count one call that has ended."""
     CALLS.labels(upstream, called.outcome).inc()
-    BREAKER.labels(upstream).set(_STATES[called.state])
-    if called.again:
+    BREAKER.labels(upstream).set(_STATES[called.breaker_state])
+    if called.is_retry:
         RETRIES.labels(upstream).inc()

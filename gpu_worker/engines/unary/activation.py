@@ -12,7 +12,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def activation(path: str) -> nn.Module:
+def build_activation(path: str) -> nn.Module:
     """`torch.nn.modules.linear.Identity` and the like; raises ValueError for what is unknown."""
     name = path.rpartition(".")[2]
     if not path.startswith("torch.nn.") or name not in ACTIVATIONS:

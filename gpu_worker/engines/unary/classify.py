@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from gpu_worker.engines.precision import dtype_for
-from gpu_worker.engines.unary.activation import activation
+from gpu_worker.engines.precision import choose_dtype
+from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.engine import UnaryEngine
-from gpu_worker.engines.unary.padding import Padded
+from gpu_worker.engines.unary.padding import PaddedBatch
 
 _BY_PROBLEM: dict[str, type[nn.Module]] = {
     "regression": nn.Identity,
@@ -28,33 +28,33 @@ class Classifier:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.labels: list[str] | None = _labels(model)
+        self.labels: list[str] | None = _read_labels(model)
         self._score: nn.Module | None = getattr(model, "score", None)
-        self._activation = _activation(model)
+        self._activation = _choose_activation(model)
         self._has_types = getattr(model.config, "type_vocab_size", 0) > 1
 
-    def __call__(self, batch: Padded) -> Tensor:
+    def __call__(self, batch: PaddedBatch) -> Tensor:
         found: Tensor = self._activation(self._logits(batch).float())
         return found
 
-    def _logits(self, batch: Padded) -> Tensor:
+    def _logits(self, batch: PaddedBatch) -> Tensor:
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if self._score:
             states = self.model.base_model(**inputs, use_cache=False).last_hidden_state
-            scored: Tensor = self._score(batch.last_of(states))
+            scored: Tensor = self._score(batch.select_last(states))
             return scored
-        types = {"token_type_ids": batch.types} if self._has_types else {}
+        types = {"token_type_ids": batch.type_ids} if self._has_types else {}
         logits: Tensor = self.model(**inputs, **types).logits
         return logits
 
 
-def _labels(model: PreTrainedModel) -> list[str]:
+def _read_labels(model: PreTrainedModel) -> list[str]:
     """The names of its outputs, by number."""
     names = {int(number): str(name) for number, name in (model.config.id2label or {}).items()}
     return [names[number] for number in range(len(names))]
 
 
-def _activation(model: PreTrainedModel) -> nn.Module:
+def _choose_activation(model: PreTrainedModel) -> nn.Module:
     """What makes probabilities of logits: as a cross-encoder's configuration names it, else by the
     `problem_type`, else a sigmoid for one label and a softmax over several.
     """
@@ -62,7 +62,7 @@ def _activation(model: PreTrainedModel) -> nn.Module:
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
     if named:
-        return activation(named)
+        return build_activation(named)
     if config.problem_type in _BY_PROBLEM:
         return _BY_PROBLEM[config.problem_type]()
     return nn.Sigmoid() if config.num_labels == 1 else nn.Softmax(dim=-1)
@@ -72,11 +72,11 @@ class ClassifyEngine(UnaryEngine):
     """An `Engine` over the directory of a model with a sequence classification head."""
 
     @staticmethod
-    def open(directory: Path, device: torch.device) -> Classifier:
+    def load_head(directory: Path, device: torch.device) -> Classifier:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             directory,
-            dtype=dtype_for(config, device),
+            dtype=choose_dtype(config, device),
             local_files_only=True,
             use_safetensors=True,
         )

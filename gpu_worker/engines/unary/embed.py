@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from gpu_worker.engines.precision import dtype_for
+from gpu_worker.engines.precision import choose_dtype
 from gpu_worker.engines.unary.engine import UnaryEngine
-from gpu_worker.engines.unary.padding import Padded
+from gpu_worker.engines.unary.padding import PaddedBatch
 from gpu_worker.engines.unary.pooling import Pooling
 
 
@@ -21,7 +21,7 @@ class Embedder:
         self.model, self._pooling = model, pooling
         self.normalises = pooling.normalises
 
-    def __call__(self, batch: Padded) -> Tensor:
+    def __call__(self, batch: PaddedBatch) -> Tensor:
         states = self.model(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
         return self._pooling(states, batch)
 
@@ -30,15 +30,15 @@ class EmbedEngine(UnaryEngine):
     """An `Engine` over a sentence-transformers directory."""
 
     @staticmethod
-    def open(directory: Path, device: torch.device) -> Embedder:
+    def load_head(directory: Path, device: torch.device) -> Embedder:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModel.from_pretrained(
             directory,
-            dtype=dtype_for(config, device),
+            dtype=choose_dtype(config, device),
             local_files_only=True,
             use_safetensors=True,
         )
         return Embedder(
             model.to(device).eval(),  # type: ignore[arg-type]
-            Pooling.read(directory, device),
+            Pooling.from_directory(directory, device),
         )

@@ -9,41 +9,41 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True)
-class Input:
+class TokenizedInput:
     """Token ids; of a pair, also where the second text begins among them."""
 
     tokens: list[int]
-    split: int | None = None
+    second_text_start: int | None = None
 
 
 @dataclass(frozen=True)
-class Padded:
+class PaddedBatch:
     """`[rows, tokens]` of int64 each: ids; 1 for a token; 1 for a token of a second text."""
 
     ids: Tensor
     mask: Tensor
-    types: Tensor
+    type_ids: Tensor
 
     @property
-    def last(self) -> Tensor:
+    def last_positions(self) -> Tensor:
         """`[rows]`: where each row's last token is."""
         return self.mask.sum(-1) - 1
 
-    def last_of(self, states: Tensor) -> Tensor:
+    def select_last(self, states: Tensor) -> Tensor:
         """`[rows, size]`: of `[rows, tokens, size]` the states at the last tokens."""
-        return states[torch.arange(len(states), device=states.device), self.last]
+        return states[torch.arange(len(states), device=states.device), self.last_positions]
 
 
-def pad(inputs: Sequence[Input], device: torch.device) -> Padded:
+def pad_inputs(inputs: Sequence[TokenizedInput], device: torch.device) -> PaddedBatch:
     """Padding is masked, so its id does not matter: it is 0, which every vocabulary has."""
     ids = pad_sequence([torch.tensor(each.tokens) for each in inputs], batch_first=True)
     places = torch.arange(ids.shape[1])
     lengths = torch.tensor([[len(each.tokens)] for each in inputs])
-    splits = torch.tensor([[_split(each)] for each in inputs])
+    splits = torch.tensor([[_second_text_start(each)] for each in inputs])
     mask = places < lengths
     types = mask & (places >= splits)
-    return Padded(ids.to(device), mask.long().to(device), types.long().to(device))
+    return PaddedBatch(ids.to(device), mask.long().to(device), types.long().to(device))
 
 
-def _split(each: Input) -> int:
-    return len(each.tokens) if each.split is None else each.split
+def _second_text_start(each: TokenizedInput) -> int:
+    return len(each.tokens) if each.second_text_start is None else each.second_text_start

@@ -1,0 +1,130 @@
+"""From chat messages to the text that a model continues, by Hugging Face chat templates.
+
+The environment is that of transformers' `apply_chat_template`: its sandbox and rules, loop
+controls, the `generation` tag, `tojson` without HTML escapes. Templates are an operator's, messages
+a stranger's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from streams.errors import BadRequest
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+MAX_COMPILED = 64  # templates kept
+PLAIN_STOPS = ["\nUser:"]  # where a model without a template would go on with the other's part
+_SPEAKERS = {"user": "User", "assistant": "Assistant"}  # anything else sets the scene
+
+# What a template does wrong with messages that it was not written for.
+_MISUSE = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+
+
+def render(
+    template: str | None,
+    messages: Sequence[Message],
+    tokens: Mapping[str, str],
+    tools: Sequence[Tool] | None = None,
+) -> str:
+    """The prompt of a chat, up to where the assistant is to speak.
+
+    `tokens` are the tokeniser's special tokens by name (`bos_token`, ...). `tools` and calls in
+    messages are as transformers has them: OpenAI's, but with arguments as an object. Without a
+    template the messages become a plain dialogue. Raises `BadRequest` with the template's own words
+    when it refuses the messages.
+    """
+    if template is None:
+        return render_plain(messages)
+    try:
+        return _compile(template).render(
+            **tokens,
+            messages=[dict(message) for message in messages],
+            tools=tools,
+            documents=None,
+            add_generation_prompt=True,
+        )
+    except _MISUSE as error:
+        raise BadRequest(f"the model's chat template refuses this: {error}", "messages") from error
+
+
+def render_plain(messages: Sequence[Message]) -> str:
+    """A dialogue as a base model, which knows no turns, continues it best."""
+    return "".join(map(_plain_line, messages)) + f"{_SPEAKERS['assistant']}:"
+
+
+def _plain_line(message: Message) -> str:
+    content: str = message["content"].strip()
+    speaker = _SPEAKERS.get(message["role"])
+    return f"{speaker}: {content}\n" if speaker else f"{content}\n\n"
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what training learns from; here its body is all that counts."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as an instance's
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _PlainNamespace(Namespace):
+    """A namespace without underscored attributes, which would reach into Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # `namespace(self=...)` is legal in a template
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _refuse_underscore(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: str) -> None:
+    if name.startswith("_"):
+        raise SecurityError(f"a namespace takes no attribute {name!r}")
+
+
+def _build_environment() -> ImmutableSandboxedEnvironment:
+    extensions = [_GenerationTag, loopcontrols]
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions
+    )
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise_exception
+    made.globals["strftime_now"] = _strftime_now
+    made.globals["namespace"] = _PlainNamespace
+    return made
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005  # templates want the wall clock's date
+
+
+_ENVIRONMENT = _build_environment()
+
+
+@lru_cache(MAX_COMPILED)
+def _compile(template: str) -> Template:
+    return _ENVIRONMENT.from_string(template)

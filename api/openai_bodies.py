@@ -1,0 +1,245 @@
+"""What clients get in OpenAI's shapes: completions, chats, embeddings, and models.
+
+Classifications and rerankings come in vLLM's, since OpenAI has none.
+
+Log probabilities come as the token log has them: maps with `token`, `text`, `logprob` and `top`, a
+list of `[token, text, logprob]`.
+"""
+
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+
+from api.tool_calls import ToolCall
+from registry.models import Adapter, Model
+from streams import messages
+
+JsonBody = dict[str, Any]
+Usage = messages.TokenUsage
+Logprobs = Sequence[Mapping[str, Any]]
+FinishReason = Literal["stop", "length", "tool_calls"]
+MODEL_OWNER = "millstream"
+
+
+def completion_id(request_id: str) -> str:
+    return f"cmpl-{request_id}"
+
+
+def chat_id(request_id: str) -> str:
+    return f"chatcmpl-{request_id}"
+
+
+def body_head(answer_id: str, kind: str, created: int, model: str) -> JsonBody:
+    """What an answer, or each chunk of one, begins with; `created` is in epoch seconds."""
+    return {"id": answer_id, "object": kind, "created": created, "model": model}
+
+
+def completion(
+    request_id: str, model: str, created: int, choices: Sequence[JsonBody], usage: Usage
+) -> JsonBody:
+    """The whole answer of /v1/completions."""
+    head = body_head(completion_id(request_id), "text_completion", created, model)
+    return {**head, "choices": choices, "usage": usage}
+
+
+def chat_completion(
+    request_id: str, model: str, created: int, choices: Sequence[JsonBody], usage: Usage
+) -> JsonBody:
+    """The whole answer of /v1/chat/completions."""
+    head = body_head(chat_id(request_id), "chat.completion", created, model)
+    return {**head, "choices": choices, "usage": usage}
+
+
+def completion_choice(
+    index: int, text: str, reason: FinishReason, logprobs: Logprobs | None = None
+) -> JsonBody:
+    """One of the texts of /v1/completions."""
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None if logprobs is None else completion_logprobs(logprobs, 0),
+        "finish_reason": reason,
+    }
+
+
+def chat_choice(
+    index: int,
+    text: str,
+    reason: FinishReason,
+    logprobs: Logprobs | None = None,
+    calls: Sequence[ToolCall] = (),
+) -> JsonBody:
+    """One of the messages of /v1/chat/completions; with `calls` its text may be missing."""
+    message: JsonBody = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        message |= {"content": text or None, "tool_calls": [tool_call(call) for call in calls]}
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": None if logprobs is None else chat_logprobs(logprobs),
+        "finish_reason": choose_finish_reason(calls, reason),
+    }
+
+
+def tool_call(call: ToolCall) -> JsonBody:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def choose_finish_reason(calls: object, reason: FinishReason) -> FinishReason:
+    """Why an answer ended; one that was cut short says so even if it has called a tool."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
+    """The sum of all choices in order; a prompt counts once, whatever its number of `choices`."""
+    if len(usages) == 1:
+        return usages[0]
+    prompt_tokens = sum(each["prompt_tokens"] for each in usages[::choices])
+    completion_tokens = sum(each["completion_tokens"] for each in usages)
+    cached_tokens = sum(map(messages.cached_tokens, usages[::choices]))
+    return messages.openai_usage(prompt_tokens, completion_tokens, cached_tokens)
+
+
+def completion_logprobs(logprobs: Logprobs, offset: int) -> JsonBody:
+    """Parallel lists, as /v1/completions has them; `offset` is where the first text begins."""
+    offsets = []
+    for each in logprobs:
+        offsets.append(offset)
+        offset += len(each["text"])
+    return {
+        "tokens": [each["text"] for each in logprobs],
+        "token_logprobs": [each["logprob"] for each in logprobs],
+        "top_logprobs": [_top_logprobs(each) for each in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _top_logprobs(each: Mapping[str, Any]) -> dict[str, float]:
+    """The likeliest texts and, as OpenAI has it, always the one that was chosen."""
+    return {text: value for _, text, value in each["top"]} | {each["text"]: each["logprob"]}
+
+
+def chat_logprobs(logprobs: Logprobs) -> JsonBody:
+    """A record per token, as /v1/chat/completions has them."""
+    content = [
+        _token_logprob(each["text"], each["logprob"])
+        | {"top_logprobs": [_token_logprob(text, value) for _, text, value in each["top"]]}
+        for each in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token_logprob(text: str, logprob: float) -> JsonBody:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def embeddings(
+    model: str,
+    vectors: Sequence[bytes],
+    prompt_tokens: int,
+    encoding: Literal["float", "base64"] = "float",
+) -> Iterator[bytes]:
+    """The JSON of /v1/embeddings in parts, one per vector.
+
+    `vectors` are rows of little-endian float32. All at once would hold the event loop for long, so
+    let it breathe between the parts.
+    """
+    encode = _encode_base64 if encoding == "base64" else unpack_floats
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    items = (
+        {"object": "embedding", "index": index, "embedding": encode(vector)}
+        for index, vector in enumerate(vectors)
+    )
+    return iterate_list_json({"object": "list", "model": model, "usage": usage}, "data", items)
+
+
+def iterate_list_json(head: JsonBody, name: str, items: Iterable[JsonBody]) -> Iterator[bytes]:
+    """The JSON of `head` and, under `name`, a list of items, in parts, one per item."""
+    yield orjson.dumps(head)[:-1] + f',"{name}":['.encode()
+    for number, item in enumerate(items):
+        yield (b"," if number else b"") + orjson.dumps(item)
+    yield b"]}"
+
+
+def classification_head(request_id: str, model: str, created: int, usage: Usage) -> JsonBody:
+    """The answer of /v1/classify without its `data`; `created` is in epoch seconds."""
+    return {
+        "id": f"classify-{request_id}",
+        "object": "list",
+        "created": created,
+        "model": model,
+        "usage": usage,
+    }
+
+
+def classification(index: int, row: bytes, labels: Sequence[str]) -> JsonBody:
+    """What is said of one input: the likeliest label, and a number for each, as vLLM has it."""
+    probs = unpack_floats(row)
+    likeliest = max(range(len(probs)), key=probs.__getitem__)
+    return {
+        "index": index,
+        "label": labels[likeliest],
+        "probs": probs,
+        "num_classes": len(probs),
+    }
+
+
+def rerank_head(request_id: str, model: str, usage: Usage) -> JsonBody:
+    """The answer of /v1/rerank without its `results`."""
+    return {"id": f"rerank-{request_id}", "model": model, "usage": usage}
+
+
+def rank_documents(
+    rows: Sequence[bytes], documents: Sequence[str] | None, top_n: int | None
+) -> Iterator[JsonBody]:
+    """The `top_n` (all if there is none) of `rows` of one score each, the best first.
+
+    With the text of each, if there are `documents`. Those of equal score keep their order.
+    """
+    scores = [unpack_floats(row)[0] for row in rows]
+    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+    for index in order[: top_n or None]:
+        document = {"document": {"text": documents[index]}} if documents else {}
+        yield {"index": index, "relevance_score": scores[index], **document}
+
+
+def _encode_base64(vector: bytes) -> str:
+    return b64encode(vector).decode()
+
+
+def unpack_floats(vector: bytes) -> list[float]:
+    """The numbers of a row of little-endian float32."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def model_card(model: Model, workers: int, name: str | None = None) -> JsonBody:
+    """One entry of /v1/models; `name` is an alias that it goes by, `workers` serve it now."""
+    return {
+        "id": name or model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": MODEL_OWNER,
+        "task": model.task,
+        "context_length": model.context_length,
+        "max_output_tokens": model.max_output_tokens,
+        "vocab_size": model.vocab_size,
+        "workers": workers,
+    }
+
+
+def adapter_card(model: Model, workers: int, adapter: Adapter, name: str | None = None) -> JsonBody:
+    """An adapter's entry of /v1/models, with its model as `parent`, as vLLM lists them."""
+    entry = model_card(model, workers, name or adapter.id)
+    return entry | {"created": adapter.created, "parent": model.name}
+
+
+def model_list(cards: Iterable[JsonBody]) -> JsonBody:
+    return {"object": "list", "data": list(cards)}

@@ -1,0 +1,140 @@
+"""Chat messages as strangers write them, and as templates want them."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+
+from api.schemas.fields import (
+    MAX_VALUES,
+    Body,
+    OnlyNull,
+    OnlyNullOrEmpty,
+    check_plain_json,
+    describe_value,
+    unsupported_value,
+    wrong_value,
+)
+from api.schemas.payload_limits import has_more
+
+MAX_MESSAGES = 4096
+MAX_CALLS = 128
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+
+
+def _parse_content(value: object) -> str:
+    """A text, or the texts of its parts joined; null is an assistant's way to say nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(_part_text, value))
+    raise wrong_value(f"must be a text or a list of parts, not {describe_value(value)}")
+
+
+def _part_text(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise wrong_value("must have parts that are objects with a type")
+    if kind != "text":
+        raise unsupported_value(
+            f"has a part of type {describe_value(kind)}, only 'text' is supported"
+        )
+    if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
+        raise wrong_value("has a part of type 'text' that is not a text and nothing else")
+    return part["text"]
+
+
+Content = Annotated[
+    str,
+    PlainValidator(_parse_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
+]
+
+
+def _check_arguments(value: str) -> str:
+    """A JSON object, or nothing: templates want it as an object."""
+    if has_more(value.encode(errors="replace"), (b"{", b"[", b","), MAX_VALUES):
+        raise wrong_value(f"holds more than {MAX_VALUES} values")
+    try:
+        found = json.loads(value or "{}")
+        json.dumps(found, ensure_ascii=False).encode()  # a ValueError for half a character
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise wrong_value("must be a JSON object as text")
+    check_plain_json(found)
+    return value
+
+
+class CalledFunction(Body):
+    """What an assistant called, and with what."""
+
+    name: str
+    arguments: Annotated[str, AfterValidator(_check_arguments)]
+
+
+class CalledTool(Body):
+    """A call in an earlier answer."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+    def to_template(self) -> dict[str, Any]:
+        """What templates know: the arguments are an object there."""
+        arguments = json.loads(self.function.arguments or "{}")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+CalledTools = Annotated[list[CalledTool], Field(max_length=MAX_CALLS, fail_fast=True)]
+
+
+class ChatMessage(Body):
+    """One turn of a chat. What an answer of ours holds may be sent back as it is."""
+
+    role: Role
+    content: Content
+    name: str | None = Field(default=None, description="ignored, but for a tool's")
+    tool_calls: CalledTools | None = None
+    tool_call_id: str | None = None
+    refusal: OnlyNull = None
+    audio: OnlyNull = None
+    function_call: OnlyNull = None
+    annotations: OnlyNullOrEmpty = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_call_without_words(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("tool_calls"):
+            return {"content": None, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _is_of_its_role(self) -> "ChatMessage":
+        if self.tool_calls and self.role != "assistant":
+            raise wrong_value("has tool_calls, which only an assistant has")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise wrong_value("must have a tool_call_id if it is a tool's, and only then")
+        return self
+
+    def to_template(self) -> dict[str, Any]:
+        """What templates know; a `developer` is what was called `system` before."""
+        role = "system" if self.role == "developer" else self.role
+        found: dict[str, Any] = {"role": role, "content": self.content}
+        if self.tool_calls:
+            found["tool_calls"] = [call.to_template() for call in self.tool_calls]
+        if self.role == "tool":
+            found["tool_call_id"] = self.tool_call_id
+            found |= {"name": self.name} if self.name else {}
+        return found
+
+
+Chat = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -1,0 +1,213 @@
+"""Bodies of /v1/completions and /v1/chat/completions."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from api.schemas.chat_messages import Chat
+from api.schemas.fields import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_N,
+    Body,
+    Count,
+    Ignored,
+    OnlyFalse,
+    OnlyNull,
+    OnlyNullOrEmpty,
+    OnlyValues,
+    Prompts,
+    TokenIds,
+)
+from api.schemas.generation import GenerationBody
+from api.schemas.tools import (
+    Function,
+    NamedToolChoice,
+    ToolChoice,
+    Tools,
+    arguments_grammar,
+    calls_grammar,
+)
+from streams.errors import BadRequest, UnsupportedValue
+from streams.messages import Grammar
+from streams.subjects import Priority
+
+ServiceTier = Literal["auto", "default", "flex", "priority"]
+ChoiceCount = Annotated[int, Field(ge=1, le=MAX_N)]
+NoSuffix = Annotated[Any, OnlyValues(None, "")]
+OnlyTextModality = Annotated[Any, OnlyValues(None, ["text"])]
+NoFunctionCall = Annotated[Any, OnlyValues(None, "auto", "none")]
+_LANES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
+
+
+class StreamOptions(Body):
+    """What a stream shall contain besides the text."""
+
+    include_usage: bool | None = Field(default=None, description="usage in a last chunk of its own")
+    include_obfuscation: Ignored = None
+
+
+class OpenAIGenerationBody(GenerationBody):
+    """What both of OpenAI's generating endpoints take."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: ServiceTier | None = None
+    n: ChoiceCount | None = Field(default=None, description="answers to each prompt")
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    store: Ignored = None
+    user: Ignored = None
+
+    @model_validator(mode="after")
+    def _streams_what_has_options(self) -> "OpenAIGenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options is only for stream: true", "stream_options")
+        return self
+
+    if TYPE_CHECKING:  # a field of one, a property of the other
+
+        @property
+        def prompts(self) -> Sequence[str | TokenIds | None]:
+            """What is to be continued, each by itself; for a chat None alone."""
+
+    @property
+    def choice_count(self) -> int:
+        """How many answers to each prompt are wanted."""
+        return self.n or 1
+
+    @property
+    def lane_priority(self) -> Priority:
+        """The priority that was named, else the one of the service tier."""
+        if self.priority:
+            return Priority(self.priority)
+        return _LANES.get(self.service_tier or "default", Priority.STANDARD)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionRequest(OpenAIGenerationBody):
+    """Texts to continue."""
+
+    prompts: Prompts = Field(alias="prompt")
+    max_tokens: Count | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = Field(default=None, description="only 1 or `n`")
+    echo: OnlyFalse = None
+    suffix: NoSuffix = None
+
+    @model_validator(mode="after")
+    def _asks_for_what_we_do(self) -> "CompletionRequest":
+        if self.best_of not in (None, 1, self.n):
+            raise UnsupportedValue(f"best_of {self.best_of} is not supported, only n is", "best_of")
+        count = self.choice_count * len(self.prompts)
+        if count > MAX_CHOICES:
+            raise BadRequest(f"n times the prompts is {count}, at most {MAX_CHOICES}", "prompt")
+        return self
+
+    @property
+    def prompt(self) -> str | TokenIds:
+        return self.prompts[0]
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def requested_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class ChatRequest(OpenAIGenerationBody):
+    """A chat to answer."""
+
+    messages: Chat
+    max_tokens: Count | None = Field(default=None, description="as max_completion_tokens")
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    modalities: OnlyTextModality = None
+    tools: Tools | None = Field(default=None, description="if the model's chat template knows any")
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    function_call: NoFunctionCall = None
+    functions: OnlyNullOrEmpty = None
+    audio: OnlyNull = None
+    prediction: OnlyNull = None
+    reasoning_effort: OnlyNull = None
+    verbosity: OnlyNull = None
+    web_search_options: OnlyNull = None
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadRequest("top_logprobs is only for logprobs: true", "top_logprobs")
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            raise BadRequest("max_tokens and max_completion_tokens differ", "max_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _forces_a_tool_that_is_there(self) -> "ChatRequest":
+        if self.forces_tools and not self.forced_functions:
+            raise BadRequest("tool_choice names no function of tools", "tool_choice")
+        if self.forces_tools and super().grammar:
+            reason = f"a forced tool call cannot also follow {super().grammar_field}"
+            raise BadRequest(reason, "tool_choice")
+        return self
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """What the model is told of."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.to_template() for tool in self.tools]
+
+    @property
+    def forces_tools(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def forced_functions(self) -> list[Function]:
+        """Those that the model must choose from, if it must."""
+        functions = [tool.function for tool in self.tools or ()]
+        if isinstance(self.tool_choice, NamedToolChoice):
+            return [each for each in functions if each.name == self.tool_choice.name][:1]
+        return functions
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What forces a call, else what was asked for."""
+        if not self.forces_tools:
+            return super().grammar
+        if isinstance(self.tool_choice, NamedToolChoice):
+            return arguments_grammar(self.forced_functions[0])
+        return calls_grammar(self.forced_functions, self.parallel_tool_calls is not False)
+
+    @property
+    def grammar_field(self) -> str:
+        return "tools" if self.forces_tools else super().grammar_field
+
+    @property
+    def prompts(self) -> list[None]:
+        return [None]
+
+    @property
+    def prompt(self) -> None:
+        return None
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        return [message.to_template() for message in self.messages]
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def requested_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,104 @@
+"""From bytes to a record, or to one clear sentence about what is wrong with them."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import msgpack
+import orjson
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from api.schemas import payload_limits
+from api.schemas.fields import UNSUPPORTED, WRONG, Body, describe_value
+from api.schemas.websocket_frames import FRAMES, MAX_ID, SUBMISSIONS, Frame, SubmissionBody
+from streams.errors import BadRequest, UnknownField, UnsupportedValue
+
+B = TypeVar("B", bound=Body)
+_PYDANTIC_SUBJECT = re.compile("^(Input|String|List) should")
+_MESSAGES = {"model_type": "must be an object", "too_short": "must not be empty"}
+Encoding = Literal["json", "msgpack"]
+
+
+def decode(data: bytes | str, encoding: Encoding = "json") -> dict[str, Any]:
+    """The map that `data` holds; raises `BadRequest` if it holds none."""
+    try:
+        found = _load(data, encoding)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise BadRequest(f"this is not {encoding}: {error}") from None
+    if not isinstance(found, dict):
+        raise BadRequest(f"this must be an object, not {describe_value(found)}")
+    return found
+
+
+def _load(data: bytes | str, encoding: Encoding) -> Any:
+    if len(data) <= payload_limits.MAX_PARTS:
+        return orjson.loads(data) if encoding == "json" else msgpack.unpackb(data)
+    data = data.encode() if isinstance(data, str) else data
+    if encoding == "msgpack":
+        return payload_limits.unpack(data)
+    payload_limits.check_json(data)
+    return orjson.loads(data)
+
+
+def parse(record: type[B], wire: Mapping[str, Any]) -> B:
+    """`wire` as a record; raises `BadRequest` naming the first field at fault."""
+    try:
+        return record.model_validate(wire)
+    except ValidationError as error:
+        raise to_bad_request(error.errors(include_url=False)[0]) from None
+
+
+def parse_frame(wire: Mapping[str, Any]) -> Frame:
+    """A WebSocket client's frame. Raises `BadRequest`; `frame_id` tells whose it was."""
+    kind = wire.get("type")
+    return parse(_schema_of_type(kind, FRAMES), wire)
+
+
+def find_frame_id(wire: Mapping[str, Any]) -> str | None:
+    """The client's own id of a frame that may be wrong in every other way."""
+    found = wire.get("id")
+    return found if isinstance(found, str) and 1 <= len(found) <= MAX_ID else None
+
+
+def parse_submission(wire: Mapping[str, Any], model: str, priority: str) -> SubmissionBody:
+    """What a NATS producer sent; model and priority are its subject's.
+
+    Without a `type`, what has an `input` is an embedding.
+    """
+    whole = {**wire, "model": model, "priority": priority}
+    for name in wire.keys() & {"model", "priority"}:
+        if wire[name] != whole[name]:
+            raise BadRequest(f"{name} differs from the subject's", name)
+    kind = whole.pop("type", "embed" if "input" in wire else "generate")
+    return parse(_schema_of_type(kind, SUBMISSIONS), whole)
+
+
+def _schema_of_type(kind: object, known: Mapping[str, type[B]]) -> type[B]:
+    if not isinstance(kind, str) or kind not in known:
+        raise BadRequest(
+            f"type is {describe_value(kind)}, must be one of {', '.join(known)}", "type"
+        )
+    return known[kind]
+
+
+def to_bad_request(error: ErrorDetails) -> BadRequest:
+    """One of pydantic's errors as a sentence with the field's path and the value that came."""
+    path = _path(error["loc"])
+    if error["type"] == "extra_forbidden":
+        return UnknownField(f"unknown field {path}", path)
+    if error["type"] == "missing":
+        return BadRequest(f"{path} is missing", path)
+    if error["type"] == UNSUPPORTED:
+        return UnsupportedValue(f"{path} {error['msg']}", path)
+    if error["type"] == WRONG:
+        return BadRequest(f"{path or 'this'} {error['msg']}", path or None)
+    message = _MESSAGES.get(error["type"]) or _PYDANTIC_SUBJECT.sub("must", error["msg"])
+    return BadRequest(
+        f"{path or 'this'} {message}, it is {describe_value(error['input'])}", path or None
+    )
+
+
+def _path(place: tuple[int | str, ...]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")

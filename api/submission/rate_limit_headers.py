@@ -1,0 +1,58 @@
+"""`x-ratelimit-*`: how an OpenAI client learns of its quotas per minute. Pure."""
+
+from collections.abc import Iterable
+
+from api.submission.quota_checks import PerMinuteCheck, QuotaScope, Totals
+from streams.quota_windows import QuotaWindow
+from streams.usage_accounts import Meter
+
+_EMPTY_WINDOW = QuotaWindow(0, 0, 0.0)
+
+
+class RateLimitHeaders:
+    """The use of each quota per minute as this gateway last saw it; none seen: none used."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[QuotaScope, Meter], QuotaWindow] = {}
+
+    def record(self, check: PerMinuteCheck, totals: Totals, now: float, *, refused: bool) -> None:
+        """Take in the totals of a request, which are without it if it was refused."""
+        window = check.read_window(totals, now)
+        self._windows[check.scope, check.meter] = (
+            window.without(check.amount) if refused else window
+        )
+
+    def build(self, scopes: Iterable[QuotaScope], now: float) -> list[tuple[bytes, bytes]]:
+        """For requests and for tokens, of the scope that has the least left."""
+        limits = {Meter.REQUESTS: "requests_per_minute", Meter.TOKENS: "tokens_per_minute"}
+        found: list[tuple[bytes, bytes]] = []
+        for meter, quota in limits.items():
+            bounded = [(getattr(s.limits, quota), self._last_window(s, meter)) for s in scopes]
+            bounded = [(limit, window) for limit, window in bounded if limit is not None]
+            if bounded:
+                tightest = min(bounded, key=lambda each: each[1].remaining(each[0], now))
+                found += _header_lines(meter, *tightest, now)
+        return found
+
+    def _last_window(self, scope: QuotaScope, meter: Meter) -> QuotaWindow:
+        return self._windows.get((scope, meter), _EMPTY_WINDOW)
+
+
+def _header_lines(
+    meter: Meter, limit: int, window: QuotaWindow, now: float
+) -> list[tuple[bytes, bytes]]:
+    values = {
+        "limit": str(limit),
+        "remaining": str(window.remaining(limit, now)),
+        "reset": format_duration(window.seconds_until_empty(now)),
+    }
+    return [(f"x-ratelimit-{n}-{meter}".encode(), value.encode()) for n, value in values.items()]
+
+
+def format_duration(seconds: float) -> str:
+    """As OpenAI writes one, after Go: `6m0s`, `1.5s`, `120ms`, `0s`."""
+    milliseconds = round(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds / 1000, 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"

@@ -1,0 +1,142 @@
+"""A submission is found good: its model, its deadline, its tokens and what it reserves."""
+
+import time
+from dataclasses import dataclass
+
+from api.grammar_checker import GrammarChecker
+from api.submission.quota_checks import RequestAmounts
+from api.submission.request_limits import DeadlineLimits, PackedRequest, check_tools, pack_request
+from api.submission.submission import Submission
+from api.tokenizer import TokenizerCache, check_token_ids
+from registry.models import Model, Version
+from registry.store import Registry
+from registry.tenant_records import Tenant
+from streams import headers
+from streams.broker.connection import Broker
+from streams.errors import PayloadTooLarge
+from streams.headers import Envelope
+from streams.subjects import Lane
+
+
+@dataclass(frozen=True)
+class ValidatedRequest:
+    """A submission that was found good, ready to be queued."""
+
+    tenant: Tenant
+    submission: Submission
+    model: Model
+    lane: Lane
+    pinned_version: str
+    packed: PackedRequest
+    deadline_seconds: float
+    started_at: float  # when it came, by the monotonic clock
+    adapter_name: str  # empty without one
+
+    @property
+    def amounts(self) -> RequestAmounts:
+        """What its quotas must have room for."""
+        prompt = self.packed.prompt_tokens
+        return RequestAmounts(prompt, self.packed.cost - prompt, self.model.price)
+
+    def build_envelope(
+        self, request_id: str, route: str, account: str, wait: float | None, now: int
+    ) -> Envelope:
+        """Its headers, at `now` (epoch ms).
+
+        `wait` is in seconds, as estimated, None where nothing is known of it.
+        """
+        return Envelope(
+            request_id=request_id,
+            tenant=self.tenant.name,
+            route=route,
+            cost=self.packed.cost,
+            prompt_tokens=self.packed.prompt_tokens,
+            deadline=now + int(self.deadline_seconds * 1000),
+            accepted=now,
+            version=self.pinned_version,
+            adapter=self.adapter_name,
+            account=account,
+            estimated_wait_ms=None if wait is None else round(wait * 1000),
+            prefix_hashes=self.packed.prompt_marks,
+        )
+
+
+class SubmissionValidator:
+    """Prepares submissions for this gateway; nothing is queued here."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        registry: Registry,
+        tokenizers: TokenizerCache,
+        grammars: GrammarChecker,
+        deadlines: DeadlineLimits,
+    ) -> None:
+        self._broker, self._registry, self._deadlines = broker, registry, deadlines
+        self._tokenizers, self._grammars = tokenizers, grammars
+
+    async def validate(self, tenant: Tenant, submission: Submission) -> list[ValidatedRequest]:
+        """What is to be accepted, once for each choice wanted. Raises any `BadRequest`."""
+        began = time.monotonic()
+        model, version, adapter = self._registry.resolve_target(submission.model)
+        seconds = self._deadlines.deadline_seconds(submission)
+        check_tools(submission, model)
+        await self._check_sampling(model, submission)
+        if submission.query is None:
+            encoded, splits = await self._encode(model, version, submission), list[int]()
+        else:
+            encoded, splits = await self._encode_pairs(model, version, submission)
+        choices = submission.split_choices()
+        reference = adapter.ref if adapter else None
+        admitted = [
+            pack_request(each, model, tenant, encoded, splits, reference) for each in choices
+        ]
+        _check_size(admitted[0], self._broker.max_payload - headers.MAX_HEADER_BYTES)
+        lane = Lane(tenant.name, model.name, submission.priority)
+        pin = _pinned_version(submission.model, model, version)
+        name = adapter.name if adapter else ""
+        return [
+            ValidatedRequest(tenant, choice, model, lane, pin, each, seconds, began, name)
+            for choice, each in zip(choices, admitted, strict=True)
+        ]
+
+    async def _check_sampling(self, model: Model, submission: Submission) -> None:
+        """Raises `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
+        sampling = submission.sampling
+        if sampling.logit_bias:
+            check_token_ids(model, [token for token, _ in sampling.logit_bias], "logit_bias")
+        if sampling.grammar:
+            await self._grammars.check(sampling.grammar, submission.grammar_field)
+
+    async def _encode(
+        self, model: Model, version: Version, submission: Submission
+    ) -> list[list[int]]:
+        """The prompt, or each input, as token ids; ids that the client gave are checked."""
+        if submission.chat is not None:
+            chat, tools = submission.chat, submission.tools
+            return [await self._tokenizers.encode_chat(model, version, chat, tools)]
+        given = submission.inputs if submission.prompt is None else [submission.prompt]
+        texts = [each for each in given if isinstance(each, str)]
+        ids = [each for each in given if not isinstance(each, str)]
+        for tokens in ids:
+            check_token_ids(model, tokens, "prompt" if submission.kind == "generate" else "input")
+        return ids or await self._tokenizers.encode_texts(model, version, texts)
+
+    async def _encode_pairs(
+        self, model: Model, version: Version, submission: Submission
+    ) -> tuple[list[list[int]], list[int]]:
+        """The query with each input, as token ids, and where in each the input begins."""
+        texts = [each for each in submission.inputs if isinstance(each, str)]
+        assert submission.query is not None
+        pairs = await self._tokenizers.encode_pairs(model, version, submission.query, texts)
+        return [pair.tokens for pair in pairs], [pair.split for pair in pairs]
+
+
+def _check_size(admitted: PackedRequest, limit: int) -> None:
+    if len(admitted.payload) > limit:
+        raise PayloadTooLarge(len(admitted.payload), limit)
+
+
+def _pinned_version(name: str, model: Model, version: Version) -> str:
+    """The version that a request must be served by; empty for whatever is the default then."""
+    return version.id if "@" in name or version.id != model.default_version else ""

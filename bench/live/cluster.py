@@ -1,0 +1,185 @@
+"""A whole Millstream on this machine: nats-server, dispatcher, gateways and workers."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millstream.bench.cpu_usage import OWN_PROCESS, MeasuredProcess
+from millstream.bench.http_connection import get_json
+from millstream.bench.load_client import GatewayAddress, Unreachable
+from millstream.settings_loader import ENV_PREFIX
+from registry.models import LatencyGoals, Model, Version, mock_model
+from registry.store import Registry
+from simulation.step_model import StepModel
+from streams.broker.connection import connect
+from streams.subjects import Priority
+from tests.support.eventually import eventually
+from tests.support.millstream_up import free_port
+from tests.support.nats_server import NatsServer
+
+MODEL = "mock"
+STEPPED, MOCK = "bench.live.stepped_worker", "millstream"
+READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """What to start. `options` are the engine's; a goal is milliseconds to the first token."""
+
+    tenants: Mapping[str, float]  # name -> weight
+    options: Mapping[str, object]
+    workers: int = 1
+    gateways: int = 2
+    program: str = STEPPED  # of the workers
+    goal_ms: float | None = None
+    deadline_seconds: float = 600.0
+    max_queued: int = 1000
+
+    @property
+    def model(self) -> Model:
+        version = Version(id="1", options=dict(self.options))
+        goals = {Priority.STANDARD: LatencyGoals(time_to_first_token_ms=self.goal_ms)}
+        update = {"versions": {version.id: version}, "goals": goals if self.goal_ms else {}}
+        return mock_model(MODEL, context_length=1 << 15).model_copy(update=update)
+
+
+def engine_options(model: StepModel) -> dict[str, object]:
+    """The options of a `SteppedEngine`."""
+    return {"model": asdict(model)}
+
+
+@dataclass
+class Cluster:
+    """A running system; `urls` are its gateways'."""
+
+    nats: str
+    home: Path
+    urls: Sequence[str]
+    processes: list[MeasuredProcess] = field(default_factory=list)
+    _began: dict[MeasuredProcess, float] = field(default_factory=dict)
+    _at: float = 0.0
+
+    def address(self, tenant: str, gateway: int) -> GatewayAddress:
+        return GatewayAddress(self.urls[gateway % len(self.urls)], _key(tenant))
+
+    def start_cpu_meter(self) -> None:
+        """Begin to count the CPU that each process uses."""
+        self._began = {process: process.cpu_seconds() or 0.0 for process in self.processes}
+        self._at = time.monotonic()
+
+    def cores_used(self) -> dict[str, float]:
+        """CPU seconds a second since `meter`, summed over processes of one name."""
+        elapsed = time.monotonic() - self._at
+        cores: dict[str, float] = {}
+        for process, before in self._began.items():
+            used = ((process.cpu_seconds() or before) - before) / elapsed
+            cores[process.name] = cores.get(process.name, 0.0) + used
+        return cores
+
+    def computed_tokens(self) -> dict[str, int]:
+        """The tokens that the workers computed for each request that has left them."""
+        computed: dict[str, int] = {}
+        for event in self._events("computed"):
+            request_id = event["request_id"]
+            computed[request_id] = computed.get(request_id, 0) + event["tokens"]
+        return computed
+
+    def _events(self, name: str) -> Iterator[dict[str, Any]]:
+        for file in self.home.glob("worker-*.log"):
+            with file.open() as lines:
+                yield from (json.loads(line) for line in lines if f'"{name}"' in line)
+
+
+def _key(tenant: str) -> str:
+    return f"sk-{tenant}"
+
+
+@asynccontextmanager
+async def run_cluster(shape: ClusterShape) -> AsyncIterator[Cluster]:
+    """All of it, ready to serve; killed at the end."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (home / "nats").mkdir()
+        server = NatsServer(home / "nats")
+        stack.callback(server.kill)
+        ports = [free_port() for _ in range(shape.gateways)]
+        plant = Cluster(server.url, home, [f"http://127.0.0.1:{port}" for port in ports])
+        plant.processes += [OWN_PROCESS, MeasuredProcess("nats", server.process.pid)]
+        tenants = home / "tenants.toml"
+        tenants.write_text(_tenant_tables(shape))
+        for name, command, settings in _services(shape, ports, tenants):
+            pid = stack.enter_context(_process(home / f"{name}.log", command, server.url, settings))
+            plant.processes.append(MeasuredProcess(name.partition("-")[0], pid))
+        await _register(server.url, shape.model)
+        for url in plant.urls:
+            await eventually(lambda url=url: _is_ready(url), READY_SECONDS)  # type: ignore[misc]
+        yield plant
+
+
+def _tenant_tables(shape: ClusterShape) -> str:
+    """The tenants as a gateway's configuration."""
+    lines: list[str] = []
+    for name, weight in shape.tenants.items():
+        lines += [f"[tenants.{name}]", f'keys = ["{_key(name)}"]']
+        lines += [f"weight = {weight}", f"max_queued = {shape.max_queued}"]
+    return "\n".join(lines)
+
+
+def _services(
+    shape: ClusterShape, ports: Sequence[int], tenants: Path
+) -> Iterator[tuple[str, Sequence[str], Mapping[str, object]]]:
+    """The name of each process, what it runs, and its settings."""
+    door = {"default_deadline_seconds": shape.deadline_seconds}
+    for number, port in enumerate(ports):
+        command = (MOCK, "gateway", "--config", str(tenants))
+        yield f"gateway-{number}", command, {"port": port, **door}
+    yield "dispatcher", (MOCK, "dispatcher"), {}
+    for number in range(shape.workers):
+        words = (shape.program,) if shape.program == STEPPED else (shape.program, "worker")
+        yield f"worker-{number}", words, {"model": json.dumps([MODEL])}
+
+
+@contextmanager
+def _process(
+    log: Path, words: Sequence[str], nats: str, settings: Mapping[str, object]
+) -> Iterator[int]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    told = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env={**kept, **told, f"{ENV_PREFIX}NATS": nats},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _register(nats: str, model: Model) -> None:
+    async with connect(nats, "bench") as broker:
+        registry = await Registry.open(broker)
+        await registry.add_model(model)
+        await registry.close()
+
+
+async def _is_ready(url: str) -> bool:
+    try:
+        status, _ = await get_json(GatewayAddress(url, None), "/readyz", time.monotonic)
+    except Unreachable:
+        await asyncio.sleep(0.2)
+        return False
+    return status == 200

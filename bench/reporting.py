@@ -1,0 +1,66 @@
+"""Runs to medians, a table for people and a file for later."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine_info
+
+DIRECTORY = Path(__file__).parent / "results"
+
+Run = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measure: its key in a run, its words, and the goal that it is held against."""
+
+    key: str
+    words: str
+    goal: str = ""
+
+
+def publish(
+    name: str,
+    setting: Mapping[str, object],
+    figures: Sequence[Figure],
+    runs: Sequence[Run],
+    directory: Path = DIRECTORY,
+) -> None:
+    """Print every run and the medians; write them with the machine to `directory`."""
+    medians = {figure.key: median(run[figure.key] for run in runs) for figure in figures}
+    Console().print(_table(name, figures, runs, medians))
+    content = {
+        "name": name,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine_info.describe_machine(),
+        "setting": setting,
+        "medians": medians,
+        "goals": {figure.key: figure.goal for figure in figures if figure.goal},
+        "runs": runs,
+    }
+    directory.mkdir(exist_ok=True)
+    path = directory / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    Console(soft_wrap=True).print(f"written to {path}")
+
+
+def _table(
+    name: str, figures: Sequence[Figure], runs: Sequence[Run], medians: Mapping[str, float]
+) -> Table:
+    grid = Table(title=name, title_justify="left")
+    grid.add_column("")
+    for number in range(len(runs)):
+        grid.add_column(f"run {number + 1}", justify="right")
+    grid.add_column("median", justify="right")
+    grid.add_column("goal")
+    for figure in figures:
+        values = [*(run[figure.key] for run in runs), medians[figure.key]]
+        grid.add_row(figure.words, *(f"{value:,.2f}" for value in values), figure.goal)
+    return grid

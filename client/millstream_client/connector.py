@@ -1,0 +1,95 @@
+"""Which gateway is next, and how to connect to it."""
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from random import sample
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.http11 import Response
+from websockets.typing import Subprotocol
+
+from millstream_client.backoff import Backoff
+from millstream_client.connection import Connection
+from millstream_client.errors import MillstreamError, NotConnected, error_of
+
+OPEN_SECONDS = 3.0  # a frozen gateway's machine takes the connection, and nobody answers
+CLOSE_SECONDS = 1.0
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_PROTOCOL = Subprotocol("millstream.v1.json")
+
+
+class Connector:
+    """Goes round the gateways, in an order of its own so that clients spread over them."""
+
+    def __init__(self, gateways: Sequence[str], api_key: str) -> None:
+        if not gateways:
+            raise ValueError("name at least one gateway, like http://127.0.0.1:8080")
+        self._urls = deque(sample([*map(_socket_url, gateways)], len(gateways)))
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._backoff = Backoff(initial=0.1, maximum=2.0)
+        self._failures = 0
+        self._retry_after = 0.0
+
+    def __len__(self) -> int:
+        return len(self._urls)
+
+    def delay(self) -> float:
+        """Seconds to wait before the next `dial`: none before each gateway was tried."""
+        rounds, tried = divmod(self._failures, len(self._urls))
+        return 0.0 if tried else max(self._retry_after, self._backoff.delay(rounds))
+
+    def mark_working(self) -> None:
+        """The gateway dialled last answers: the next failure is the first."""
+        self._failures = 0
+
+    async def connect_next(self) -> Connection:
+        """Connect to the next gateway. Raises `MillstreamError`."""
+        url = self._urls[0]
+        self._urls.rotate(-1)
+        self._failures += 1
+        self._retry_after = 0.0
+        try:
+            return Connection(url, await self._open_socket(url))
+        except InvalidStatus as refusal:
+            error = _handshake_error(url, refusal.response)
+            self._retry_after = error.retry_after or 0.0
+            raise error from None
+        except (OSError, EOFError, WebSocketException) as error:
+            raise NotConnected(f"{url}: {error or type(error).__name__}") from error
+
+    async def _open_socket(self, url: str) -> ClientConnection:
+        """Without the library's own pings: a line has its own."""
+        return await connect(
+            url,
+            subprotocols=[_PROTOCOL],
+            additional_headers=self._headers,
+            open_timeout=OPEN_SECONDS,
+            close_timeout=CLOSE_SECONDS,
+            ping_interval=None,
+            compression=None,
+            max_size=None,  # an answer to `embed` is as large as was asked for
+        )
+
+
+def _socket_url(gateway: str) -> str:
+    parts = urlsplit(gateway)
+    if parts.scheme not in _SCHEMES or not parts.netloc:
+        raise ValueError(f"a gateway is named like http://127.0.0.1:8080, not {gateway!r}")
+    path = parts.path.rstrip("/") + "/v1/stream"
+    return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
+
+
+def _handshake_error(url: str, response: Response) -> MillstreamError:
+    """The error in the body of a refused handshake; whatever else a proxy answers is no gateway."""
+    try:
+        facts: dict[str, Any] = json.loads(response.body or b"")["error"]
+        error = error_of(facts)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return NotConnected(f"{url} answers HTTP {response.status_code}")
+    after = response.headers.get("Retry-After", "")
+    error.retry_after = float(after) if after.isdigit() else None
+    return error

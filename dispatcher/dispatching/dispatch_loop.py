@@ -1,0 +1,163 @@
+"""The loop that decides who is next and sends it to the workers, several at a time."""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from dispatcher.dispatching.metrics import observe_dispatch, observe_placed
+from dispatcher.dispatching.model_state import ModelState
+from dispatcher.dispatching.terminals import TerminalWriter
+from dispatcher.queueing.tenant_queues import QueuedRequest
+from registry.store import Registry
+from streams import prefix_hashes, subjects, topology
+from streams.broker.connection import Broker, StoredMessage, StoreRefused
+from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.headers import MESSAGE_ID, PRIORITY, Envelope
+from streams.subjects import PoolKey
+
+log = structlog.get_logger()
+
+MAX_CONCURRENT_DISPATCHES = 32  # requests on their way to WORK: each waits for the broker twice
+_RETRY_SECONDS = 0.25
+
+
+class DispatchLoop:
+    """Sends requests on for as long as `run` runs; `wake()` it when something has changed."""
+
+    def __init__(
+        self, broker: Broker, registry: Registry, books: ModelState, endings: TerminalWriter
+    ) -> None:
+        self._broker, self._clock, self._registry = broker, broker.clock, registry
+        self._state, self._terminals = books, endings
+        self._dispatching: dict[str, QueuedRequest] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._dispatching)
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    @property
+    def oldest(self) -> QueuedRequest | None:
+        """Of those under way, the one that has been in REQUESTS for longest."""
+        return min(self._dispatching.values(), key=lambda item: item.seq, default=None)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                while len(self._dispatching) < MAX_CONCURRENT_DISPATCHES and (
+                    found := self._select_next()
+                ):
+                    item, version = found
+                    lane = self._state.reserve(item, version, self._clock.now())
+                    self._dispatching[item.request_id] = item
+                    pool = PoolKey(self._state.model, version, lane)
+                    tasks.create_task(self._dispatch(item, pool), name=f"send-{item.request_id}")
+
+    def _select_next(self) -> tuple[QueuedRequest, str] | None:
+        """The next request and the version that serves it, if there is one with room."""
+        while found := self._state.select_next(self.resolve_version, self._clock.now()):
+            item, version = found
+            if version is None:
+                self._reject(item)
+            elif self._state.estimator.will_miss_deadline(item, self._clock.now()):
+                self._expire(item)
+            else:
+                return item, version
+        return None
+
+    def _expire(self, item: QueuedRequest) -> None:
+        self._state.queue.remove(item.request_id)
+        message = "the deadline would pass before the first output"
+        self._terminals.end_request(item, "deadline_exceeded", message)
+
+    def resolve_version(self, item: QueuedRequest) -> str | None:
+        """The version that is to serve a request now; None if the registry has it no more."""
+        model = self._state.model
+        named = f"{model}@{item.version}" if item.version else model
+        try:
+            _, version = self._registry.resolve(named)
+        except ModelNotFound:
+            return None
+        return version.id
+
+    def _reject(self, item: QueuedRequest) -> None:
+        self._state.queue.remove(item.request_id)
+        named = f"the version {item.version!r} of {self._state.model!r}"
+        message = f"{named if item.version else f'the model {self._state.model!r}'} is gone"
+        self._terminals.end_request(item, "model_not_found", message)
+
+    async def _dispatch(self, item: QueuedRequest, pool: PoolKey) -> None:
+        try:
+            while not await self._try_publish(item, pool):
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            del self._dispatching[item.request_id]
+            self._changed.set()
+
+    async def _try_publish(self, item: QueuedRequest, pool: PoolKey) -> bool:
+        """True when there is nothing left to do: it was sent, or was not to be."""
+        if self._clock.seconds_until(item.deadline) < 0:
+            self._state.release(item.request_id)
+            self._terminals.end_request(
+                item, "deadline_exceeded", "the deadline passed in the queue"
+            )
+            return True
+        try:
+            await self._publish(item, pool)
+        except (BrokerUnavailable, StoreRefused) as error:  # no answer, or WORK is full: it drains
+            log.warning("dispatch_retried", request_id=item.request_id, reason=str(error))
+            return False
+        return True
+
+    async def _publish(self, item: QueuedRequest, pool: PoolKey) -> None:
+        """Put a request into WORK and only then acknowledge it.
+
+        A crash between repeats with the same message id, which the broker recognises.
+        """
+        message = await self._broker.get(topology.REQUESTS, item.seq)
+        if message is None:  # an earlier leader has sent it on
+            self._state.release(item.request_id)
+            return
+        now_ms = self._clock.now_ms()
+        envelope = Envelope.from_headers(message.headers)
+        placed = self._state.place(
+            item.request_id, _parse_prefix_hashes(envelope), envelope.adapter
+        )
+        subject = subjects.work(pool, placed.worker)
+        headers = _work_headers(message, item, now_ms)
+        stored = await self._broker.store(subject, message.data, headers, repeats=True)
+        self._state.mark_published(item.request_id, stored.seq, stored.duplicate)
+        await self._broker.publish(item.reply, b"+ACK")
+        observe_placed(self._state.model, placed.why)
+        self._record_wait(item, envelope.estimated_wait_ms, (now_ms - item.accepted) / 1000)
+
+    def _record_wait(self, item: QueuedRequest, told: int | None, waited: float) -> None:
+        """What was told at acceptance, in ms, with what came of it."""
+        told_seconds = None if told is None else told / 1000
+        observe_dispatch(self._state.model, item.priority, waited, told_seconds)
+        if told_seconds is not None:
+            self._state.estimator.service_rate.record_wait(told_seconds, waited)
+
+
+def _parse_prefix_hashes(envelope: Envelope) -> Sequence[int]:
+    try:
+        return prefix_hashes.from_header(envelope.prefix_hashes)
+    except ValueError as error:  # it runs without them
+        log.warning("prefix_hashes_unreadable", request_id=envelope.request_id, reason=str(error))
+        return ()
+
+
+def _work_headers(message: StoredMessage, item: QueuedRequest, now_ms: int) -> dict[str, str]:
+    """The request's own headers, its priority (whatever lane it takes) and when it was dispatched.
+
+    The broker's are left behind.
+    """
+    kept = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
+    own = {PRIORITY: item.priority.value, MESSAGE_ID: item.request_id}
+    return kept | own | {"Dispatched": str(now_ms)}

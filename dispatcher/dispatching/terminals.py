@@ -1,0 +1,146 @@
+"""Ending requests that no worker will end: a terminal in the token log, a ledger record."""
+
+import asyncio
+from typing import Any
+
+import structlog
+
+from dispatcher.dispatching.metrics import observe_ended
+from dispatcher.queueing.tenant_queues import QueuedRequest
+from streams import messages
+from streams.broker.connection import Broker, StoreRefused
+from streams.errors import BrokerUnavailable
+from streams.headers import Envelope
+from streams.messages import LedgerRecord
+from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
+from streams.subjects import LogAddress
+
+log = structlog.get_logger()
+
+NEVER_RAN = ""  # the worker and the version of a request that never ran
+CONCURRENT_WRITES = 16  # requests that are being ended side by side
+_ACKNOWLEDGE_ONLY = "dispatched"  # not an end: only its acknowledgement got lost
+_RETRY_SECONDS = 0.25
+
+
+class TerminalWriter:
+    """Ends requests of one model for as long as `run` runs; then their place is freed."""
+
+    def __init__(self, broker: Broker, model: str, shards: int) -> None:
+        self._broker, self._model, self._shards = broker, model, shards
+        self._to_write: asyncio.Queue[tuple[QueuedRequest, str, str]] = asyncio.Queue()
+        self._in_progress: dict[str, QueuedRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._in_progress)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._in_progress
+
+    @property
+    def oldest(self) -> QueuedRequest | None:
+        """Of those under way, the one that has been in REQUESTS for longest."""
+        return min(self._in_progress.values(), key=lambda item: item.seq, default=None)
+
+    def end_request(self, item: QueuedRequest, outcome: str, message: str = "") -> None:
+        """End a request that is not queued any more with `cancelled` or an error code."""
+        self._in_progress[item.request_id] = item
+        self._to_write.put_nowait((item, outcome, message))
+
+    def acknowledge(self, item: QueuedRequest) -> None:
+        """Free the place of a request that was dispatched."""
+        self.end_request(item, _ACKNOWLEDGE_ONLY)
+
+    async def run(self) -> None:
+        """End until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(CONCURRENT_WRITES):
+                tasks.create_task(self._write_each(), name=f"end-{number}")
+
+    async def _write_each(self) -> None:
+        while True:
+            item, outcome, message = await self._to_write.get()
+            try:
+                if outcome != _ACKNOWLEDGE_ONLY:
+                    await self._write(item, outcome, message)
+                await self._broker.publish(item.reply, b"+ACK")
+            except (BrokerUnavailable, StoreRefused) as error:
+                log.warning("terminal_retried", request_id=item.request_id, reason=str(error))
+                self._to_write.put_nowait((item, outcome, message))
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                self._in_progress.pop(item.request_id, None)
+
+    async def _write(self, item: QueuedRequest, outcome: str, message: str) -> None:
+        await write_terminal(
+            self._broker, item.envelope, self._model, outcome, message, self._shards
+        )
+        log.info(
+            "request_ended_in_queue",
+            request_id=item.request_id,
+            tenant=item.tenant,
+            outcome=outcome,
+            reason=message,
+        )
+        observe_ended(self._model, outcome)
+
+
+async def write_terminal(
+    broker: Broker, envelope: Envelope, model: str, outcome: str, message: str, shards: int
+) -> bool:
+    """End a request with `outcome` (`cancelled` or an error code); False if it had ended already.
+
+    What earlier attempts have stored is billed. Idempotent; raises `BrokerUnavailable`.
+    """
+    address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
+    log, ended_here = TokenLog(broker, address, shards), False
+    while True:
+        before = await log.read()
+        terminal = before.terminal
+        if terminal is not None:
+            break
+        try:
+            now_ms, generated = broker.clock.now_ms(), before.generated_tokens
+            await log.append(_terminal_record(envelope, outcome, message, generated, now_ms))
+            ended_here = True
+        except Fenced:
+            continue
+    await write_ledger_record(
+        broker, _ledger_record(envelope, model, before, terminal, broker.clock.now_ms())
+    )
+    return ended_here
+
+
+def _ledger_record(
+    envelope: Envelope, model: str, log: LogContents, terminal: dict[str, Any], now_ms: int
+) -> LedgerRecord:
+    return LedgerRecord(
+        request_id=envelope.request_id,
+        tenant=envelope.tenant,
+        model=model,
+        version=_last_version(log.records),
+        outcome=terminal.get("finish_reason") or terminal["code"],
+        prompt_tokens=envelope.prompt_tokens,
+        completion_tokens=terminal["usage"]["completion_tokens"],
+        attempts=log.attempts,
+        worker=NEVER_RAN,
+        accepted=envelope.accepted,
+        finished=now_ms,
+        adapter=envelope.adapter,
+        account=envelope.account,
+    )
+
+
+def _terminal_record(
+    envelope: Envelope, outcome: str, message: str, generated: int, now_ms: int
+) -> dict[str, Any]:
+    used = messages.openai_usage(envelope.prompt_tokens, generated)
+    if outcome == "cancelled":
+        waited = max(0, now_ms - envelope.accepted)
+        return messages.done_record("cancelled", used, {"queue": waited, "total": waited})
+    return messages.error_record(outcome, message, used)
+
+
+def _last_version(records: list[dict[str, Any]]) -> str:
+    claims = [record["version"] for record in records if record["type"] == "started"]
+    return claims[-1] if claims else NEVER_RAN

@@ -1,0 +1,27 @@
+"""Names remembered for a while. Pure."""
+
+from collections import OrderedDict
+
+MAX_MEMBERS = 100_000
+
+
+class TtlSet:
+    """A set whose members are forgotten after `seconds`, and the oldest first beyond `MOST`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._added: OrderedDict[str, float] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._added
+
+    def add(self, name: str, now: float) -> None:
+        self._added.pop(name, None)
+        self._added[name] = now
+        if len(self._added) > MAX_MEMBERS:
+            self._added.popitem(last=False)
+
+    def expire(self, now: float) -> None:
+        """Drop what was added too long ago."""
+        while self._added and next(iter(self._added.values())) < now - self._seconds:
+            self._added.popitem(last=False)

@@ -1,0 +1,63 @@
+"""Work that no worker could finish: ended for the client, kept for the operator, out of the way.
+
+The broker tells of a message that has used up its deliveries, once and without guarantee; the audit
+finds what that missed, and what has outlived its deadline.
+"""
+
+import structlog
+
+from dispatcher.dispatching.terminals import write_terminal
+from streams import subjects, topology
+from streams.broker.connection import Broker, StoredMessage
+from streams.headers import Envelope
+from streams.records import attempt_history
+from streams.records.attempt_history import AttemptHistory
+from streams.records.dead_letters import EXHAUSTED, MALFORMED, parse_envelope, store_dead_letter
+from streams.records.token_log import TokenLog
+from streams.subjects import LogAddress
+
+log = structlog.get_logger()
+
+MAX_DELIVERIES_ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{topology.WORK}.*"
+GRACE_SECONDS = 3.0  # a worker enforces the deadline itself; only a silent one is overtaken
+DEADLINE_EXCEEDED = "deadline_exceeded"
+_MESSAGES = {
+    EXHAUSTED: f"no worker finished it in {topology.MAX_DELIVERIES} deliveries",
+    DEADLINE_EXCEEDED: "the deadline has passed",
+}
+
+
+def is_overdue(deadline: int, now: float) -> bool:
+    """True when a deadline (ms) has passed by so much that no worker can be at it."""
+    return deadline / 1000 + GRACE_SECONDS < now
+
+
+async def end_undeliverable(broker: Broker, message: StoredMessage, shards: int) -> None:
+    """End a message of WORK as failed, or as expired when its deadline has passed, and remove it.
+
+    The dead letter is stored first, the work removed last: a crash in between repeats, never loses.
+    """
+    envelope = parse_envelope(message.headers)
+    model = subjects.parse_work(message.subject).model
+    reason = _reason(envelope, broker.clock.now())
+    if reason != DEADLINE_EXCEEDED:
+        tried = await _read_history(broker, envelope, shards) if envelope else AttemptHistory()
+        await store_dead_letter(broker, message, envelope, reason, tried)
+    if envelope:
+        await write_terminal(broker, envelope, model, reason, _MESSAGES[reason], shards)
+    if await broker.remove(topology.WORK, message.seq):  # else somebody else has
+        request_id = envelope and envelope.request_id
+        log.warning("work_undeliverable", request_id=request_id, seq=message.seq, reason=reason)
+
+
+async def _read_history(broker: Broker, envelope: Envelope, shards: int) -> AttemptHistory:
+    address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
+    return await attempt_history.read_history(
+        broker, address, await TokenLog(broker, address, shards).read()
+    )
+
+
+def _reason(envelope: Envelope | None, now: float) -> str:
+    if envelope is None:
+        return MALFORMED
+    return DEADLINE_EXCEEDED if envelope.deadline / 1000 < now else EXHAUSTED

@@ -1,0 +1,60 @@
+"""A leader keeps for its successor how the tenants stand, and begins where its predecessor was.
+
+What it kept is seconds old; the ledger tells what has ended since, and `WORK` what is in flight.
+"""
+
+import time
+
+import structlog
+
+from dispatcher.dispatching.model_state import ModelState
+from dispatcher.reconcile import checkpoint
+from dispatcher.reconcile.checkpoint import Checkpoint
+from streams import messages, subjects, topology
+from streams.broker import declaration
+from streams.broker.connection import Broker
+from streams.messages import LedgerRecord
+
+log = structlog.get_logger()
+
+CHECKPOINT_SECONDS = 5.0
+
+
+class LeaderFailover:
+    """The checkpoints of one model, of which the last one is kept."""
+
+    def __init__(self, broker: Broker, books: ModelState) -> None:
+        self._broker, self._state = broker, books
+        self._subject = subjects.checkpoint(books.model)
+        self._saved = Checkpoint(0.0, 0, {})
+
+    async def save(self) -> None:
+        """Keep how things stand, if they have changed. Raises as `Broker.store` does."""
+        stream = await declaration.stream_info(self._broker, topology.LEDGER)
+        now = self._broker.clock.now()
+        taken = checkpoint.capture(self._state, stream.state.last_seq, now)
+        if (taken.ledger_seq, taken.tenants) != (self._saved.ledger_seq, self._saved.tenants):
+            await self._broker.store(self._subject, taken.pack())
+            self._saved = taken
+
+    async def restore(self) -> None:
+        """Begin where the predecessor was, if it left anything; before anything else is known."""
+        query: dict[str, int | str] = {"last_by_subj": self._subject}
+        for message in await self._broker.read(topology.CHECKPOINTS, query):
+            try:
+                self._saved = Checkpoint.unpack(message.data)
+            except (TypeError, ValueError) as error:  # of another release: everybody begins alike
+                log.warning("checkpoint_unreadable", model=self._state.model, error=repr(error))
+            else:
+                checkpoint.restore(self._state, self._saved)
+
+    async def replay_ledger(self) -> None:
+        """Take in what has ended since; call it once it is known what is in flight."""
+        if not self._saved.at:
+            return
+        ledger = subjects.ledger_of(self._state.model)
+        for message in await self._broker.read_subject(
+            topology.LEDGER, ledger, self._saved.ledger_seq
+        ):
+            record = messages.from_wire(LedgerRecord, messages.unpack(message.data))
+            self._state.replay(record, time.monotonic())

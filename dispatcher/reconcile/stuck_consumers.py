@@ -1,0 +1,33 @@
+"""Notices consumers that have something to deliver, are asked for it, and deliver nothing. Pure."""
+
+from dataclasses import dataclass
+
+STUCK_SECONDS = 5.0  # a pull that got lost is renewed sooner
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    deliveries: int
+    since: float
+
+
+class StuckConsumers:
+    """Remembers, by consumer, since when nothing was delivered; times are the caller's seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def is_stuck(self, consumer: str, deliveries: int, now: float, *, due: bool) -> bool:
+        """`deliveries` counts them from its beginning; `due` says that there should be more by now.
+
+        After it has said yes it begins anew.
+        """
+        seen = self._seen.get(consumer)
+        if not due:
+            self._seen.pop(consumer, None)
+        elif seen is None or seen.deliveries != deliveries:
+            self._seen[consumer] = _Seen(deliveries, now)
+        elif now - seen.since >= STUCK_SECONDS:
+            del self._seen[consumer]
+            return True
+        return False

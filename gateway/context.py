@@ -1,0 +1,59 @@
+"""What every face of the gateway needs: who is asking, and the ways in and back."""
+
+import asyncio
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from api.tokenizer import TokenizerCache
+from gateway.admission.offload import OffloadThread
+from gateway.admission.submitter import Submitter
+from gateway.replies.record_queue import RecordQueue
+from gateway.replies.relay import Relay
+from gateway.server.connection_limits import ConnectionLimits
+from gateway.settings import GatewaySettings
+from registry.store import Registry
+from registry.tenant_records import Tenant
+from registry.tenants import Tenants
+from streams.broker.connection import Broker
+from streams.errors import Refused, Unauthenticated
+
+
+@dataclass(frozen=True)
+class GatewayContext:
+    """One gateway's parts, put together by its service."""
+
+    settings: GatewaySettings
+    broker: Broker
+    registry: Registry
+    tenants: Tenants
+    tokenizers: TokenizerCache
+    submitter: Submitter
+    relay: Relay
+    offload_thread: OffloadThread = field(default_factory=OffloadThread)
+    connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of answers over HTTP
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def authenticate(self, key: str | None) -> Tenant:
+        """The tenant of a credential; raises `Unauthenticated`."""
+        if not key:
+            raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
+        tenant = self.tenants.authenticate(key)
+        if tenant is None:
+            raise Unauthenticated("this API key is not known")
+        return tenant
+
+    def check_not_draining(self) -> None:
+        """Raises `Refused` while draining: another gateway takes what is new."""
+        if self.draining.is_set():
+            raise Refused("this gateway is shutting down")
+
+    @property
+    def has_had_workers(self) -> bool:
+        """True once any model has had a worker: what waits from then on waits in a queue."""
+        return self.submitter.has_had_workers
+
+    @property
+    def worker_counts(self) -> dict[str, int]:
+        """Live workers of each registered model."""
+        return {name: self.submitter.worker_count(name) for name in self.registry.models}

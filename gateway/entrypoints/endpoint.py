@@ -1,0 +1,164 @@
+"""From an HTTP request to a checked body and back to an answer, the same for every endpoint."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import orjson
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from api.schemas.fields import Body
+from api.schemas.parsing import decode, parse
+from api.submission.quota_checks import quota_scopes
+from api.submission.quotas import Quotas
+from api.submission.submission import Submission
+from gateway import error_responses
+from gateway.admission.submitter import Ticket
+from gateway.context import GatewayContext
+from gateway.replies.record_queue import ClientGone
+from gateway.server.connection_limits import FrameRateLimiter, frame_cost
+from registry.tenant_records import Tenant
+from streams.errors import MillstreamError, PayloadTooLarge, TooSlow
+
+log = structlog.get_logger()
+
+BODY_TIMEOUT_SECONDS = 30.0
+_MAX_DISCARDED_FACTOR = 16  # times the limit
+
+B = TypeVar("B", bound=Body)
+ToSubmissions = Callable[[B], list[Submission]]
+Serve = Callable[
+    [GatewayContext, Request, Tenant, B, list[Submission], Send], Awaitable[Response | None]
+]
+
+
+class Endpoint(Generic[B]):
+    """An ASGI application for one path: authenticates, reads the body, serves, explains errors."""
+
+    def __init__(
+        self, door: GatewayContext, schema: type[B], submissions: ToSubmissions[B], serve: Serve[B]
+    ) -> None:
+        self._context, self._schema, self._to_submissions, self._serve = (
+            door,
+            schema,
+            submissions,
+            serve,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            tenant = self._context.authenticate(request_key(request))
+            with self._context.connection_limits.admit(tenant) as guest:
+                await self._answer(request, tenant, guest, send)
+        except ClientGone:
+            log.info("client_left", path=scope["path"])
+        except MillstreamError as error:
+            await error_responses.error_response(error)(scope, receive, send)
+
+    async def _answer(
+        self, request: Request, tenant: Tenant, guest: FrameRateLimiter, send: Send
+    ) -> None:
+        send = _add_rate_limit_headers(self._context.submitter.quotas, tenant, send)
+        try:
+            body = await _read_body_in_time(request, self._context.settings.max_body_bytes)
+            await _wait_for_rate(guest, len(body))
+            response = await self._respond(request, tenant, body, send)
+        except MillstreamError as error:
+            response = error_responses.error_response(error)
+        if response is not None:
+            await response(request.scope, request.receive, send)
+
+    async def _respond(
+        self, request: Request, tenant: Tenant, data: bytes, send: Send
+    ) -> Response | None:
+        door = self._context
+        body, submissions = await door.offload_thread.run(len(data), self._parse_body, data)
+        return await self._serve(door, request, tenant, body, submissions, send)
+
+    def _parse_body(self, data: bytes) -> tuple[B, list[Submission]]:
+        body = parse(self._schema, decode(data))
+        return body, self._to_submissions(body)
+
+
+def request_key(request: Request) -> str | None:
+    """The key that the request came with."""
+    return error_responses.parse_bearer(request.headers.get("authorization", ""))
+
+
+def _add_rate_limit_headers(quotas: Quotas, tenant: Tenant, send: Send) -> Send:
+    """`send`, with the `x-ratelimit-*` headers of a tenant that has quotas per minute."""
+    if not quota_scopes(tenant):
+        return send
+
+    async def put(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message["headers"], *quotas.rate_limit_headers(tenant)]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return put
+
+
+async def _wait_for_rate(guest: FrameRateLimiter, size: int) -> None:
+    """Wait as a frame of so many bytes would; a request by itself is no frame."""
+    if frames := frame_cost(size) - 1:
+        await asyncio.sleep(guest.reserve(time.monotonic(), frames))
+
+
+async def _read_body_in_time(request: Request, limit: int) -> bytes:
+    """`read_body` of a client that may leave (`ClientGone`), or stop in the middle (`TooSlow`)."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            return await read_body(request, limit)
+    except TimeoutError:
+        raise TooSlow("the body", BODY_TIMEOUT_SECONDS) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body; raises `PayloadTooLarge` if it is over the limit, at once if it says so itself.
+
+    A connection that is to close after the answer would be closed while its client is writing, so
+    there a body that is somewhat too large is read to its end, and thrown away.
+    """
+    announced = request.headers.get("content-length", "")
+    closes = request.headers.get("connection", "").lower() == "close"
+    if announced.isdigit() and int(announced) > limit and not closes:
+        raise PayloadTooLarge(int(announced), limit)
+    body, size = bytearray(), 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            body += part
+        elif size > _MAX_DISCARDED_FACTOR * limit:
+            break
+    if size > limit:
+        raise PayloadTooLarge(size, limit)
+    return bytes(body)
+
+
+def json_response(answer: Any, ticket: Ticket, timing: Mapping[str, float]) -> Response:
+    """A whole answer, with where its time went."""
+    headers = response_headers(ticket, timing)
+    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+
+
+def response_headers(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, str]:
+    stages = format_server_timing(collect_stages(ticket, timing))
+    return {"X-Request-Id": ticket.request_id, "Server-Timing": stages}
+
+
+def collect_stages(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, float]:
+    """All stages in ms, the gateway's own first."""
+    return {"admit": ticket.admit_ms, **timing}
+
+
+def format_server_timing(stages: Mapping[str, float]) -> str:
+    """The value of a Server-Timing header (W3C)."""
+    return ", ".join(f"{stage};dur={milliseconds:.3f}" for stage, milliseconds in stages.items())

@@ -1,0 +1,182 @@
+"""What producers publish to NATS comes in by the same way as everything else.
+
+A tenant's stream holds its submissions until a gateway has made a durable request of each. The
+producer's `Nats-Msg-Id` is its idempotency key, so a submission that is delivered twice is one
+request. What cannot be accepted just now stays in the stream and is tried again.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from api.schemas.parsing import Encoding, decode, parse_submission
+from api.schemas.websocket_frames import SubmissionBody
+from api.submission.submission import Submission
+from gateway.context import GatewayContext
+from streams import messages, subjects, topology
+from streams.broker import declaration
+from streams.broker.pull_loop import Delivery, PullLoop
+from streams.broker.retry import retry_forever
+from streams.errors import (
+    BadRequest,
+    BrokerUnavailable,
+    Forbidden,
+    MillstreamError,
+    QuotaSpent,
+    Refused,
+)
+from streams.headers import CONTENT_TYPE, MESSAGE_ID, ROUTE
+from streams.records.token_log import Fenced, TokenLog
+from streams.subjects import Lane, LogAddress
+
+log = structlog.get_logger()
+
+MAX_CONCURRENT = 64  # submissions of one tenant that this gateway accepts side by side
+DEFAULT_ROUTE = "none"
+_RETRY_SECONDS = 1.0
+_ENCODINGS: Mapping[str, Encoding] = {
+    "application/json": "json",
+    "application/msgpack": "msgpack",
+    "application/x-msgpack": "msgpack",
+}
+
+
+class NatsIngress:
+    """Takes in one tenant's submissions."""
+
+    def __init__(self, door: GatewayContext, tenant: str, scale: topology.Scale) -> None:
+        self._context, self._tenant, self._scale = door, tenant, scale
+        self._in_flight = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._pull: PullLoop | None = None
+
+    async def run(self) -> None:
+        """Pull until cancelled; what is under way then is delivered again to another gateway."""
+        broker, stream = self._context.broker, topology.ingress_stream_name(self._tenant)
+        await retry_forever(self._declare)
+        consumer = topology.ingress_consumer().durable_name
+        assert consumer
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._pull = PullLoop(
+                broker,
+                stream,
+                consumer,
+                lambda: MAX_CONCURRENT - self._in_flight,
+                self._start,
+                self._declare,
+            )
+            await retry_forever(self._pull.run)
+
+    async def _declare(self) -> None:
+        broker, stream = self._context.broker, topology.ingress_stream(self._tenant)
+        await declaration.declare_stream(broker, stream, self._scale)
+        await declaration.declare_consumer(
+            broker, topology.ingress_stream_name(self._tenant), topology.ingress_consumer()
+        )
+
+    def _start(self, delivery: Delivery) -> None:
+        assert self._tasks
+        self._in_flight += 1
+        self._tasks.create_task(self._process(delivery), name=f"submission-{delivery.seq}")
+
+    async def _process(self, delivery: Delivery) -> None:
+        try:
+            await self._settle(delivery)
+        except BrokerUnavailable as error:  # its ack wait brings it back
+            log.warning("submission_not_settled", tenant=self._tenant, reason=str(error))
+        finally:
+            assert self._pull
+            self._in_flight -= 1
+            self._pull.wake()
+
+    async def _settle(self, delivery: Delivery) -> None:
+        """Accept it, leave it for later, or end it; raises `BrokerUnavailable`."""
+        try:
+            await self._submit(delivery)
+        except QuotaSpent as refusal:  # its producer should know that now, not tomorrow
+            await self._refuse(delivery, refusal)
+        except Refused as refusal:
+            await self._redeliver_later(delivery, refusal)
+        except MillstreamError as error:
+            await self._refuse(delivery, error)
+        except Exception:  # our own fault: one submission's end, not the gateway's
+            log.exception("submission_failed", tenant=self._tenant)
+            await self._refuse(delivery, MillstreamError("the gateway failed; its log says why"))
+
+    async def _submit(self, delivery: Delivery) -> None:
+        tenant = self._context.tenants.get(self._tenant)
+        if tenant is None:
+            raise Forbidden(f"the tenant {self._tenant!r} is gone")
+        submission = await self._context.offload_thread.run(
+            len(delivery.data), _to_submission, delivery
+        )
+        route, shards = _reply_route(delivery), self._scale.shards
+        await self._context.submitter.submit_for_producer(
+            tenant, submission, _idempotency_key(delivery), route, shards
+        )
+        await delivery.ack()
+
+    async def _redeliver_later(self, delivery: Delivery, refusal: Refused) -> None:
+        """A full lane or an unreachable broker: it waits where waiting is durable."""
+        log.info("submission_delayed", tenant=self._tenant, code=refusal.code)
+        await delivery.nak(refusal.retry_after_seconds or _RETRY_SECONDS)
+
+    async def _refuse(self, delivery: Delivery, error: MillstreamError) -> None:
+        """What can never be accepted ends with an error on its route, and leaves the stream."""
+        log.info("submission_refused", tenant=self._tenant, code=error.code, reason=str(error))
+        await self._append_error(delivery, error)
+        await delivery.terminate()
+
+    async def _append_error(self, delivery: Delivery, error: MillstreamError) -> None:
+        try:
+            route = _reply_route(delivery)
+        except BadRequest:
+            return  # there is nowhere to answer; the log line has it
+        key = _idempotency_key(delivery)
+        known = await self._context.submitter.find_producer_request(
+            self._tenant, key
+        )  # `accepted` was said already
+        address = LogAddress(self._tenant, route, known or f"refused-{delivery.seq}")
+        token_log = TokenLog(self._context.broker, address, self._scale.shards)
+        terminal = messages.error_record(error.code, error.message, messages.openai_usage(0, 0))
+        try:
+            if (await token_log.read()).terminal is None:
+                await token_log.append(terminal | {"id": key})
+        except Fenced:
+            pass  # an earlier delivery was answered in the same way
+
+
+def _to_submission(delivery: Delivery) -> Submission:
+    return Submission.from_body(_parse(delivery))
+
+
+def _parse(delivery: Delivery) -> SubmissionBody:
+    lane = _parse_lane(delivery.subject)
+    name = delivery.headers.get(CONTENT_TYPE, "application/json")
+    if name not in _ENCODINGS:
+        raise BadRequest(f"Content-Type {name!r} must be one of: {', '.join(_ENCODINGS)}")
+    wire = decode(delivery.data, _ENCODINGS[name])
+    return parse_submission(wire, lane.model, lane.priority)
+
+
+def _parse_lane(subject: str) -> Lane:
+    """The lane that a stranger's subject names; raises `BadRequest` if it names none."""
+    try:
+        return subjects.parse_lane(subject)
+    except ValueError as error:
+        raise BadRequest(f"the subject {subject!r} names no lane: {error}") from None
+
+
+def _idempotency_key(delivery: Delivery) -> str:
+    """The producer's own id of the submission, or its place in the stream."""
+    return delivery.headers.get(MESSAGE_ID) or f"sequence-{delivery.seq}"
+
+
+def _reply_route(delivery: Delivery) -> str:
+    """Where the replies go; raises `BadRequest` for what is no subject token."""
+    try:
+        return subjects.token(delivery.headers.get(ROUTE, DEFAULT_ROUTE))
+    except subjects.InvalidToken as error:
+        raise BadRequest(str(error), ROUTE) from None

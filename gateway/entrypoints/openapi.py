@@ -1,0 +1,108 @@
+"""The OpenAPI document, from the very records that check the bodies."""
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
+from api.schemas.completions import ChatRequest, CompletionRequest
+from api.schemas.embeddings import EmbeddingRequest
+from api.schemas.fields import Body
+
+_REF = "#/components/schemas/{model}"
+_POSTS: dict[str, tuple[str, type[Body]]] = {
+    "/v1/chat/completions": ("Answer a chat", ChatRequest),
+    "/v1/completions": ("Continue a text", CompletionRequest),
+    "/v1/embeddings": ("Embed texts", EmbeddingRequest),
+    "/v1/classify": ("Classify texts", ClassifyRequest),
+    "/v1/rerank": ("Order documents by relevance to a query", RerankRequest),
+    "/rerank": ("The same as /v1/rerank, where some clients look for it", RerankRequest),
+}
+_ERRORS = {
+    400: "The request cannot be served as it is",
+    401: "No API key, or an unknown one",
+    403: "The key may not do this",
+    404: "No such model",
+    408: "The body did not come in time",
+    409: "The idempotency key was used with a different request",
+    413: "The body is too large",
+    429: "The tenant has as much queued, open or used as it may; see Retry-After",
+    431: "The head of the request is too large",
+    499: "The request was cancelled",
+    500: "The request failed",
+    502: "The server that runs this model failed",
+    503: "Overloaded, or the broker is unreachable; see Retry-After",
+    504: "The deadline passed",
+}
+_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
+
+def build_document() -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    schemas = [(schema, "validation") for _, schema in _POSTS.values()]
+    _, found = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Millstream", "version": version("millstream")},
+        "security": [{"key": []}],
+        "paths": {
+            **{path: {"post": _post_operation(*each)} for path, each in _POSTS.items()},
+            "/v1/models": {"get": _get_operation("List the models", [401])},
+            "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
+            "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
+            "/readyz": {"get": _get_operation("It can serve requests", [503], public=True)},
+        },
+        "components": {
+            "schemas": found["$defs"] | {"Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _post_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
+    reference = {"$ref": _REF.format(model=schema.__name__)}
+    key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}}
+    return {
+        "summary": summary,
+        "parameters": [key],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
+        "responses": _responses(_ERRORS, {"text/event-stream": {"schema": {"type": "string"}}}),
+    }
+
+
+def _get_operation(
+    summary: str, errors: Iterable[int], parameter: str | None = None, public: bool = False
+) -> dict[str, Any]:
+    named = {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "summary": summary,
+        "parameters": [named] if parameter else [],
+        "responses": _responses(errors, {}),
+        **({"security": []} if public else {}),
+    }
+
+
+def _responses(errors: Iterable[int], streams: dict[str, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    whole = {"application/json": {"schema": {"type": "object"}}}
+    return {
+        "200": {"description": "The answer", "content": whole | streams},
+        **{str(code): {"description": _ERRORS[code], "content": error} for code in errors},
+    }

@@ -1,0 +1,199 @@
+"""The gateway's routes."""
+
+from functools import partial
+from pathlib import Path
+
+import orjson
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api import openai_bodies
+from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
+from api.schemas.embeddings import EmbeddingRequest
+from gateway import error_responses
+from gateway.context import GatewayContext
+from gateway.entrypoints import completions, embed_classify_rerank, openapi, websocket
+from gateway.entrypoints.endpoint import Endpoint, request_key
+from gateway.metrics import FOLLOWED_REQUESTS
+from streams.errors import MillstreamError
+
+log = structlog.get_logger()
+
+PAGE_DIRECTORY = Path(__file__).parents[1] / "page"
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class NotFound(MillstreamError):
+    """No such path."""
+
+    code = "not_found"
+
+
+class MethodNotAllowed(MillstreamError):
+    """The path is there, this method is not."""
+
+    code = "method_not_allowed"
+
+
+class InternalError(MillstreamError):
+    """Our own fault; the log has it."""
+
+
+def build_app(door: GatewayContext) -> Starlette:
+    """The ASGI application of one gateway."""
+    return Starlette(
+        routes=[
+            *_inference_routes(door),
+            WebSocketRoute("/v1/stream", _WebSocketApp(door)),
+            Route("/v1/models", partial(_list_models, door)),
+            Route("/v1/models/{model:path}", partial(_show_model, door)),
+            Route("/healthz", _healthz),
+            Route("/readyz", partial(_readyz, door)),
+            Route("/metrics", partial(_metrics, door)),
+            Route("/openapi.json", _openapi),
+            Route("/", _index_page),
+            Mount("/page", StaticFiles(directory=PAGE_DIRECTORY)),
+        ],
+        exception_handlers={
+            HTTPException: _handle_http_exception,
+            MillstreamError: _handle_error,
+            Exception: _handle_fault,
+        },
+    )
+
+
+def _inference_routes(door: GatewayContext) -> list[BaseRoute]:
+    completion, chat = completions.COMPLETION, completions.CHAT
+    applications: dict[str, ASGIApp] = {
+        "/v1/completions": Endpoint(
+            door,
+            completion.schema,
+            completion.to_submissions,
+            partial(completions.serve, completion),
+        ),
+        "/v1/chat/completions": Endpoint(
+            door, chat.schema, chat.to_submissions, partial(completions.serve, chat)
+        ),
+        "/v1/embeddings": Endpoint(
+            door,
+            EmbeddingRequest,
+            embed_classify_rerank.to_submissions,
+            embed_classify_rerank.serve_embeddings,
+        ),
+        "/v1/classify": Endpoint(
+            door,
+            ClassifyRequest,
+            embed_classify_rerank.to_submissions,
+            embed_classify_rerank.serve_classify,
+        ),
+        "/v1/rerank": Endpoint(
+            door,
+            RerankRequest,
+            embed_classify_rerank.to_submissions,
+            embed_classify_rerank.serve_rerank,
+        ),
+        "/rerank": Endpoint(
+            door,
+            RerankRequest,
+            embed_classify_rerank.to_submissions,
+            embed_classify_rerank.serve_rerank,
+        ),
+    }
+    return [Route(path, each, methods=["POST"]) for path, each in applications.items()]
+
+
+class _WebSocketApp:
+    def __init__(self, door: GatewayContext) -> None:
+        self._context = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await websocket.serve_websocket(self._context, scope, receive, send)
+
+
+async def _list_models(door: GatewayContext, request: Request) -> Response:
+    door.authenticate(request_key(request))
+    models, aliases = door.registry.models, door.registry.aliases
+    workers = door.worker_counts
+    cards = [openai_bodies.model_card(model, workers[model.name]) for model in models.values()]
+    cards += [
+        openai_bodies.adapter_card(models[adapter.model], workers[adapter.model], adapter)
+        for adapter in door.registry.adapters.values()
+        if adapter.model in models
+    ]
+    cards += [
+        openai_bodies.model_card(models[alias.model], workers[alias.model], name)
+        for name, alias in aliases.items()
+        if alias.model in models
+    ]
+    return _json_response(openai_bodies.model_list(cards))
+
+
+async def _show_model(door: GatewayContext, request: Request) -> Response:
+    door.authenticate(request_key(request))
+    name = request.path_params["model"]
+    model, _, adapter = door.registry.resolve_target(name)
+    workers = door.worker_counts[model.name]
+    if adapter:
+        return _json_response(openai_bodies.adapter_card(model, workers, adapter, name))
+    return _json_response(openai_bodies.model_card(model, workers, name))
+
+
+async def _healthz(request: Request) -> Response:
+    return _json_response({"status": "ok"})
+
+
+async def _readyz(door: GatewayContext, request: Request) -> Response:
+    """Ready: the broker is connected and some model has, or had, a worker; and not draining."""
+    workers = door.worker_counts
+    ready = door.broker.is_connected and door.has_had_workers and not door.draining.is_set()
+    facts = {"ready": ready, "nats": door.broker.is_connected, "workers": workers}
+    return _json_response(facts, 200 if ready else 503)
+
+
+async def _metrics(door: GatewayContext, request: Request) -> Response:
+    FOLLOWED_REQUESTS.set(len(door.relay))
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _openapi(request: Request) -> Response:
+    return _json_response(openapi.build_document())
+
+
+async def _index_page(request: Request) -> Response:
+    return FileResponse(PAGE_DIRECTORY / "index.html", headers=PAGE_HEADERS)
+
+
+def _json_response(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        response = error_responses.error_response(
+            MethodNotAllowed(f"{request.method} is not allowed here")
+        )
+        response.headers.update(error.headers or {})
+        return response
+    return error_responses.error_response(NotFound(f"there is nothing at {request.url.path}"))
+
+
+async def _handle_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MillstreamError)
+    return error_responses.error_response(error)
+
+
+async def _handle_fault(request: Request, error: Exception) -> Response:
+    log.error("request_failed", path=request.url.path, exc_info=error)
+    return error_responses.error_response(InternalError("the gateway failed; its log says why"))

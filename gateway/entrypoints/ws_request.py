@@ -1,0 +1,102 @@
+"""One request on a WebSocket: from the records of its log to frames with the client's own id."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from api.openai_bodies import classification, unpack_floats
+from gateway.entrypoints.result_frame import ResultFrame
+from gateway.metrics import RequestMetrics
+from gateway.replies.log_subscription import LogSubscription
+from gateway.replies.send_buffer import EncodedFrame
+from streams.messages import Record
+
+EnqueueFrame = Callable[[dict[str, Any] | EncodedFrame], bool]
+
+
+class WebSocketRequest:
+    """Turns records into frames. `send` queues one, encoded or not, and tells if more may come.
+
+    Nothing is sent before `accept`: replies may overtake the broker's confirmation. `after` is the
+    index of the last token that the client has (-1: none).
+    """
+
+    def __init__(self, id: str, send: EnqueueFrame, result: ResultFrame, after: int = -1) -> None:
+        self.id = id
+        self.subscription: LogSubscription | None = None
+        self.is_cancel_requested = False
+        self.is_ended = False
+        self._enqueue_frame, self._after = send, after
+        self._metrics: RequestMetrics | None = None
+        self._early_records: list[Record] | None = []
+        self._result_frame = result
+        self._admit_ms = 0.0
+
+    def accept(self, following: LogSubscription, watch: RequestMetrics, admit_ms: float) -> None:
+        """The request is durable: say so, and send what has come meanwhile."""
+        self.subscription, self._metrics, self._admit_ms = following, watch, admit_ms
+        self._enqueue_frame({"type": "accepted", "id": self.id, "request_id": following.request_id})
+        early, self._early_records = self._early_records, None
+        for record in early or ():
+            self._send_record(record)
+
+    def receive_record(self, record: Record, size: int) -> bool:
+        """The sink of the request's following."""
+        if self._early_records is not None:
+            self._early_records.append(record)
+            return True
+        return self._send_record(record)
+
+    def _send_record(self, record: Record) -> bool:
+        assert self._metrics  # of an accepted request
+        self._metrics.observe(record)
+        kind = record["type"]
+        if kind == "chunk":
+            return self._send_chunk(record)
+        if kind == "result":
+            self._result_frame.add(_result_items(record))
+        elif kind == "started":
+            return self._enqueue_frame(self._frame(record, "model", "version", "attempt"))
+        elif kind == "done":
+            self.is_ended = True
+            return self._enqueue_frame(self._done_frame(record))
+        elif kind == "error":
+            self.is_ended = True
+            return self._enqueue_frame(self._frame(record, "code", "message"))
+        return True
+
+    def _send_chunk(self, record: Record) -> bool:
+        last = record["index"] + record["count"] - 1
+        if last <= self._after:
+            return True
+        if "logprobs" in record:
+            return self._enqueue_frame(self._frame(record, "index", "count", "text", "logprobs"))
+        return self._enqueue_frame(
+            {
+                "type": "chunk",
+                "id": self.id,
+                "index": record["index"],
+                "count": record["count"],
+                "text": record["text"],
+            }
+        )
+
+    def _done_frame(self, record: Record) -> dict[str, Any] | EncodedFrame:
+        """A `result` if there is one and it is whole: what was cancelled may have stored a part."""
+        timing = {"admit": round(self._admit_ms, 3), **record["timing"]}
+        if not self._result_frame or record["finish_reason"] == "cancelled":
+            return self._frame(record, "finish_reason", "usage") | {"timing": timing}
+        head = {"type": "result", "id": self.id, "usage": record["usage"], "timing": timing}
+        return self._result_frame.finish(head)
+
+    def _frame(self, record: Record, *names: str) -> dict[str, Any]:
+        return {"type": record["type"], "id": self.id, **{name: record[name] for name in names}}
+
+
+def _result_items(record: Record) -> Iterator[dict[str, Any]]:
+    """The items of `data` that one record's rows make: classifications, or else embeddings."""
+    labels = record.get("labels")
+    for index, row in enumerate(record["vectors"], start=record["index"]):
+        if labels:
+            yield classification(index, row, labels)
+        else:
+            yield {"index": index, "embedding": unpack_floats(row)}

@@ -1,0 +1,55 @@
+"""One system call for all that is written to a socket within one turn of the event loop.
+
+uvloop's transports make one for each `write`: for each token of each stream on a WebSocket.
+"""
+
+import asyncio
+from typing import Any
+
+MAX_BUFFERED_BYTES = 16 * 1024  # more is passed on at once: the transport says when it has enough
+
+
+class CoalescingTransport(asyncio.Transport):
+    """A transport in front of another one, which keeps what is written until the turn ends."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._buffered: list[bytes] = []
+        self._bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._buffered:
+            self._loop.call_soon(self._flush)
+        self._buffered.append(bytes(data))
+        self._bytes += len(data)
+        if self._bytes > MAX_BUFFERED_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._buffered, self._bytes = [], 0
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self._bytes + self._transport.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def _flush(self) -> None:
+        written, self._buffered, self._bytes = self._buffered, [], 0
+        if written and not self._transport.is_closing():
+            self._transport.write(b"".join(written))

@@ -1,0 +1,59 @@
+"""uvicorn's protocols with bounds of our own: an end to clients that do not read.
+
+uvicorn waits for as long as a client likes to take what was written. The transport alone knows
+whether anything is taken, and only it can drop what is not: closing would wait for the client too.
+"""
+
+import asyncio
+
+import structlog
+
+from gateway.metrics import CUT_CONNECTIONS
+from gateway.server.stall_timer import StallTimer
+
+log = structlog.get_logger()
+
+WRITE_TIMEOUT_SECONDS = 10.0  # a client that has taken nothing for so long is cut
+# In that time: what the kernel still takes after the first one is no reading
+CHECKS_PER_TIMEOUT = 10
+
+
+class WriteTimeout(asyncio.Protocol):
+    """Watches a transport from when its buffer is full until it has room again."""
+
+    transport: asyncio.Transport
+    _write_check: asyncio.TimerHandle | None = None
+    _stall_timer: StallTimer
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        now = asyncio.get_running_loop().time()
+        self._stall_timer = StallTimer(self.transport.get_write_buffer_size(), now)
+        self._schedule_write_check()
+
+    def resume_writing(self) -> None:
+        self._cancel_write_check()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_write_check()
+        super().connection_lost(exc)
+
+    def _schedule_write_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._write_check = loop.call_later(
+            WRITE_TIMEOUT_SECONDS / CHECKS_PER_TIMEOUT, self._check_write_progress
+        )
+
+    def _check_write_progress(self) -> None:
+        left, now = self.transport.get_write_buffer_size(), asyncio.get_running_loop().time()
+        if self._stall_timer.stalled_seconds(left, now) < WRITE_TIMEOUT_SECONDS:
+            self._schedule_write_check()
+        else:
+            log.warning("client_stalled", unread_bytes=left)
+            CUT_CONNECTIONS.labels("stalled").inc()
+            self.transport.abort()
+
+    def _cancel_write_check(self) -> None:
+        if self._write_check:
+            self._write_check.cancel()

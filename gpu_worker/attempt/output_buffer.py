@@ -1,0 +1,77 @@
+"""What an engine has made and the token log has not taken yet. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gpu_worker.engines.engine import Output
+
+# Vectors per record: a gateway makes JSON of so many in 1 ms, and its event loop goes on between.
+MAX_RESULT_BYTES = 64_000
+# Tokens per record: with twenty alternatives for each they take a quarter of max_payload.
+MAX_CHUNK_TOKENS = 256
+
+
+@dataclass
+class OutputBuffer:
+    """Outputs that wait for the append in flight; they ride together in the next one."""
+
+    outputs: list[Output] = field(default_factory=list)
+    vectors: list[bytes] = field(default_factory=list)
+    labels: list[str] | None = None
+    final_output: Output | None = None
+
+    def add(self, output: Output) -> None:
+        if output.tokens or output.text:
+            self.outputs.append(output)
+        self.vectors += output.vectors or ()
+        self.labels = self.labels or output.labels
+        if output.finish or output.error:
+            self.final_output = output
+
+    def iter_chunks(self, index: int, characters: int) -> Iterator[dict[str, Any]]:
+        """The tokens as records of bounded size; `index` counts those stored before.
+
+        `characters` counts the text before them: a reader that begins behind some tokens need not
+        read what came before.
+
+        An output stays whole: its text belongs to its tokens, and an attempt that continues behind
+        some of them must neither miss nor repeat any.
+        """
+        group: list[Output] = []
+        for output in self.outputs:
+            if group and _count(group) + len(output.tokens) > MAX_CHUNK_TOKENS:
+                chunk = _chunk(group, index, characters)
+                yield chunk
+                index += chunk["count"]
+                characters += len(chunk["text"])
+                group = []
+            group.append(output)
+        if group:
+            yield _chunk(group, index, characters)
+
+    def iter_results(self, index: int) -> Iterator[dict[str, Any]]:
+        """The vectors as records of bounded size; `index` counts those stored before."""
+        rows = max(1, MAX_RESULT_BYTES // len(self.vectors[0])) if self.vectors else 1
+        named = {"labels": self.labels} if self.labels else {}
+        for start in range(0, len(self.vectors), rows):
+            part = self.vectors[start : start + rows]
+            place = {"type": "result", "index": index + start, "count": len(part)}
+            yield place | {"vectors": part} | named
+
+
+def _count(group: list[Output]) -> int:
+    return sum(len(output.tokens) for output in group)
+
+
+def _chunk(group: list[Output], index: int, characters: int) -> dict[str, Any]:
+    logprobs = [asdict(logprob) for output in group for logprob in output.logprobs or ()]
+    chunk = {
+        "type": "chunk",
+        "index": index,
+        "count": _count(group),
+        "characters": characters,
+        "text": "".join(output.text for output in group),
+        "tokens": [token for output in group for token in output.tokens],
+    }
+    return chunk | ({"logprobs": logprobs} if logprobs else {})

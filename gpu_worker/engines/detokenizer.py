@@ -1,0 +1,124 @@
+"""Tokens to text, one token at a time: never half a character, never the start of a stop string.
+
+What comes out for a token depends on the tokens before it alone, not on how they were grouped. A
+later attempt therefore replays the stored tokens, discards their text, and continues exactly.
+Pure.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT_CHARACTER = "\ufffd"  # what decoders put where bytes do not form a character (yet)
+MAX_PENDING = 64  # tokens: bounds the cost of a model that babbles invalid bytes
+PROMPT_TAIL = 6  # tokens of context, as vLLM and TGI take
+
+
+class Decoder(Protocol):
+    """The part of `tokenizers.Tokenizer` that is needed here."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+class Detokenizer:
+    """Decode a growing list of tokens in O(1) each, with the spaces that a whole decode would give.
+
+    Only a window of tokens is decoded: the pending ones, whose text is not out yet, behind those
+    released last as context, since many decoders treat the first token of a text specially.
+    """
+
+    def __init__(
+        self, decoder: Decoder, prompt: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._decoder, self._skip = decoder, skip_special_tokens
+        self._context: list[int] = []
+        self._pending = list(prompt[-PROMPT_TAIL:])
+        self._move_to_context()
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+        self._pending.append(token)
+        text = self._text()
+        if text.endswith(REPLACEMENT_CHARACTER) and len(self._pending) < MAX_PENDING:
+            return ""
+        self._move_to_context()
+        return text
+
+    def flush(self) -> str:
+        """What is still held back; bytes that never became a character come as U+FFFD."""
+        text = self._text()
+        self._move_to_context()
+        return text
+
+    def _text(self) -> str:
+        """The text of the pending tokens, behind their context."""
+        text = self._decode(self._context + self._pending)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        return self._decode(self._pending)  # invalid bytes spoilt even the context
+
+    def _move_to_context(self) -> None:
+        """The pending tokens are out: they are context now."""
+        self._context, self._pending = self._pending or self._context, []
+        self._context_text = self._decode(self._context)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._decoder.decode(tokens, skip_special_tokens=self._skip) if tokens else ""
+
+
+class StopStringFilter:
+    """Find the first of some strings in a growing text, and hold back what may be its start."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.hit = False
+
+    def push(self, text: str) -> str:
+        """The text that is certain to come before any stop string. Nothing comes after a hit."""
+        if self.hit or not self._stops:
+            return "" if self.hit else text
+        text = self._held + text
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        self.hit = bool(found)
+        sure = min(found) if found else len(text) - self._longest_partial_match(text)
+        self._held = "" if found else text[sure:]
+        return text[:sure]
+
+    def flush(self) -> str:
+        """The text that turned out not to begin a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _longest_partial_match(self, text: str) -> int:
+        """The length of the longest end of `text` that a stop string begins with."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0
+
+
+class TextStream:
+    """A sequence's text: detokenised, with its stop strings kept out."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._detokenizer = Detokenizer(decoder, prompt, skip_special_tokens)
+        self._stops = StopStringFilter(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string has appeared; no text follows."""
+        return self._stops.hit
+
+    def push(self, token: int) -> str:
+        return self._stops.push(self._detokenizer.push(token))
+
+    def finish(self) -> str:
+        """Whatever was still held back; empty after a stop string."""
+        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()

@@ -1,0 +1,104 @@
+"""The memory that models live in: what is free, what a computation takes, giving it back."""
+
+import ctypes
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+# Of what is free, the rest is other programs': a CPU's memory is everybody's, and a machine runs
+# more than one worker; a GPU's is ours but for fragments and the libraries' own.
+SHARES = {"cpu": 0.25, "cuda": 0.92}
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "DefaultCPUAllocator")
+_RESET_PEAK = "5"  # proc(5), clear_refs
+_CGROUP = Path("/sys/fs/cgroup")
+_LIBC = ctypes.CDLL(None)
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def free_bytes(device: torch.device) -> int:
+    """What could be allocated now: without what others hold, and within a container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = _read_fields(Path("/proc/meminfo"))["MemAvailable"] * 1024
+    return max(0, min([available, *_cgroup_free()]))
+
+
+def kv_budget_bytes(device: torch.device) -> int:
+    """The part of the free memory that one worker may fill with KV."""
+    return int(free_bytes(device) * SHARES[device.type])
+
+
+def measure_peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
+    """The most that `work` held at once, beyond what was held before.
+
+    On a GPU this is what the allocator took for it, with what it cannot use for anything else. On a
+    CPU it is what the process touched, so other threads' allocations count as well.
+    """
+    release_cached_memory(device)
+    if device.type == "cuda":
+        before = torch.cuda.memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return int(torch.cuda.max_memory_reserved(device)) - before
+    Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    before = _read_fields(Path("/proc/self/status"))["VmRSS"]
+    work()
+    return max(0, _read_fields(Path("/proc/self/status"))["VmHWM"] - before) * 1024
+
+
+def measure_kept_bytes(device: torch.device, work: Callable[[], None]) -> int:
+    """What a GPU has less after `work`: recorded graphs keep a pool, and memory of the driver's."""
+    release_cached_memory(device)
+    before = free_bytes(device)
+    work()
+    release_cached_memory(device)
+    return max(0, before - free_bytes(device))
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Bytes of a model's tensors in this process; those that layers share count once."""
+    places = [d for m in model.modules() for d in (m._parameters, m._buffers, vars(m))]
+    tensors = {id(t): t for place in places for t in place.values() if isinstance(t, torch.Tensor)}
+    parts = (t.to_local() if isinstance(t, DTensor) else t for t in tensors.values())
+    return sum(t.numel() * t.element_size() for t in parts)
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Return freed memory to the device or the system: allocators keep it for themselves."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; a CPU's is a plain RuntimeError, told by its text."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def _read_fields(path: Path) -> dict[str, int]:
+    """The numbers of a `Name: 123 kB` file; lines of another form are left out."""
+    lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _cgroup_free() -> list[int]:
+    """What a container's limit (cgroup v2) leaves, if there is one; file caches can be dropped."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except FileNotFoundError:
+        return []
+    if limit == "max":
+        return []
+    return [int(limit) - used + _read_fields(_CGROUP / "memory.stat")["inactive_file"]]

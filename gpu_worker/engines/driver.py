@@ -1,0 +1,146 @@
+"""The one owner of an engine: a thread that reads notes between steps and hands out outputs."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from gpu_worker.engines.engine import DeviceLost, Engine, Output, Sequence
+
+IDLE_CHECK_SECONDS = 1.0  # an idle engine that has lost a part of it is no longer idle
+log = structlog.get_logger()
+
+Command = Callable[[Engine], None]
+Deliver = Callable[[list[Output]], None]
+
+
+class EngineCrashed(Exception):
+    """A step raised: the engine's state can no longer be trusted.
+
+    It holds no traceback, whose frames would keep the engine's memory; that is in the log.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.device_lost = isinstance(error, DeviceLost)
+
+
+class Driver:
+    """Runs an engine in its own thread; every method is for the event loop that made it.
+
+    `deliver` gets the outputs of each step that had any, on the loop. `crashed` completes with
+    `EngineCrashed` if a step raises, nothing is delivered after that; `ended` when it is closed.
+    """
+
+    def __init__(self, engine: Engine, deliver: Deliver, name: str) -> None:
+        self._engine, self._deliver = engine, deliver
+        self._loop = asyncio.get_running_loop()
+        self.crashed: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._abandoned = False
+        self._awaited_drops: set[asyncio.Future[None]] = set()
+        self._commands: deque[Command] = deque()
+        self._confirmed_drops: list[asyncio.Future[None]] = []  # of the engine's thread
+        self._has_commands = threading.Event()
+        self._stopping = False
+        self._step_began: float | None = None  # None while it waits for notes
+        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
+        self._thread.start()
+
+    def add(self, sequence: Sequence) -> None:
+        self._send(lambda engine: engine.add(sequence))
+
+    def cancel(self, request_id: str) -> None:
+        """Its `cancelled` output follows, unless it has finished by then. Idempotent."""
+        self._send(lambda engine: engine.cancel(request_id))
+
+    async def cancel_and_wait(self, request_id: str) -> None:
+        """`cancel`, and wait until nothing of it can be delivered any more."""
+        dropped: asyncio.Future[None] = self._loop.create_future()
+        self._awaited_drops.add(dropped)
+        dropped.add_done_callback(self._awaited_drops.discard)
+        self.cancel(request_id)
+        self._send(lambda _: self._confirmed_drops.append(dropped))
+        await dropped
+
+    def seconds_in_step(self) -> float:
+        """How long the engine has been at its current turn; 0 while it is idle."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def abandon(self) -> None:
+        """From now on it delivers nothing, and nobody waits for it to drop something."""
+        self._abandoned = True
+        _resolve(list(self._awaited_drops))
+
+    async def stop(self) -> None:
+        """End the thread after the current step and free the engine; returns when it has."""
+        self._stopping = True
+        self._has_commands.set()
+        await asyncio.shield(self.closed)
+
+    def _send(self, note: Command) -> None:
+        self._commands.append(note)
+        self._has_commands.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._run_once()
+        except Exception as error:  # whatever a step raised ends this engine
+            log.exception("engine_crashed", engine=self._thread.name)
+            self._call_on_loop(_fail, self.crashed, EngineCrashed(error))
+        finally:
+            self._close()
+            self._call_on_loop(_resolve, [self.closed])
+
+    def _close(self) -> None:
+        """Free the engine; what a broken one raises then says no more than its crash."""
+        engine = self._engine
+        del self._engine
+        try:
+            engine.close()
+        except Exception:
+            log.exception("engine_not_closed")
+
+    def _run_once(self) -> None:
+        self._has_commands.clear()
+        self._step_began = time.monotonic()
+        while self._commands:
+            self._commands.popleft()(self._engine)
+        if not self._engine.idle:
+            if outputs := self._engine.step():
+                self._call_on_loop(self._deliver_outputs, outputs)
+        elif (
+            not self._confirmed_drops and not self._stopping
+        ):  # `stop` may have been noted before clear()
+            self._step_began = None
+            self._has_commands.wait(IDLE_CHECK_SECONDS)
+        if self._confirmed_drops:
+            self._call_on_loop(_resolve, self._confirmed_drops)
+            self._confirmed_drops = []
+
+    def _deliver_outputs(self, outputs: list[Output]) -> None:
+        if not self._abandoned:
+            self._deliver(outputs)
+
+    def _call_on_loop(self, call: Callable[..., None], *args: object) -> None:
+        """Call something on the loop, if there still is one: a hung engine may outlive it."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            self._stopping = True
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def _fail(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,110 @@
+"""Decode steps padded to a few sizes, so that a GPU can record each size once and replay it.
+
+A small model's decode step is hundreds of kernels of microseconds, which the host cannot launch as
+fast as the device runs them; a CUDA graph is one launch. It replays on the same memory, with no
+word from the host in between: `DecodeInputBuffers` is that memory.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gpu_worker.engines.paged.batch.decode_inputs import DecodeInputBuffers, DecodeInputs
+from gpu_worker.engines.paged.batch.sequence_state import SequenceSlice
+
+Launch = Callable[[], None]
+Recorder = Callable[[Launch], Launch]  # runs what it is given, and returns what repeats it
+
+SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
+
+
+def capture_sizes(most: int) -> list[int]:
+    """1, 2, 4, 8, 16, 24, … up to `most` rows: at most seven of padding, or half of few."""
+    return sorted(
+        {size for size in (*SMALL_SIZES, *range(SIZE_STEP, most, SIZE_STEP)) if size < most}
+        | {most}
+    )
+
+
+def choose_recorder(device: torch.device) -> Recorder:
+    """How work is repeated on a device: a GPU replays, a CPU computes again."""
+    return _CudaGraphRecorder(device) if device.type == "cuda" else _recompute
+
+
+def _recompute(work: Launch) -> Launch:
+    work()
+    return work
+
+
+class DecodeGraphs:
+    """Forward passes of decode steps of up to `rows` sequences, padded to a recorded size.
+
+    `forward` takes a `DecodeInputs` of n rows to logits `[n, vocabulary]`, without synchronising.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[DecodeInputs], Tensor],
+        batch: DecodeInputBuffers,
+        rows: int,
+        vocabulary: int,
+        device: torch.device,
+    ) -> None:
+        self._forward, self._buffers = forward, batch
+        self._sizes = capture_sizes(rows)
+        self._shape, self._device = (rows, vocabulary), device
+        self._recorder = choose_recorder(device)
+        self._recorded: dict[int, Launch] = {}
+
+    def capture(self) -> None:
+        """Record every size, the largest first: the others fit the memory that it took."""
+        for size in reversed(self._sizes):
+            self._buffers.fill([], size)
+            self._capture_or_replay(size)
+
+    def fill_inputs(self, slices: Sequence[SequenceSlice]) -> None:
+        """The next step is to compute these; each is one decoding token."""
+        self._buffers.fill(slices, self._padded_size(len(slices)))
+
+    def run(self, count: int) -> Tensor:
+        """Logits `[count, vocabulary]` in float32 of what is shown, valid until the next run."""
+        self._capture_or_replay(self._padded_size(count))
+        return self._logits[:count]
+
+    @cached_property
+    def _logits(self) -> Tensor:
+        """One for all sizes: beside a graph's own it would be one for each."""
+        return torch.empty(self._shape, dtype=torch.float32, device=self._device)
+
+    def _padded_size(self, count: int) -> int:
+        return self._sizes[bisect_left(self._sizes, count)]
+
+    def _capture_or_replay(self, size: int) -> None:
+        if replay := self._recorded.get(size):
+            replay()
+        else:
+            self._recorded[size] = self._recorder(lambda: self._compute(size))
+
+    def _compute(self, size: int) -> None:
+        self._logits[:size].copy_(self._forward(self._buffers.inputs(size)))
+
+
+class _CudaGraphRecorder:
+    """Records CUDA graphs in one pool of memory: only one of them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Launch) -> Launch:
+        work()  # compiles kernels and makes handles, which a recording must not
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads have engines of their own, and may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        replay: Launch = graph.replay
+        return replay

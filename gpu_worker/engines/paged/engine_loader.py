@@ -1,0 +1,103 @@
+"""A `TransformersEngine` from a directory: weights, KV for the memory that is left, a warm-up."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from gpu_worker.engines.paged import model_loader as models
+from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
+from gpu_worker.engines.paged.engine import ADAPTER_BYTES, TransformersEngine
+from gpu_worker.engines.paged.tensor_parallel import TensorParallelGroup
+from gpu_worker.engines.paged.warmup import check_kv_fits
+
+
+def load(
+    directory: Path,
+    *,
+    max_sequences: int = 64,
+    max_batch_tokens: int = 512,
+    kv_tokens: int | None = None,
+    memory_bytes: int | None = None,
+    threads: int | None = None,
+    prefix_cache: bool = True,
+    adapter_bytes: int = 0,
+    device: str | None = None,
+    tensor_parallel_size: int = 1,
+    stage: Callable[[str], None] = lambda name: None,
+) -> TransformersEngine:
+    """Load a Hugging Face directory and warm up; `stage` hears what is being done.
+
+    Without `kv_tokens` the KV gets what weights, the largest step and adapters leave of
+    `memory_bytes`, or of the memory that is free. `adapter_bytes` 0: a tenth of what is left
+    there, at most 1 GiB; with `kv_tokens` 1 GiB. Of several tensor parallel ranks this process is
+    the first and starts the others; they divide memory and `threads`. Raises `UnsupportedModel`, with
+    the architecture's name, for what this engine cannot run, and `DoesNotFit`.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    stage("load")
+    models.check_supported(directory, device, tensor_parallel_size)
+    with ExitStack() as stack:
+        group = TensorParallelGroup.start(
+            directory, models.resolve_device(device), tensor_parallel_size
+        )
+        stack.callback(group.close)
+        loaded = models.load_model(directory, device, tensor_parallel_size)
+        stage("warm_up")
+        engine = fit_engine(
+            loaded, max_sequences, max_batch_tokens, kv_tokens, memory_bytes,
+            prefix_cache=prefix_cache, adapter_bytes=adapter_bytes, group=group,
+        )  # fmt: skip
+        stack.pop_all()
+    return engine
+
+
+def fit_engine(
+    loaded: models.LoadedCausalLM,
+    max_sequences: int,
+    max_batch_tokens: int,
+    kv_tokens: int | None = None,
+    memory_bytes: int | None = None,
+    prefix_cache: bool = True,
+    adapter_bytes: int = 0,
+    group: TensorParallelGroup | None = None,
+) -> TransformersEngine:
+    """As `load`, of a model that is loaded."""
+    group = group or TensorParallelGroup()
+    if not kv_tokens:
+        step = _measure_step_bytes(loaded, max_sequences, max_batch_tokens, group)
+        spare = (
+            group.min_spare_bytes(loaded.model, memory_bytes) - step
+        )  # libraries are loaded by now
+        adapter_bytes = adapter_bytes or min(ADAPTER_BYTES, max(0, spare // 10))
+        if group.world_size > 1:  # ranks have no adapters
+            adapter_bytes = 0
+        spare -= adapter_bytes
+        kv_tokens = models.max_kv_tokens(loaded, max_sequences, max_batch_tokens, spare)
+        least = min(max_batch_tokens, loaded.context_length)
+        check_kv_fits(kv_tokens, least, memory_bytes, adapter_bytes)
+    bound = adapter_bytes or ADAPTER_BYTES
+    engine = TransformersEngine(
+        loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, bound, group
+    )
+    engine.warm_up()
+    return engine
+
+
+def _measure_step_bytes(
+    loaded: models.LoadedCausalLM,
+    max_sequences: int,
+    max_batch_tokens: int,
+    group: TensorParallelGroup,
+) -> int:
+    """What steps take beside weights and KV, measured in an engine of little KV."""
+    room = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
+    engine = TransformersEngine(
+        loaded, max_sequences, max_batch_tokens, room, prefix_cache=False, group=group
+    )
+    try:
+        return engine.measure_step_bytes()
+    finally:
+        engine.close_keeping_ranks()

@@ -1,0 +1,112 @@
+"""One sequence in the engine: its run, its text, its randomness, and when it ends."""
+
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from gpu_worker.engines.detokenizer import TextStream
+from gpu_worker.engines.engine import FinishReason, Sequence
+from gpu_worker.engines.paged.batch.block_pool import blocks_for
+from gpu_worker.engines.paged.batch.sequence_state import SequenceState
+from gpu_worker.engines.paged.grammar_compiler import GrammarMatcher
+from gpu_worker.engines.paged.penalties import build_penalties
+from gpu_worker.engines.paged.sampler import RowSampling, SampledToken, draw_uniform
+from gpu_worker.engines.seeds import derive_seed
+from gpu_worker.engines.sequence_limits import count_reserved_tokens
+from streams import prefix_hashes
+from streams.messages import Logprob
+
+
+@dataclass(frozen=True)
+class TokenVocabulary:
+    """A tokeniser, and which of its ids end a sequence."""
+
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+
+    def decode_token(self, token: int) -> str:
+        """A token's own text; half a character is `\ufffd`."""
+        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+    def to_logprobs(self, sampled: SampledToken) -> list[Logprob] | None:
+        """The log probability of a sampled token and of the likeliest others, if asked for."""
+        if sampled.logprob is None or sampled.token is None:
+            return None
+        top = [(other, self.decode_token(other), value) for other, value in sampled.top_logprobs]
+        return [Logprob(sampled.token, self.decode_token(sampled.token), sampled.logprob, top)]
+
+
+class GeneratingSequence:
+    """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
+
+    def __init__(
+        self, sequence: Sequence, vocabulary: TokenVocabulary, device: torch.device
+    ) -> None:
+        sampling, self.sequence, self._eos_ids = sequence.sampling, sequence, vocabulary.eos_ids
+        salt = prefix_hashes.make_salt(
+            sequence.tenant, sequence.adapter.digest if sequence.adapter else ""
+        )
+        tokens = sequence.prompt + sequence.generated
+        self.state = SequenceState(sequence.request_id, tokens, salt, sequence.priority)
+        self.matcher: GrammarMatcher | None = None
+        self._seed = derive_seed(sequence.request_id) if sampling.seed is None else sampling.seed
+        self._penalties = build_penalties(sampling, sequence.prompt, sequence.generated, device)
+        skip = sampling.skip_special_tokens
+        self.text = TextStream(vocabulary.tokenizer, sequence.prompt, sampling.stop, skip)
+        for token in sequence.generated:
+            self._decode_text(token)
+
+    @property
+    def generated_count(self) -> int:
+        return len(self.state.tokens) - len(self.sequence.prompt)
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that it may come to need."""
+        return blocks_for(count_reserved_tokens(self.sequence))
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache."""
+        return min(self.state.hit_tokens, len(self.sequence.prompt))
+
+    def row_sampling(self) -> RowSampling:
+        """How to choose the next token."""
+        sampling = self.sequence.sampling
+        draws = sampling.temperature > 0
+        shape = self._process_logits if self.matcher or self._penalties else None
+        return RowSampling(
+            sampling, draw_uniform(self._seed, self.generated_count) if draws else 0.0, shape
+        )
+
+    def append_token(self, token: int) -> str:
+        """The next token was chosen; returns the text that is now certain."""
+        self.state.tokens.append(token)
+        if self.matcher:
+            self.matcher.advance([token])
+        if self._penalties:
+            self._penalties.count_token(token)
+        return self._decode_text(token)
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence ends with the tokens that it has, if it does."""
+        ended = self.generated_count > 0 and self._is_eos(self.state.tokens[-1])
+        complete = self.matcher is not None and self.matcher.is_complete
+        if ended or complete or self.text.stopped:
+            return "stop"
+        return "length" if self.generated_count >= self.sequence.sampling.max_tokens else None
+
+    def _decode_text(self, token: int) -> str:
+        return "" if self._is_eos(token) else self.text.push(token)
+
+    def _is_eos(self, token: int) -> bool:
+        return token in self._eos_ids and not self.sequence.sampling.ignore_eos
+
+    def _process_logits(self, row: Tensor) -> None:
+        if self.matcher:
+            self.matcher.mask_logits(row)
+        if self._penalties:
+            self._penalties.apply(row)

@@ -1,0 +1,247 @@
+"""Loading a causal language model, and refusing at once what paged attention cannot do."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from gpu_worker.engines.device_memory import default_device
+from gpu_worker.engines.paged.attention import contiguous_kv
+from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
+from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
+from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
+from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
+from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
+from gpu_worker.engines.precision import choose_dtype
+
+PROBE_ATTENTION = "millstream_survey"
+SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class UnsupportedModel(Exception):
+    """This engine cannot run the model's architecture; the message names it and the reason."""
+
+
+@dataclass(frozen=True)
+class LoadedCausalLM:
+    """A model on its device, with what the engine must know of it."""
+
+    model: PreTrainedModel
+    kv_layers: list[KvLayerSpec]
+    tokenizer: Tokenizer
+    vocab_size: int
+    context_length: int
+    eos_ids: frozenset[int]  # end-of-sequence ids
+
+
+def resolve_device(device: str | None) -> torch.device:
+    """The device of that name, or the best there is."""
+    return torch.device(device) if device else default_device()
+
+
+def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrainedConfig:
+    """Raise `UnsupportedModel` for what can be known of a directory before its weights are read."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    check_architecture(config)
+    check_tensor_parallel(config, ranks, resolve_device(device))
+    return config
+
+
+def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> LoadedCausalLM:
+    """Load from a Hugging Face directory of safetensors. Raises `UnsupportedModel` by name.
+
+    Of several ranks, all of whom must load, each reads its part of the weights.
+    """
+    config = check_supported(directory, device, ranks)
+    place = resolve_device(device)
+    shared = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=choose_dtype(config, place),
+        local_files_only=True,
+        use_safetensors=True,
+        **shared,
+    )
+    model.to(place)  # type: ignore[arg-type]
+    if ranks > 1:
+        replace_parallel_linears(model)
+    merge_and_pack(model)
+    return inspect_model(model, Tokenizer.from_file(str(directory / "tokenizer.json")))
+
+
+def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalLM:
+    """Look at a loaded model: its attention layers, vocabulary, context and ends."""
+    check_architecture(model.config)
+    model.eval()  # type: ignore[no-untyped-call]
+    _freeze_rope(model)
+    config = model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or 4096
+    layers = probe_kv_layers(model)
+    return LoadedCausalLM(
+        model, layers, tokenizer, config.vocab_size, context, _read_eos_ids(model)
+    )
+
+
+def check_architecture(config: PreTrainedConfig) -> None:
+    """Raise `UnsupportedModel` for architectures known to need another kind of attention or state."""
+    text = config.get_text_config()
+    name = (config.architectures or [config.model_type])[0]
+    kinds = set(getattr(text, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
+    reasons = {
+        "an encoder and a decoder": config.is_encoder_decoder,
+        "soft-capped attention": getattr(text, "attn_logit_softcapping", None),
+        "multi-head latent attention": getattr(text, "kv_lora_rank", None),
+        "bidirectional attention": getattr(text, "use_bidirectional_attention", False),
+        "KV shared between layers": getattr(text, "num_kv_shared_layers", 0),
+        f"layers of type {', '.join(sorted(kinds))}": kinds,
+        "rotary embeddings that depend on the longest sequence of a batch": _has_longrope(text),
+        "state-space layers": getattr(text, "state_size", 0) or getattr(text, "ssm_cfg", None),
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise UnsupportedModel(f"{name} cannot run on this engine: it has {reason}")
+
+
+def _has_longrope(text: PreTrainedConfig) -> bool:
+    """Whether frequencies depend on the largest position; each type of layers may have its own."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return any(parameters.get("rope_type") == "longrope" for parameters in each)
+
+
+def _freeze_rope(model: PreTrainedModel) -> None:
+    """Let rotary embeddings be, which transformers changes for longer sequences than the context.
+
+    Whether it must, it asks in each forward pass, and waits for the device (`dynamic`).
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if kinds == "dynamic":
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kinds, dict):  # for each type of layers
+            for layer, kind in kinds.items():
+                kinds[layer] = "default" if kind == "dynamic" else kind
+
+
+def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.device) -> None:
+    """Raise `UnsupportedModel`, with the numbers, for what `ranks` cannot share."""
+    if ranks == 1:
+        return
+    text = config.get_text_config()
+    name = (config.architectures or [config.model_type])[0]
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    devices = torch.cuda.device_count() if device.type == "cuda" else ranks
+    reasons = {
+        "transformers has no tensor parallel plan for it": not text.base_model_tp_plan,
+        f"its {heads} attention heads are no multiple of {ranks}": heads % ranks,
+        f"its {kv_heads} KV heads are no multiple of {ranks}": kv_heads % ranks,
+        f"there are {devices} devices": devices < ranks,
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise UnsupportedModel(f"{name} cannot run on {ranks} tensor parallel ranks: {reason}")
+
+
+def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:
+    """Run one token through the model and see what each layer asks of its attention function.
+
+    What configurations do not tell, this does: sinks, soft caps, layers that keep another state.
+    """
+    seen: dict[int, KvLayerSpec] = {}
+    name = type(model).__name__
+
+    def look(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attention_mask: torch.Tensor | None, **asked: object,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        _check_attention_call(name, module, key, value, asked)
+        window = asked.get("sliding_window")
+        seen[int(module.layer_idx)] = KvLayerSpec(key.shape[1], key.shape[3], window)  # type: ignore[arg-type]
+        return sdpa_attention_forward(module, query, key, value, None, **asked)  # type: ignore[arg-type]
+
+    AttentionInterface.register(PROBE_ATTENTION, look)
+    _set_attention(model, PROBE_ATTENTION)
+    with torch.inference_mode():
+        ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+        model(input_ids=ids, position_ids=ids, use_cache=False)
+    count = model.config.get_text_config().num_hidden_layers
+    if sorted(seen) != list(range(count)):
+        raise UnsupportedModel(
+            f"{name} cannot run on this engine: {len(seen)} of its {count} layers use attention"
+        )
+    return [seen[index] for index in range(count)]
+
+
+def _check_attention_call(
+    name: str, module: nn.Module, key: torch.Tensor, value: torch.Tensor, asked: dict[str, object]
+) -> None:
+    reasons = {
+        "soft-capped attention": asked.get("softcap") is not None,
+        "attention sinks": asked.get("s_aux") is not None,
+        "position biases": asked.get("position_bias") is not None,
+        "keys and values of different sizes": key.shape != value.shape,
+        "bidirectional attention": not getattr(module, "is_causal", True),
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise UnsupportedModel(f"{name} cannot run on this engine: it has {reason}")
+
+
+def _set_attention(model: PreTrainedModel, name: str) -> None:
+    try:
+        model.set_attn_implementation(name)
+    except ValueError as error:
+        reason = "its attention cannot be replaced"
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot run on this engine: {reason}"
+        ) from error
+    config = model.config.get_text_config()
+    if config._attn_implementation != name:
+        reason = "its attention cannot be replaced"
+        raise UnsupportedModel(f"{type(model).__name__} cannot run on this engine: {reason}")
+
+
+def _read_eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    for settings in (model.generation_config, model.config.get_text_config()):
+        end = getattr(settings, "eos_token_id", None)
+        if end is not None:
+            return frozenset([end] if isinstance(end, int) else end)
+    return frozenset()
+
+
+def max_kv_tokens(
+    loaded: LoadedCausalLM, max_sequences: int, max_batch_tokens: int, spare_bytes: int
+) -> int:
+    """How many tokens of KV fit into `spare_bytes`, no more than could ever be used."""
+
+    def needs(tokens: int) -> int:
+        return kv_bytes(loaded, tokens, max_sequences, max_batch_tokens)
+
+    most = range(1, max_sequences * loaded.context_length + 1)
+    return bisect_right(most, spare_bytes, key=needs)
+
+
+def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_tokens: int) -> int:
+    """What the KV of so many tokens takes; layers with a window need no more than that.
+
+    On a CPU with the strips of what decodes.
+    """
+    windows = {layer.window for layer in loaded.kv_layers}
+    blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
+    item = loaded.model.dtype.itemsize * BLOCK_TOKENS
+    if loaded.model.device.type == "cpu":
+        item = int(item * (1 + contiguous_kv.MAX_SHARE))
+    return sum(2 * kv.kv_heads * kv.head_dim * item * blocks[kv.window] for kv in loaded.kv_layers)

@@ -1,0 +1,26 @@
+"""Embeddings as the token log has them: float32 little-endian rows. Pure."""
+
+import math
+import struct
+
+from gpu_worker.engines.engine import EngineError
+
+
+def pack_vector(vector: list[float], dimensions: int | None = None) -> bytes:
+    """A row; cut to the first `dimensions` and then of length one again.
+
+    Raises `EngineError` for fewer dimensions than are wanted, and for what is not a number.
+    """
+    if not vector or not all(map(math.isfinite, vector)):
+        raise EngineError("upstream_failed", "the server's embedding is not a list of numbers")
+    if dimensions is not None and dimensions != len(vector):
+        vector = _truncate(vector, dimensions)
+    return struct.pack(f"<{len(vector)}f", *vector)
+
+
+def _truncate(vector: list[float], dimensions: int) -> list[float]:
+    if dimensions > len(vector):
+        message = f"dimensions {dimensions} is more than the model's {len(vector)}"
+        raise EngineError("unsupported_value", message)
+    length = math.hypot(*vector[:dimensions])
+    return [value / length if length else 0.0 for value in vector[:dimensions]]

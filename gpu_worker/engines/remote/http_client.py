@@ -1,0 +1,123 @@
+"""The HTTP client of one server: its connections, its time limits, and how much it may send.
+
+Which library it is, and how that library fails, is known here alone.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx2
+
+from gpu_worker.engines.engine import EngineError
+from gpu_worker.engines.remote import call_errors
+from gpu_worker.engines.remote.call_errors import RetryableError
+
+MAX_ANSWER_BYTES = 64 * 2**20
+MAX_ERROR_BYTES = 64 * 2**10
+MAX_EVENT_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds. A whole answer must come within `first_seconds`, as a stream's first event must."""
+
+    connect_seconds: float = 5.0
+    first_seconds: float = 60.0
+    chunk_seconds: float = 30.0
+
+
+class HttpClient:
+    """Use it as a context manager, on one event loop. Calls raise `Fault` or `EngineError`."""
+
+    def __init__(self, url: str, key: str, timeouts: Timeouts, connections: int) -> None:
+        self._url, self._timeouts = url.rstrip("/"), timeouts
+        self._client = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(None, connect=timeouts.connect_seconds),
+            limits=httpx2.Limits(max_connections=connections),
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def post(self, path: str, body: dict[str, Any]) -> bytes:
+        """The whole answer to a POST."""
+        with _translate_errors():
+            async with asyncio.timeout(self._timeouts.first_seconds):
+                response = await self._open_response(path, body)
+                try:
+                    return await _read_body(response, MAX_ANSWER_BYTES)
+                finally:
+                    await response.aclose()
+
+    async def stream_events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str, None]:
+        """The data of each server-sent event; close it (`aclosing`) to hang up."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._timeouts.first_seconds
+        with _translate_errors():
+            async with asyncio.timeout_at(until):
+                response = await self._open_response(path, body)
+            try:
+                source = aiter(httpx2.EventSource(response, MAX_EVENT_BYTES))
+                while True:
+                    async with asyncio.timeout_at(until):
+                        event = await anext(source, None)
+                    if event is None:
+                        return
+                    yield event.data
+                    until = clock() + self._timeouts.chunk_seconds
+            finally:
+                await response.aclose()
+
+    async def _open_response(self, path: str, body: dict[str, Any]) -> httpx2.Response:
+        """The beginning of a successful answer; the caller closes it."""
+        request = self._client.build_request("POST", self._url + path, json=body)
+        response = await self._client.send(request, stream=True)
+        if response.status_code == 200:
+            return response
+        try:
+            said = await _read_body(response, MAX_ERROR_BYTES)
+        finally:
+            await response.aclose()
+        raise call_errors.error_from_status(
+            response.status_code, response.headers, said, time.time()
+        )
+
+
+async def _read_body(response: httpx2.Response, most: int) -> bytes:
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise EngineError("upstream_failed", f"the server's answer is over {most} bytes")
+    return b"".join(parts)
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    """The library's errors as ours. What never reached the server is not the request's fault."""
+    try:
+        yield
+    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        raise RetryableError("unreachable", f"the server cannot be reached: {error!r}") from error
+    except TimeoutError as error:
+        raise RetryableError(
+            "timeout", "the server is silent for too long", suspicious=True
+        ) from error
+    except httpx2.NetworkError as error:
+        raise RetryableError(
+            "reset", f"the connection broke: {error!r}", suspicious=True
+        ) from error
+    except httpx2.HTTPError as error:
+        raise RetryableError(
+            "protocol", f"no HTTP as it should be: {error!r}", suspicious=True
+        ) from error

@@ -1,0 +1,139 @@
+"""Requests to an OpenAI-compatible server.
+
+A stream that breaks after its first tokens is continued: the next call asks for what follows the
+prompt and everything emitted so far, with what is left of `max_tokens`. Nothing is emitted twice.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from gpu_worker.engines.engine import FinishReason, Output, Sequence, UpstreamUsage
+from gpu_worker.engines.remote.call_errors import RetryableError
+from gpu_worker.engines.remote.http_client import HttpClient
+from gpu_worker.engines.remote.openai_protocol import DONE, Delta, OpenAIProtocol, TextOrTokens
+from gpu_worker.engines.remote.output_decoder import (
+    OutputDecoder,
+    TextOutputDecoder,
+    TokenizerLike,
+    TokenOutputDecoder,
+    bytes_to_text,
+    extend_sequence,
+)
+from gpu_worker.engines.remote.retrying_caller import MarkAnswered, RetryingCaller
+from gpu_worker.engines.seeds import derive_seed
+
+Emit = Callable[[Output], Awaitable[None]]
+_EMPTY_DELTA = Delta()
+SEED_LIMIT = 2**31  # of seeds that are derived: every server takes so many
+
+
+def choose_seed(sequence: Sequence) -> int:
+    """The client's seed, else one that any attempt at the request derives alike."""
+    chosen = sequence.sampling.seed
+    return derive_seed(sequence.request_id) % SEED_LIMIT if chosen is None else chosen
+
+
+@dataclass(frozen=True)
+class OpenAIClient:
+    """Without a tokeniser prompts and inputs travel as text. `ends` are the ids that end a text."""
+
+    protocol: OpenAIProtocol
+    http: HttpClient
+    caller: RetryingCaller
+    tokenizer: TokenizerLike | None
+    eos_ids: frozenset[int] = frozenset()
+
+    async def generate(self, sequence: Sequence, emit: Emit) -> None:
+        """Emit a request's output to its end. Raises `EngineError`."""
+        await self.caller.call_with_retries(_OpenAICompletion(self, sequence, emit).stream)
+
+    async def embed(self, sequence: Sequence) -> list[bytes]:
+        """The vectors of a request's inputs, all by one call. Raises `EngineError`."""
+        inputs = [self._to_prompt(tokens) for tokens in sequence.inputs]
+        body = self.protocol.embedding_body(inputs, sequence.dimensions)
+
+        async def act(answered: MarkAnswered) -> list[bytes]:
+            answer = await self.http.post("/embeddings", body)
+            rows = self.protocol.parse_embeddings(answer, len(inputs), sequence.dimensions)
+            answered()
+            return rows
+
+        return await self.caller.call_with_retries(act)
+
+    def start_decoder(self, sequence: Sequence) -> OutputDecoder:
+        if self.protocol.has_token_ids and self.tokenizer:
+            return TokenOutputDecoder(sequence, self.tokenizer)
+        return TextOutputDecoder(sequence, self.tokenizer)
+
+    def finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Why nothing can follow what was emitted before, if nothing can."""
+        sampling, generated = sequence.sampling, sequence.generated
+        if generated and generated[-1] in self.eos_ids and not sampling.ignore_eos:
+            return "stop"
+        return "length" if len(generated) >= sampling.max_tokens else None
+
+    def _to_prompt(self, tokens: list[int]) -> TextOrTokens:
+        return tokens if self.tokenizer else bytes_to_text(tokens)
+
+
+class _OpenAICompletion:
+    """One request over all of its calls; `_sequence` is what a call has to go on behind."""
+
+    def __init__(self, server: OpenAIClient, sequence: Sequence, emit: Emit) -> None:
+        self._client, self._sequence, self._emit = server, sequence, emit
+        self._finish: FinishReason | None = None
+        self._usage: UpstreamUsage | None = None
+
+    async def stream(self, answered: MarkAnswered) -> None:
+        """One call; raises `Fault` when it ends before the output does."""
+        stored = len(self._sequence.generated)
+        generation = self._client.start_decoder(self._sequence)
+        self._finish = (
+            "stop" if generation.is_stopped else self._client.finish_reason(self._sequence)
+        )
+        if not self._finish:
+            await self._relay(generation, answered)
+        usage = self._usage and UpstreamUsage(
+            max(0, self._usage.prompt_tokens - stored), self._usage.completion_tokens + stored
+        )
+        await self._emit(replace(generation.flush(), finish=self._finish, usage=usage or None))
+
+    async def _relay(self, generation: OutputDecoder, answered: MarkAnswered) -> None:
+        """Emit what the server streams, until it says why it ends or a stop string appears."""
+        try:
+            async with aclosing(self._deltas(generation)) as deltas:
+                async for delta in deltas:
+                    answered()
+                    await self._emit_delta(generation, delta)
+                    if generation.is_stopped:
+                        break
+        except RetryableError:
+            if not self._finish:
+                raise
+        if not self._finish:
+            raise RetryableError(
+                "stream", "the stream ends before the output does", suspicious=True
+            )
+
+    async def _deltas(self, generation: OutputDecoder) -> AsyncGenerator[Delta, None]:
+        """What the events say, without those that say nothing."""
+        sampling = self._sequence.sampling
+        left = replace(sampling, max_tokens=sampling.max_tokens - len(self._sequence.generated))
+        body = self._client.protocol.completion_body(
+            generation.continuation_prompt(), left, choose_seed(self._sequence)
+        )
+        async with aclosing(self._client.http.stream_events("/completions", body)) as events:
+            async for data in events:
+                if data == DONE:
+                    return
+                if (delta := self._client.protocol.parse_event(data)) != _EMPTY_DELTA:
+                    yield delta
+
+    async def _emit_delta(self, generation: OutputDecoder, delta: Delta) -> None:
+        output = generation.decode_delta(delta)
+        self._finish = "stop" if generation.is_stopped else delta.finish or self._finish
+        self._usage = delta.usage or self._usage
+        if output.tokens or output.text:
+            self._sequence = extend_sequence(self._sequence, output)
+            await self._emit(output)

@@ -1,0 +1,223 @@
+"""The words of OpenAI's completions and embeddings, and what vLLM adds to them. Pure.
+
+vLLM's additions (its OpenAI-compatible server, "Extra parameters"): `return_token_ids` puts the
+ids of each event's tokens beside their text; `return_tokens_as_token_ids` names the tokens of
+`logprobs` `token_id:<id>`; `structured_outputs` holds a regular expression.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gpu_worker.engines.engine import EngineError, FinishReason, UpstreamUsage
+from gpu_worker.engines.remote.call_errors import RetryableError, error_message, rejection
+from gpu_worker.engines.remote.embedding_bytes import pack_vector
+from streams.messages import Grammar, Sampling
+
+TextOrTokens = str | list[int]
+DONE = "[DONE]"
+_FAILURE_REASONS = frozenset({"error", "abort"})  # finish reasons of servers that could not go on
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's text, its log probability, and those of the alternatives."""
+
+    text: str
+    logprob: float
+    alternatives: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One event of a stream. `tokens` is None where the server tells no ids."""
+
+    text: str = ""
+    tokens: list[int] | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+    usage: UpstreamUsage | None = None
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens it stands for, as well as can be known: most servers send one each."""
+        return len(self.logprobs) or int(bool(self.text))
+
+
+class _Logprobs(BaseModel):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _EventChoice(BaseModel):
+    text: str = ""
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _EventUsage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Event(BaseModel):
+    choices: list[_EventChoice] = []
+    usage: _EventUsage | None = None
+    error: Any = None
+
+
+class _EmbeddingItem(BaseModel):
+    index: int
+    embedding: list[float]
+
+
+class _EmbeddingResponse(BaseModel):
+    data: list[_EmbeddingItem]
+
+
+class OpenAIProtocol:
+    """What any OpenAI-compatible server takes. Fields that ask for nothing are not sent."""
+
+    has_token_ids = False
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def completion_body(
+        self, prompt: TextOrTokens, sampling: Sampling, seed: int
+    ) -> dict[str, Any]:
+        """The body of a streamed completion."""
+        wanted = {
+            "stop": sampling.stop,
+            "top_k": sampling.top_k,
+            "ignore_eos": sampling.ignore_eos,
+            "min_p": sampling.min_p,
+            "repetition_penalty": _none_if_neutral(1, sampling.repetition_penalty),
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "logit_bias": {str(token): bias for token, bias in sampling.logit_bias},
+            **self.grammar_fields(sampling.grammar),
+        }
+        return {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({} if sampling.logprobs is None else {"logprobs": sampling.logprobs}),
+            **({} if sampling.skip_special_tokens else {"skip_special_tokens": False}),
+            **{name: value for name, value in wanted.items() if value},
+        }
+
+    def grammar_fields(self, grammar: Grammar | None) -> dict[str, Any]:
+        """The fields that constrain the output; raises `EngineError` for what has no field."""
+        if grammar is None:
+            return {}
+        if grammar.kind == "regex":
+            raise EngineError("unsupported_value", "the server knows no regular expressions")
+        made: dict[str, Any] = {"type": grammar.kind}
+        if grammar.kind == "json_schema":
+            made["json_schema"] = {"name": "output", "schema": json.loads(grammar.source)}
+        return {"response_format": made}
+
+    def parse_event(self, data: str) -> Delta:
+        """Read an event. Raises `Fault` for what is none, or tells of a failure of the server."""
+        try:
+            event = _Event.model_validate_json(data)
+        except ValidationError:
+            raise _malformed_answer(data) from None
+        if event.error:
+            raise _stream_error(event.error, data)
+        usage = _to_usage(event.usage) if event.usage else None
+        if not event.choices:
+            return Delta(usage=usage)
+        choice = event.choices[0]
+        logprobs = _parse_logprobs(choice.logprobs) if choice.logprobs else []
+        return Delta(
+            choice.text,
+            choice.token_ids or None,
+            logprobs,
+            _parse_finish_reason(choice.finish_reason),
+            usage,
+        )
+
+    def embedding_body(self, inputs: list[TextOrTokens], dimensions: int | None) -> dict[str, Any]:
+        body = {"model": self._model, "input": inputs, "encoding_format": "float"}
+        return body if dimensions is None else {**body, "dimensions": dimensions}
+
+    def parse_embeddings(self, answer: bytes, count: int, dimensions: int | None) -> list[bytes]:
+        """The vectors in order; raises `Fault` if there are not `count` of them."""
+        try:
+            rows = _EmbeddingResponse.model_validate_json(answer).data
+        except ValidationError:
+            raise _malformed_answer(answer.decode(errors="replace")) from None
+        if sorted(row.index for row in rows) != list(range(count)):
+            raise RetryableError(
+                "garbage", f"{len(rows)} embeddings for {count} inputs", suspicious=True
+            )
+        ordered = sorted(rows, key=lambda row: row.index)
+        return [pack_vector(row.embedding, dimensions) for row in ordered]
+
+
+class VLLMProtocol(OpenAIProtocol):
+    """What vLLM takes beyond OpenAI's: its events tell the ids of their tokens."""
+
+    has_token_ids = True
+
+    def completion_body(
+        self, prompt: TextOrTokens, sampling: Sampling, seed: int
+    ) -> dict[str, Any]:
+        body = super().completion_body(prompt, sampling, seed) | {"return_token_ids": True}
+        names = {"return_tokens_as_token_ids": True} if sampling.logprobs is not None else {}
+        return body | names
+
+    def grammar_fields(self, grammar: Grammar | None) -> dict[str, Any]:
+        if grammar is not None and grammar.kind == "regex":
+            return {"structured_outputs": {"regex": grammar.source}}
+        return super().grammar_fields(grammar)
+
+
+def _to_usage(usage: _EventUsage) -> UpstreamUsage:
+    return UpstreamUsage(usage.prompt_tokens, usage.completion_tokens)
+
+
+def _parse_finish_reason(reason: str | None) -> FinishReason | None:
+    if reason in _FAILURE_REASONS:
+        raise RetryableError(
+            "stream", f"the server ends the stream with {reason!r}", suspicious=True
+        )
+    if reason is None:
+        return None
+    return "length" if reason == "length" else "stop"
+
+
+def _parse_logprobs(logprobs: _Logprobs) -> list[TokenLogprob]:
+    tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
+    triples = zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=False)
+    return [TokenLogprob(text, value or 0.0, top or {}) for text, value, top in triples]
+
+
+def _malformed_answer(data: str) -> RetryableError:
+    return RetryableError(
+        "garbage", f"the server sends what is no answer: {data[:80]!r}", suspicious=True
+    )
+
+
+def _stream_error(error: object, data: str) -> Exception:
+    """An error in the place of an event; with a status of a refusal it is one."""
+    message = f"the server ends the stream: {error_message(data.encode())}"
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and 400 <= code < 500 and code not in (408, 425, 429):
+        return rejection(code, message)
+    return RetryableError("stream", message, suspicious=True)
+
+
+def _none_if_neutral(neutral: float, value: float) -> float | None:
+    return None if value == neutral else value

@@ -1,0 +1,85 @@
+"""Requests to an API that takes one input per call.
+
+Such an answer comes whole. A request that an earlier attempt has stored the text of is complete.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpu_worker.engines.detokenizer import StopStringFilter
+from gpu_worker.engines.engine import Output, Sequence
+from gpu_worker.engines.remote import single_item_protocol
+from gpu_worker.engines.remote.embedding_bytes import pack_vector
+from gpu_worker.engines.remote.http_client import HttpClient
+from gpu_worker.engines.remote.openai_client import Emit, choose_seed
+from gpu_worker.engines.remote.output_decoder import UNKNOWN_TOKEN, bytes_to_text
+from gpu_worker.engines.remote.retrying_caller import MarkAnswered, RetryingCaller
+from registry.models import BYTES_PER_TOKEN
+
+
+@dataclass(frozen=True)
+class SingleItemClient:
+    """At most `fan_out` inputs of one request are under way at once: others have their turns."""
+
+    http: HttpClient
+    caller: RetryingCaller
+    fan_out: int
+
+    async def generate(self, sequence: Sequence, emit: Emit) -> None:
+        """Emit a request's output, whole. Raises `EngineError`."""
+        if sequence.text:
+            await emit(Output(sequence.request_id, finish="stop"))
+            return
+        body = single_item_protocol.generation_body(
+            bytes_to_text(sequence.prompt), sequence.sampling, choose_seed(sequence)
+        )
+
+        async def act(answered: MarkAnswered) -> str:
+            text = single_item_protocol.parse_text(await self.http.post("", body))
+            answered()
+            return text
+
+        await emit(_to_output(sequence, await self.caller.call_with_retries(act)))
+
+    async def embed(self, sequence: Sequence) -> list[bytes]:
+        """The vectors of a request's inputs, in order. Raises `EngineError`."""
+        inputs = enumerate(sequence.inputs)
+        rows: dict[int, bytes] = {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(min(self.fan_out, len(sequence.inputs))):
+                    share = self._embed_inputs(inputs, sequence.dimensions, rows)
+                    tasks.create_task(share, name=f"embed-{sequence.request_id}-{number}")
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures  # of inputs that fail, one says it for all
+        return [rows[index] for index in range(len(rows))]
+
+    async def _embed_inputs(
+        self,
+        inputs: Iterator[tuple[int, list[int]]],
+        dimensions: int | None,
+        rows: dict[int, bytes],
+    ) -> None:
+        """Take inputs, one by one, for as long as there are any."""
+        for index, tokens in inputs:
+            rows[index] = pack_vector(await self._embed_text(bytes_to_text(tokens)), dimensions)
+
+    async def _embed_text(self, text: str) -> list[float]:
+        async def act(answered: MarkAnswered) -> list[float]:
+            vector = single_item_protocol.parse_vector(
+                await self.http.post("", single_item_protocol.embedding_body(text))
+            )
+            answered()
+            return vector
+
+        return await self.caller.call_with_retries(act)
+
+
+def _to_output(sequence: Sequence, text: str) -> Output:
+    """Up to the first stop string, which such APIs leave in; its tokens are an estimate."""
+    stops = StopStringFilter(sequence.sampling.stop)
+    text = stops.push(text) + stops.flush()
+    estimate = -(-len(text.encode()) // BYTES_PER_TOKEN)
+    tokens = [UNKNOWN_TOKEN] * min(estimate, sequence.sampling.max_tokens)
+    return Output(sequence.request_id, tokens, text, finish="stop")

@@ -1,0 +1,71 @@
+"""What a sequence must satisfy before it joins a batch, so that it can fail alone and early.
+
+Pure.
+"""
+
+from dataclasses import dataclass
+
+from gpu_worker.engines.engine import EngineError, Sequence
+from streams.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    InputTooLong,
+    TokenOutOfRange,
+    UnsupportedValue,
+)
+
+
+def count_reserved_tokens(sequence: Sequence) -> int:
+    """KV tokens that a sequence may come to occupy."""
+    if sequence.inputs:
+        return sum(map(len, sequence.inputs))
+    return len(sequence.prompt) + sequence.sampling.max_tokens
+
+
+@dataclass(frozen=True)
+class SequenceLimits:
+    """Token ids below `vocabulary`, and prompt and output together within `tokens`.
+
+    `grammars`, `adapters`: whether the engine knows them. One that does not must refuse: it would
+    serve something else in their place.
+    """
+
+    vocabulary: int
+    tokens: int
+    grammars: bool = True
+    adapters: bool = False
+
+    def find_refusal(self, sequence: Sequence) -> EngineError | None:
+        """Why the sequence cannot run here, or None."""
+        try:
+            self._raise_if_invalid(sequence)
+        except BadRequest as error:
+            return EngineError(error.code, error.message)
+        return None
+
+    def _raise_if_invalid(self, sequence: Sequence) -> None:
+        if sequence.adapter and not self.adapters:
+            raise UnsupportedValue("the engine of this model serves no adapters", "model")
+        lengths = [*map(len, sequence.inputs)] or [len(sequence.prompt)]
+        longest = max(lengths)
+        prompt, more = len(sequence.prompt), sequence.sampling.max_tokens
+        if sequence.inputs and longest > self.tokens:
+            where = f"input[{lengths.index(longest)}]"
+            raise InputTooLong(where, longest, self.tokens, "the model")
+        if not sequence.inputs and prompt + more > self.tokens:
+            raise ContextLengthExceeded(prompt, more, self.tokens, "the model")
+        if min(lengths) == 0:
+            raise UnsupportedValue("an empty prompt or input has nothing to run on", "prompt")
+        if sequence.sampling.grammar and not self.grammars:
+            reason = "this model's engine cannot make its output follow a grammar"
+            raise UnsupportedValue(reason, "response_format")
+        self._raise_if_unknown_token(sequence)
+
+    def _raise_if_unknown_token(self, sequence: Sequence) -> None:
+        biased = [token for token, _ in sequence.sampling.logit_bias]
+        for tokens in (sequence.prompt, sequence.generated, biased, *sequence.inputs):
+            if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary):
+                wrong = next(t for t in tokens if not 0 <= t < self.vocabulary)
+                raise TokenOutOfRange(
+                    wrong, self.vocabulary, "input" if sequence.inputs else "prompt"
+                )

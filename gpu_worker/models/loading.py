@@ -1,0 +1,171 @@
+"""From a registered version to an engine: verify, load, warm up; each stage timed."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from gpu_worker.engines import factory
+from gpu_worker.engines.engine import Engine
+from gpu_worker.settings import WorkerSettings
+from registry import artifacts
+from registry.models import Model, Version
+
+log = structlog.get_logger()
+
+LOG_INTERVAL_SECONDS = 5.0  # between two events about a model that is being loaded
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+T = TypeVar("T")
+_Stamp = tuple[str, int, int, int]  # path, inode, size, time of the last change
+
+
+@dataclass
+class LoadStages:
+    """What is being done, and how long each stage before it took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    current: str = ""
+    _since: float = field(default_factory=time.monotonic)
+
+    def begin(self, name: str) -> None:
+        """The stage before ends."""
+        now = time.monotonic()
+        if self.current:
+            self.seconds[self.current] = now - self._since
+        self.current, self._since = name, now
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds of the current stage."""
+        return time.monotonic() - self._since
+
+
+class Loader:
+    """Loads engines, in threads that do not keep the process from ending."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._verified: dict[Path, list[_Stamp]] = {}
+
+    async def load(self, model: Model, version: Version, memory_bytes: int | None) -> Engine:
+        """A warm engine that takes at most `memory_bytes` (None: what is free).
+
+        Raises what verifying or loading raises. Cancelling leaves the thread to finish in vain.
+        """
+        stages = LoadStages()
+        building = run_in_thread(
+            lambda: self._build(model, version, memory_bytes, stages), f"load-{model.name}"
+        )
+        while not (await asyncio.wait({building}, timeout=LOG_INTERVAL_SECONDS))[0]:
+            elapsed = round(stages.elapsed_seconds, 1)
+            log.info("model_loading", model=model.name, stage=stages.current, seconds=elapsed)
+        engine = building.result()
+        _log_ready(model, version, engine, stages)
+        return engine
+
+    def _build(
+        self, model: Model, version: Version, memory_bytes: int | None, stages: LoadStages
+    ) -> Engine:
+        directory = Path(version.directory) if version.directory else None
+        stages.begin("verify")
+        if directory:
+            self._verify(directory, version)
+        stages.begin("import")
+        options = self._options(model, version, memory_bytes, stages)
+        engine = factory.build(model.engine, directory, options)
+        stages.begin("ready")
+        return engine
+
+    def _verify(self, directory: Path, version: Version) -> None:
+        """A model that comes back is read again only where a file has changed since."""
+        stamps = _file_stamps(directory, version)
+        if self._verified.get(directory) != stamps:
+            artifacts.verify_files(directory, version.files)
+            self._verified[directory] = stamps
+
+    def _options(
+        self, model: Model, version: Version, memory_bytes: int | None, stages: LoadStages
+    ) -> dict[str, Any]:
+        settings, options = self._settings, dict(version.options)
+        if model.engine == "transformers":
+            options |= {
+                "max_sequences": settings.max_sequences,
+                "max_batch_tokens": settings.max_batch_tokens,
+                "kv_tokens": settings.kv_tokens,
+                "memory_bytes": memory_bytes,
+                "adapter_bytes": settings.adapter_bytes,
+            }
+        if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
+            options["tensor_parallel_size"] = settings.tensor_parallel_size
+        if model.engine in ("transformers", "embed", "classify"):
+            options |= {"threads": settings.threads, "stage": stages.begin}
+        return options
+
+
+def weight_bytes(version: Version) -> int:
+    """The size of a version's weight files; 0 for an engine without any."""
+    return _size(version, WEIGHT_SUFFIXES)
+
+
+def run_in_thread(call: Callable[[], T], name: str) -> "asyncio.Future[T]":
+    """Run `call` in a thread of its own, which the end of the process does not wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # there is a result without an error
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except Exception as raised:  # whatever it is, the caller gets it
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
+def _file_stamps(directory: Path, version: Version) -> list[_Stamp]:
+    found = [(path, directory / path) for path in sorted(version.files)]
+    stats = [(path, file.stat()) for path, file in found if file.exists()]
+    return [(path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+def _size(version: Version, suffixes: tuple[str, ...] = ("",)) -> int:
+    directory = Path(version.directory or "")
+    files = (directory / path for path in version.files if path.endswith(suffixes))
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _log_ready(model: Model, version: Version, engine: Engine, stages: LoadStages) -> None:
+    room, seconds = engine.free_capacity(), stages.seconds
+    log.info(
+        "model_ready",
+        model=model.name,
+        version=version.id,
+        engine=model.engine,
+        max_sequences=room.sequences,
+        kv_tokens=room.tokens,
+        bytes=_size(version),
+        weight_bytes=weight_bytes(version),
+        **{f"{stage}_seconds": round(took, 3) for stage, took in seconds.items()},
+        verify_gb_per_second=_gb_per_second(_size(version), seconds["verify"]),
+        load_gb_per_second=_gb_per_second(weight_bytes(version), seconds.get("load", 0.0)),
+    )
+
+
+def _gb_per_second(size: int, seconds: float) -> float:
+    return round(size / 1e9 / seconds, 3) if seconds > 0 else 0.0

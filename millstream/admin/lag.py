@@ -1,0 +1,163 @@
+"""`millstream lag`: every lane and every worker, as the dispatchers see them now."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from millstream.settings import LagSettings
+from registry.store import Registry
+from streams import subjects
+from streams.broker.connection import Broker, connect
+
+ANSWER_SECONDS = 2.0
+WATCH_SECONDS = 1.0
+NOT_FOUND = 1
+PIPE_COLUMNS = 140  # a file or a pipe has no width of its own
+LagReport = dict[str, Any]
+
+
+async def run(settings: LagSettings, stop: asyncio.Event) -> int:
+    """Print lanes and workers, once or every second; 1 if a model's dispatcher does not answer."""
+    async with connect(settings.nats, "lag") as broker:
+        registry = await Registry.open(broker)
+        try:
+            if settings.watch:
+                return await _watch(broker, registry, settings.as_json, stop)
+            report = await collect_report(broker, registry)
+            if settings.as_json:
+                print(json.dumps(report, indent=2))
+            else:
+                _make_console().print(render_report(report))
+            return NOT_FOUND if report["unanswered"] else 0
+        finally:
+            await registry.close()
+
+
+async def collect_report(broker: Broker, registry: Registry) -> LagReport:
+    """`lanes`, deepest first, `workers`, and the models whose dispatcher is `unanswered`."""
+    models = list(registry.models)
+    answers = await asyncio.gather(*(_request_report(broker, model) for model in models))
+    answered = [answer for answer in answers if answer]
+    lanes = [lane for answer in answered for lane in answer["lanes"]]
+    return {
+        "lanes": sorted(lanes, key=lambda lane: -lane["tokens"]),
+        "workers": [worker for answer in answered for worker in answer["workers"]],
+        "unanswered": [m for m, answer in zip(models, answers, strict=True) if not answer],
+    }
+
+
+async def _request_report(broker: Broker, model: str) -> LagReport | None:
+    answer = await broker.request(subjects.report(model), b"", ANSWER_SECONDS)
+    return json.loads(answer) if answer else None
+
+
+async def _watch(broker: Broker, registry: Registry, as_json: bool, stop: asyncio.Event) -> int:
+    with _open_view(as_json) as show:
+        while not stop.is_set():
+            report = await collect_report(broker, registry)
+            try:
+                show(report)
+            except BrokenPipeError:  # `| head` has seen enough; Python flushes once more at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                break
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await stop.wait()
+            except TimeoutError:
+                pass
+    return 0
+
+
+@contextmanager
+def _open_view(as_json: bool) -> Iterator[Callable[[LagReport], None]]:
+    """What shows one report after the other: in its place on a terminal, else behind it."""
+    console = _make_console()
+    if as_json:
+        yield lambda report: print(json.dumps(report), flush=True)
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda report: live.update(render_report(report), refresh=True)
+    else:
+        yield lambda report: console.print(render_report(report))
+
+
+class _PipeConsole(Console):
+    """rich would end the process where its reader has left."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _make_console() -> Console:
+    return _PipeConsole(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+
+
+def render_report(report: LagReport) -> Group:
+    """A report for people."""
+    parts: list[Table | str] = [_lane_table(report["lanes"]), _worker_table(report["workers"])]
+    if report["unanswered"]:
+        parts.append(f"No dispatcher answers for: {', '.join(report['unanswered'])}")
+    return Group(*parts)
+
+
+def _lane_table(lanes: list[LagReport]) -> Table:
+    table = _make_table("Lanes", ["tenant", "model", "priority"])
+    for name in ("queued", "tokens", "oldest age", "in flight", "estimated wait"):
+        table.add_column(name, justify="right")
+    for lane in lanes:
+        table.add_row(
+            lane["tenant"],
+            lane["model"],
+            lane["priority"],
+            f"{lane['queued']:,}",
+            f"{lane['tokens']:,}",
+            _format_seconds(lane["oldest_age_seconds"]),
+            f"{lane['in_flight']:,}",
+            _format_seconds(lane["estimated_wait_seconds"]),
+        )
+    return table
+
+
+def _worker_table(workers: list[LagReport]) -> Table:
+    table = _make_table("Workers", ["worker", "model", "version"])
+    for name in ("running", "waiting", "free sequences", "free KV tokens", "tokens/s"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for worker in workers:
+        table.add_row(
+            worker["worker"],
+            worker["model"],
+            worker["version"],
+            f"{worker['running']} of {worker['max_sequences']}",
+            f"{worker['waiting']}",
+            f"{worker['free_sequences']:,}",
+            f"{worker['free_tokens']:,} of {worker['kv_tokens']:,}",
+            f"{worker['tokens_per_second']:,.0f}",
+            _worker_state(worker),
+        )
+    return table
+
+
+def _worker_state(worker: LagReport) -> str:
+    if worker["draining"]:
+        return "draining"
+    return "serving" if worker.get("resident", True) else "not loaded"
+
+
+def _make_table(title: str, names: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name)
+    return table
+
+
+def _format_seconds(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} s"

@@ -1,0 +1,110 @@
+"""`millstream usage`: what tenants and keys with quotas have used, and what they may."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from millstream.admin.lag import PIPE_COLUMNS
+from millstream.settings import UsageSettings
+from registry.tenant_records import QuotaLimits
+from registry.tenants import Tenants
+from streams import quota_windows, subjects, topology
+from streams.broker.clock_sync import sample_once
+from streams.broker.connection import Broker, connect
+from streams.errors import MillstreamError
+from streams.quota_windows import QuotaWindow
+from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
+
+UsageRow = dict[str, Any]
+Counters = Mapping[str, int]
+
+
+class TenantNotFound(MillstreamError):
+    """No tenant of this name."""
+
+
+async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
+    """Print one line for each tenant and key with quotas. Raises `TenantNotFound`."""
+    async with connect(settings.nats, "usage") as broker:
+        tenants = await Tenants.open(broker)
+        try:
+            if settings.tenant and tenants.get(settings.tenant) is None:
+                raise TenantNotFound(f"there is no tenant {settings.tenant!r}")
+            await sample_once(broker)
+            rows = await collect_usage(broker, tenants, broker.clock.now())
+        finally:
+            await tenants.close()
+    _print_rows([r for r in rows if settings.tenant in (None, r["tenant"])], settings.as_json)
+
+
+async def collect_usage(broker: Broker, tenants: Tenants, now: float) -> list[UsageRow]:
+    """What is used at `now` (epoch seconds) by each tenant and key with quotas, and its quotas."""
+    counters = await _read_counters(broker, quota_windows.utc_day(now))
+    found: list[tuple[str, str, QuotaLimits]] = [
+        (t.name, TENANT_SCOPE, t) for t in tenants.by_name.values()
+    ]
+    found += [(key.tenant, key_scope(key.name), key) for key in tenants.keys]
+    return [
+        _make_row(tenant, scope, limits, counters, now)
+        for tenant, scope, limits in sorted(
+            found, key=lambda each: (each[0], each[1] != TENANT_SCOPE)
+        )
+        if limits.has_limits
+    ]
+
+
+async def _read_counters(broker: Broker, day: str) -> Counters:
+    streams = ((topology.USAGE, subjects.usage_on(day)), (topology.RATES, subjects.ALL_RATES))
+    stored = [m for each in streams for m in await broker.read_subject(*each)]
+    return {message.subject: int(json.loads(message.data)["val"]) for message in stored}
+
+
+def _make_row(
+    tenant: str, scope: str, limits: QuotaLimits, counters: Counters, now: float
+) -> UsageRow:
+    def rate(meter: Meter, slot: int) -> int:
+        return counters.get(subjects.rate(tenant, scope, meter, slot), 0)
+
+    def minute(meter: Meter) -> int:
+        slot = quota_windows.minute_number(now)
+        return round(QuotaWindow(rate(meter, slot - 1), rate(meter, slot), now).used_at(now))
+
+    def today(meter: Meter) -> int:
+        return counters.get(subjects.usage(tenant, scope, meter, quota_windows.utc_day(now)), 0)
+
+    used = {
+        "requests_per_minute": minute(Meter.REQUESTS),
+        "tokens_per_minute": minute(Meter.TOKENS),
+        "max_concurrent": max(rate(Meter.OPEN, lease) for lease in quota_windows.open_slots(now)),
+        "tokens_per_day": today(Meter.TOKENS),
+        "spend_per_day": today(Meter.SPEND) / PICO,
+    }
+    quotas = {name: {"used": used[name], "limit": getattr(limits, name)} for name in used}
+    return {"tenant": tenant, "scope": scope, **quotas}
+
+
+def _print_rows(rows: list[UsageRow], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(render_table(rows))
+
+
+def render_table(rows: list[UsageRow]) -> Table:
+    """Used of allowed, for people; what has no quota is not counted."""
+    made = Table("tenant", "of")
+    for title in ("requests / min", "tokens / min", "open", "tokens today", "spent today"):
+        made.add_column(title, justify="right")
+    for row in rows:
+        quotas = [_format_used(**value) for value in row.values() if isinstance(value, dict)]
+        made.add_row(row["tenant"], row["scope"], *quotas)
+    return made
+
+
+def _format_used(used: float, limit: float | None) -> str:
+    return "" if limit is None else f"{used:,.10g} of {limit:,.10g}"

@@ -1,0 +1,115 @@
+"""`millstream why`: how a request or a tenant stands, in words."""
+
+import asyncio
+import json
+from typing import Any
+
+from millstream.admin.explanations import explain_request, explain_tenant
+from millstream.settings import WhySettings
+from registry.store import Registry
+from streams import messages, subjects, topology
+from streams.broker.connection import Broker, connect
+from streams.records import token_log
+
+ANSWER_SECONDS = 2.0
+NOT_FOUND = 1
+_PAGE_RECORDS = 1000  # ledger records that are read at once
+Facts = dict[str, Any]
+
+
+async def run(settings: WhySettings, stop: asyncio.Event) -> int:
+    """Explain one request, or one tenant at each model; 1 if nobody knows it."""
+    async with connect(settings.nats, "why") as broker:
+        registry = await Registry.open(broker)
+        try:
+            models = [settings.model] if settings.model else list(registry.models)
+        finally:
+            await registry.close()
+        facts = await collect_facts(broker, models, settings)
+    words = explain_tenant if settings.tenant else explain_request
+    print(json.dumps(facts, indent=2) if settings.as_json else words(facts))
+    return NOT_FOUND if facts.get("state") == "unknown" or facts.get("models") == [] else 0
+
+
+async def collect_facts(broker: Broker, models: list[str], settings: WhySettings) -> Facts:
+    """What is known of a request, or under `models` how a tenant stands at each."""
+    if settings.tenant is None:
+        assert settings.request_id
+        return await _request_facts(broker, models, settings.request_id, settings.shards)
+    stands = await _ask_leaders(broker, models, {"tenant": settings.tenant})
+    busy = [each for each in stands if each["queued"] or each["in_flight"]]
+    return {"tenant": settings.tenant, "models": busy or stands}
+
+
+async def _request_facts(broker: Broker, models: list[str], request_id: str, shards: int) -> Facts:
+    """Of the leader that has it; else of its token log; else of the ledger."""
+    known = await _ask_leaders(broker, models, {"request_id": request_id})
+    logged = await _read_log_facts(broker, request_id, shards)
+    if logged.get("state") == "finished":
+        return logged
+    if known:
+        return {**logged, **known[0]}
+    return logged or await _read_ledger_facts(broker, request_id) or _unknown_facts(request_id)
+
+
+async def _ask_leaders(broker: Broker, models: list[str], asked: Facts) -> list[Facts]:
+    """What the leaders of these models say, where they have something to say."""
+    question = json.dumps(asked).encode()
+    ask = (broker.request(subjects.report(m), question, ANSWER_SECONDS) for m in models)
+    answers = [json.loads(answer) for answer in await asyncio.gather(*ask) if answer]
+    return [answer for answer in answers if answer]
+
+
+async def _read_log_facts(broker: Broker, request_id: str, shards: int) -> Facts:
+    """What the token log tells: attempts, tokens, and how it ended; empty without a log."""
+    stream = topology.token_stream_of(request_id, shards)
+    subject = await broker.find_subject(stream, subjects.log_of_any_tenant(request_id, shards))
+    if subject is None:
+        return {}
+    contents = token_log.decode_contents(await broker.read_subject(stream, subject))
+    starts = [record for record in contents.records if record["type"] == "started"]
+    facts: Facts = {
+        "request_id": request_id,
+        "state": "logged",
+        "tenant": subjects.parse_log(subject).tenant,
+        "attempts": len(starts),
+        "tokens": len(contents.tokens),
+    }
+    if starts:
+        facts |= {name: starts[-1][name] for name in ("model", "version", "worker")}
+    return facts | _terminal_facts(contents.terminal)
+
+
+def _terminal_facts(terminal: Facts | None) -> Facts:
+    if terminal is None:
+        return {}
+    return {
+        "state": "finished",
+        "outcome": terminal.get("finish_reason") or terminal["code"],
+        "message": terminal.get("message", ""),
+        "usage": terminal["usage"],
+        "timing_ms": terminal.get("timing", {}),
+    }
+
+
+async def _read_ledger_facts(broker: Broker, request_id: str) -> Facts | None:
+    """The ledger's record of a request whose log is gone; it reads the ledger until there."""
+    after = 0
+    while True:
+        query: dict[str, int | str] = {
+            "next_by_subj": subjects.ALL_LEDGERS,
+            "seq": after + 1,
+            "batch": _PAGE_RECORDS,
+        }
+        page = await broker.read(topology.LEDGER, query)
+        if not page:
+            return None
+        for message in page:
+            record: Facts = messages.unpack(message.data)
+            if record["request_id"] == request_id:
+                return record | {"state": "finished", "message": ""}
+        after = page[-1].seq
+
+
+def _unknown_facts(request_id: str) -> Facts:
+    return {"request_id": request_id, "state": "unknown"}

@@ -1,0 +1,113 @@
+"""One keep-alive HTTP/1.1 connection with as little between socket and caller as possible.
+
+The parser is `httptools`; a body goes to the caller piece by piece with the time it came.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+import orjson
+
+from millstream.bench.load_client import CLOSED, Clock, GatewayAddress, Unreachable
+
+OnBody = Callable[[bytes, float], None]
+
+
+class KeepAliveConnection(asyncio.Protocol):
+    """One exchange at a time. `is_open` is False once the peer has closed, or is about to."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._now = clock, 0.0
+        self._parser = httptools.HttpResponseParser(self)
+        self._body_callback: OnBody = lambda body, now: None
+        self._response: asyncio.Future[int] | None = None
+        self.is_open = False
+
+    async def exchange(self, request: bytes, on_body: OnBody) -> int:
+        """Send a request and return the status when the answer is complete.
+
+        Raises `ConnectionError` if the connection ends before. Cancelling closes it.
+        """
+        self._parser = httptools.HttpResponseParser(self)
+        self._body_callback = on_body
+        self._response = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            return await self._response
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Drop the connection at once. Idempotent."""
+        self.is_open = False
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only in shape
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        self._now = self._clock()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"not HTTP: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(str(error or CLOSED))
+
+    def on_body(self, body: bytes) -> None:
+        self._body_callback(body, self._now)
+
+    def on_message_complete(self) -> None:
+        self.is_open = self._parser.should_keep_alive()
+        if self._response and not self._response.done():
+            self._response.set_result(self._parser.get_status_code())
+
+    def _fail(self, reason: str) -> None:
+        self.close()
+        if self._response and not self._response.done():
+            self._response.set_exception(ConnectionError(reason))
+
+
+async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveConnection:
+    """Raises `Unreachable`."""
+    context = ssl.create_default_context() if address.uses_tls else None
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(10):
+            _, connection = await loop.create_connection(
+                lambda: KeepAliveConnection(clock), address.host, address.port, ssl=context
+            )
+    except OSError as error:  # TimeoutError is one
+        raise Unreachable(f"cannot connect to {address.url}: {error or 'timed out'}") from error
+    return connection
+
+
+def encode_request(method: str, address: GatewayAddress, path: str, body: bytes = b"") -> bytes:
+    """A whole request with a JSON body, or with none."""
+    fields = {"Host": f"{address.host}:{address.port}", **address.headers}
+    if body:
+        fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines = [f"{method} {address.request_path(path)} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in fields.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def get_json(address: GatewayAddress, path: str, clock: Clock) -> tuple[int, Any]:
+    """Status and JSON body of one GET. Raises `Unreachable`, also for a body that is not JSON."""
+    body = bytearray()
+    connection = await open_connection(address, clock)
+    try:
+        status = await connection.exchange(
+            encode_request("GET", address, path), lambda piece, now: body.extend(piece)
+        )
+        return status, orjson.loads(body)
+    except (ConnectionError, ValueError) as error:
+        raise Unreachable(f"GET {address.url}{path} failed: {error}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,228 @@
+"""One load from its first arrival to its report: send on time or on answer, drain, sum up."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import nullcontext
+from random import Random
+from typing import Any
+
+from millstream.bench import arrivals, cpu_usage, plot, report_output, target
+from millstream.bench.arrivals import Arrival, LengthLimits
+from millstream.bench.load_client import (
+    BenchClient,
+    Clock,
+    GatewayAddress,
+    LoadRequest,
+    Unreachable,
+)
+from millstream.bench.load_statistics import UNFINISHED, Sample, Tally, make_report
+from millstream.bench.prompts import Prompts
+from millstream.bench.settings import BenchSettings
+from millstream.bench.sse_client import SseClient
+from millstream.bench.target import TargetModel
+from millstream.bench.websocket_client import WebSocketClient
+
+ERROR_PAUSE_SECONDS = 0.1  # before a closed loop's client asks again after an error
+REFRESH_SECONDS = 0.25
+OnDone = Callable[[], None]
+
+
+async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
+    """Put load on a gateway until it is spent or `stop` is set; 1 if no request was completed."""
+    if settings.plot:
+        plot.require_matplotlib()
+    measured = cpu_usage.parse_processes(settings.pids)
+    address, clock = target.resolve_address(settings), time.perf_counter
+    models = await target.fetch_models(address, settings.model, clock)
+    first, due = _make_arrivals(settings, models)
+    async with _make_client(settings, address, clock) as client:
+        load = LoadGenerator(client, _make_request_factory(settings, models), clock)
+        await load.warm_up(first, settings.warmup)
+        meter = cpu_usage.CpuMeter.start([*measured, cpu_usage.OWN_PROCESS])
+        await _run_load(load, settings, due, stop)
+        summary = make_report(load.samples, load.began, load.window, settings.is_open)
+        cpu = meter.us_per_token(summary.output_tokens)
+    report_output.print_report(settings, models, summary, cpu)
+    if settings.plot:
+        plot.draw_plot(settings.plot, load.samples, load.began)
+    return 0 if summary.completed else 1
+
+
+def _make_client(settings: BenchSettings, address: GatewayAddress, clock: Clock) -> BenchClient:
+    if settings.protocol == "sse":
+        return SseClient(address, clock)
+    return WebSocketClient(address, settings.codec, settings.sockets, clock)
+
+
+def _make_arrivals(
+    settings: BenchSettings, models: list[TargetModel]
+) -> tuple[Arrival, Iterator[Arrival]]:
+    """One arrival to warm up with, and the load's, in order; all cut to what every model takes."""
+    context = min((m.context for m in models if m.context), default=None)
+    fit = LengthLimits(settings.max_prompt_tokens, settings.max_output_tokens, context)
+    cut = map(fit.shorten, _make_raw_arrivals(settings))
+    first = next(cut)
+    all_of_them = itertools.chain([first], cut)
+    return first, arrivals.limit_arrivals(all_of_them, settings.open_seconds, settings.requests)
+
+
+def _make_raw_arrivals(settings: BenchSettings) -> Iterator[Arrival]:
+    sizes = Arrival(0.0, settings.prompt_tokens, settings.output_tokens)
+    if settings.trace is None:
+        if settings.rate:
+            return arrivals.poisson_arrivals(settings.rate, sizes, Random(settings.seed))
+        return itertools.repeat(sizes)
+    with settings.trace.open(newline="") as lines:
+        rows = arrivals.read_trace(lines)
+    if not settings.is_open:
+        return arrivals.repeat_sizes(rows)
+    if settings.rate:
+        return arrivals.replay_at_rate(rows, settings.rate)
+    return arrivals.replay_at_speed(rows, settings.speed or 1.0)
+
+
+def _make_request_factory(
+    settings: BenchSettings, models: list[TargetModel]
+) -> Callable[[Arrival], LoadRequest]:
+    """What to ask for an arrival; the models take turns."""
+    turns = itertools.cycle([(m.name, Prompts(m.vocabulary, settings.seed)) for m in models])
+
+    def ask(arrival: Arrival) -> LoadRequest:
+        model, prompts = next(turns)
+        prompt = prompts.make_prompt(arrival.prompt_tokens)
+        return LoadRequest(model, prompt, arrival.output_tokens, settings.priority.value)
+
+    return ask
+
+
+async def _run_load(
+    load: "LoadGenerator", settings: BenchSettings, due: Iterator[Arrival], stop: asyncio.Event
+) -> None:
+    """Run the load, with a progress bar where somebody watches."""
+    if settings.is_open:
+        sender = load.send_open_loop(due)
+    else:
+        sender = load.send_closed_loop(due, settings.concurrency or 1, settings.seconds)
+    shown = nullcontext() if settings.as_json else report_output.show_progress(settings, load)
+    with shown as refresh:
+        await load.run(sender, settings.drain, stop, refresh)
+
+
+class LoadGenerator:
+    """Sends arrivals through a client and keeps a sample of each.
+
+    `began` is the client's clock at the start; `window` how long the load was kept up, None if it
+    ended by itself.
+    """
+
+    def __init__(
+        self, client: BenchClient, ask: Callable[[Arrival], LoadRequest], clock: Clock
+    ) -> None:
+        self._client, self._make_request, self._clock = client, ask, clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.samples: list[Sample] = []
+        self.tally = Tally()
+        self.began = clock()
+        self.window: float | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def elapsed(self) -> float:
+        return self._clock() - self.began
+
+    async def warm_up(self, arrival: Arrival, requests: int) -> None:
+        """Send `requests` one after another. Raises `Unreachable` if one fails: all would."""
+        for _ in range(requests):
+            sample = Sample(self._clock())
+            await self._client.run_request(self._make_request(arrival), sample)
+            if sample.code:
+                raise Unreachable(f"the first request failed: {sample.code}")
+
+    async def run(
+        self,
+        sender: Coroutine[Any, Any, None],
+        drain: float,
+        stop: asyncio.Event,
+        refresh: Callable[[], None] | None = None,
+    ) -> None:
+        """Send everything, then wait up to `drain` seconds for the rest and cancel what is left.
+
+        `stop` cancels at once. Cancelled requests have ended as `unfinished`.
+        """
+        async with asyncio.TaskGroup() as group:
+            self._group, self.began = group, self._clock()
+            stopped = group.create_task(_wait_for_stop(stop), name="stop")
+            watching = group.create_task(_refresh_progress(refresh), name="progress")
+            sending = group.create_task(sender, name="sender")
+            await _wait_for_first(sending, stopped)
+            sending.cancel()
+            drained = group.create_task(self._wait_until_drained(), name="drain")
+            await _wait_for_first(drained, stopped, seconds=drain)
+            for task in (drained, stopped, watching, *self._tasks):
+                task.cancel()
+
+    async def send_open_loop(self, due: Iterator[Arrival]) -> None:
+        """Send each arrival at its time, whatever came of the ones before."""
+        for arrival in due:
+            await asyncio.sleep(max(0.0, arrival.at - self.elapsed))
+            self._spawn(arrival, self.began + arrival.at, lambda: None)
+
+    async def send_closed_loop(
+        self, due: Iterator[Arrival], concurrency: int, seconds: float | None
+    ) -> None:
+        """Keep `concurrency` requests running for `seconds`, or until there are no more."""
+        slots = asyncio.Semaphore(concurrency)
+        try:
+            async with asyncio.timeout(seconds):
+                for arrival in due:
+                    await slots.acquire()
+                    self._spawn(arrival, self._clock(), slots.release)
+        except TimeoutError:
+            self.window = seconds
+
+    def _spawn(self, arrival: Arrival, due: float, done: OnDone) -> None:
+        task = self._group.create_task(self._send(arrival, Sample(due), done), name="request")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, arrival: Arrival, sample: Sample, done: OnDone) -> None:
+        self.samples.append(sample)
+        try:
+            await self._client.run_request(self._make_request(arrival), sample)
+        except Unreachable as error:
+            sample.finish(self._clock(), error.code)
+        except asyncio.CancelledError:
+            sample.finish(self._clock(), UNFINISHED)
+            raise
+        self.tally.add(sample)
+        if sample.code:
+            await asyncio.sleep(ERROR_PAUSE_SECONDS)
+        done()
+
+    async def _wait_until_drained(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+async def _wait_for_first(*tasks: Awaitable[None], seconds: float | None = None) -> None:
+    """Wait until one of the tasks is done, or for `seconds`."""
+    await asyncio.wait(
+        [asyncio.ensure_future(t) for t in tasks],
+        timeout=seconds,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+
+
+async def _wait_for_stop(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _refresh_progress(refresh: Callable[[], None] | None) -> None:
+    while refresh:
+        refresh()
+        await asyncio.sleep(REFRESH_SECONDS)

@@ -1,0 +1,195 @@
+"""From what each client saw to one report: percentiles, rates, errors. Pure; times are seconds."""
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, floor
+
+UNFINISHED = "unfinished"  # still running when the drain was over
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request as its client saw it.
+
+    `due` is when the load meant to send it, `sent` when it did: a client that falls behind must not
+    make the server look good, so an open loop is judged from `due`. `accepted` and `request_id` are
+    known where the protocol tells that a request was taken in. `times` and `counts` are the
+    chunks; `code` is empty for a request that ended well, `ended` None for one that has not.
+    """
+
+    due: float
+    sent: float = 0.0
+    accepted: float | None = None
+    request_id: str = ""
+    ended: float | None = None
+    code: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    attempts: int = 1
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+    counts: "array[int]" = field(default_factory=lambda: array("I"))
+    timing: Mapping[str, float] = field(default_factory=dict)
+
+    def add_chunk(self, now: float, count: int) -> None:
+        """A chunk of `count` tokens came."""
+        self.times.append(now)
+        self.counts.append(count)
+        self.tokens += count
+
+    def spread_tokens(self, tokens: int) -> None:
+        """Spread `tokens` evenly over the chunks, where a protocol tells only their sum."""
+        chunks = len(self.counts)
+        self.tokens = tokens
+        self.counts = array(
+            "I", ((i + 1) * tokens // chunks - i * tokens // chunks for i in range(chunks))
+        )
+
+    def finish(self, now: float, code: str = "") -> None:
+        self.ended, self.code = now, code
+
+    @property
+    def is_ok(self) -> bool:
+        return self.ended is not None and not self.code
+
+    def gaps(self) -> Iterable[float]:
+        """The times between consecutive chunks: what a reader feels."""
+        return (later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a measure is distributed, in milliseconds (or in the unit that its name says)."""
+
+    count: int
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What came of one load. Latencies are of completed requests alone; errors are counted by code.
+
+    `seconds` is the measured window; `tokens_per_second` counts tokens that arrived within it.
+    `latencies_ms` from `…_since_sent` tell how the server fared with what it got, the others how a
+    user fared who meant to ask at the due time. `stages_ms` are the gateway's own `timing`.
+    """
+
+    seconds: float
+    requests: int
+    completed: int
+    errors: dict[str, int]
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_second: float
+    requests_per_second: float
+    tokens_per_chunk: float
+    later_attempts: int
+    latencies_ms: dict[str, Spread]
+    stages_ms: dict[str, Spread]
+    cpu_us_per_token: dict[str, float | None] = field(default_factory=dict)
+
+
+def percentile(ordered: Sequence[float], q: float) -> float:
+    """The q-quantile (0..1) of a sorted, non-empty sequence, interpolated between neighbours."""
+    place = q * (len(ordered) - 1)
+    low, high = ordered[floor(place)], ordered[ceil(place)]
+    return low + (high - low) * (place - floor(place))
+
+
+def compute_spread(values: Iterable[float], scale: float = 1.0) -> Spread | None:
+    """The spread of `values` times `scale`; None if there are none."""
+    ordered = sorted(value * scale for value in values)
+    if not ordered:
+        return None
+    p50, p95, p99 = (percentile(ordered, q) for q in (0.50, 0.95, 0.99))
+    return Spread(len(ordered), sum(ordered) / len(ordered), p50, p95, p99, ordered[-1])
+
+
+def make_report(
+    samples: Sequence[Sample], began: float, window: float | None, is_open: bool
+) -> LoadReport:
+    """Sum up a load that began at `began`.
+
+    `window` is how long it was kept up; None measures until the last request ended, since a load of
+    so many requests has no other end.
+    """
+    good = [sample for sample in samples if sample.is_ok]
+    last = max((sample.ended for sample in samples if sample.ended is not None), default=began)
+    seconds = window or max(last - began, 1e-9)
+    chunks = sum(len(sample.times) for sample in samples)
+    tokens = sum(sample.tokens for sample in samples)
+    return LoadReport(
+        seconds=seconds,
+        requests=len(samples),
+        completed=len(good),
+        errors=dict(Counter(sample.code for sample in samples if sample.code).most_common()),
+        prompt_tokens=sum(sample.prompt_tokens for sample in samples),
+        output_tokens=tokens,
+        tokens_per_second=_tokens_before(samples, began + seconds) / seconds,
+        requests_per_second=_ended_before(good, began + seconds) / seconds,
+        tokens_per_chunk=tokens / chunks if chunks else 0.0,
+        later_attempts=sum(sample.attempts - 1 for sample in samples),
+        latencies_ms=_latencies(good, is_open),
+        stages_ms=_stages(good),
+    )
+
+
+def _tokens_before(samples: Iterable[Sample], end: float) -> int:
+    return sum(
+        count
+        for sample in samples
+        for time, count in zip(sample.times, sample.counts, strict=True)
+        if time <= end
+    )
+
+
+def _ended_before(samples: Iterable[Sample], end: float) -> int:
+    return sum(1 for sample in samples if sample.ended is not None and sample.ended <= end)
+
+
+def _latencies(good: Sequence[Sample], is_open: bool) -> dict[str, Spread]:
+    talked = [sample for sample in good if sample.times]
+    ended = [(sample, sample.ended) for sample in good if sample.ended is not None]
+    measures = {
+        "ttft": compute_spread((sample.times[0] - sample.due for sample in talked), 1000),
+        "ttft_since_sent": compute_spread(
+            (sample.times[0] - sample.sent for sample in talked), 1000
+        ),
+        "inter_token": compute_spread((gap for sample in talked for gap in sample.gaps()), 1000),
+        "end_to_end": compute_spread((end - sample.due for sample, end in ended), 1000),
+        "end_to_end_since_sent": compute_spread((end - sample.sent for sample, end in ended), 1000),
+    }
+    return {
+        name: measure
+        for name, measure in measures.items()
+        if measure and (is_open or not name.endswith("_since_sent"))
+    }
+
+
+def _stages(good: Iterable[Sample]) -> dict[str, Spread]:
+    stages: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in good:
+        for stage, ms in sample.timing.items():
+            stages[stage].append(ms)
+    return {
+        stage: measure for stage, values in stages.items() if (measure := compute_spread(values))
+    }
+
+
+@dataclass
+class Tally:
+    """What has ended so far, counted as it ends: a progress bar must not walk all samples."""
+
+    done: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+    def add(self, sample: Sample) -> None:
+        self.done += sample.is_ok
+        self.failed += not sample.is_ok
+        self.tokens += sample.tokens

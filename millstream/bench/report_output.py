@@ -1,0 +1,137 @@
+"""What a person sees of a load: a progress bar while it runs, tables or JSON when it is over."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Protocol
+
+import orjson
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from millstream.bench.load_statistics import LoadReport, Spread, Tally
+from millstream.bench.settings import BenchSettings
+from millstream.bench.target import TargetModel
+
+LABELS = {
+    "ttft": "time to first token",
+    "ttft_since_sent": "  … since it was sent",
+    "inter_token": "inter-token",
+    "end_to_end": "end to end",
+    "end_to_end_since_sent": "  … since it was sent",
+}
+COUNTS = "{task.fields[done]} done  {task.fields[running]} running  {task.fields[failed]} failed"
+RATE = "{task.fields[rate]:,.0f} tokens/s"
+
+
+class RunningLoad(Protocol):
+    """A load while it runs; `elapsed` in seconds, `running` requests."""
+
+    tally: Tally
+
+    @property
+    def elapsed(self) -> float: ...
+
+    @property
+    def running(self) -> int: ...
+
+
+def print_report(
+    settings: BenchSettings,
+    models: list[TargetModel],
+    summary: LoadReport,
+    cpu: Mapping[str, float | None],
+) -> None:
+    """Print the report to stdout."""
+    summary = replace(summary, cpu_us_per_token=dict(cpu))
+    if settings.as_json:
+        print(to_json(settings, models, summary))
+    else:
+        Console().print(render_report(models, summary))
+
+
+def to_json(settings: BenchSettings, models: list[TargetModel], summary: LoadReport) -> str:
+    load = settings.model_dump(
+        mode="json", exclude={"api_key", "as_json", "config", "log_level", "plot", "pids"}
+    )
+    load["model"] = [model.name for model in models]
+    return orjson.dumps(
+        {"load": load, "report": asdict(summary)}, option=orjson.OPT_INDENT_2
+    ).decode()
+
+
+def render_report(models: list[TargetModel], summary: LoadReport) -> Group:
+    """The report as lines and tables for a terminal."""
+    parts: list[RenderableType] = [*_summary_lines(models, summary)]
+    parts.append(_spread_table("latency, ms", summary.latencies_ms))
+    if summary.stages_ms:
+        parts.append(_spread_table("stage, ms", summary.stages_ms))
+    parts.append(_cpu_table(summary.cpu_us_per_token))
+    return Group(*parts)
+
+
+def _summary_lines(models: list[TargetModel], summary: LoadReport) -> Iterator[str]:
+    names = ", ".join(model.name for model in models)
+    failed = ", ".join(f"{count} {code}" for code, count in summary.errors.items())
+    yield (
+        f"{names}: {summary.completed} of {summary.requests} requests completed"
+        + (f"; {failed}" if failed else "")
+    )
+    yield (
+        f"{summary.prompt_tokens:,} tokens in, {summary.output_tokens:,} out, "
+        f"{summary.tokens_per_chunk:.2f} per chunk"
+    )
+    yield (
+        f"within the {summary.seconds:.1f} s of load: {summary.tokens_per_second:,.1f} tokens/s, "
+        f"{summary.requests_per_second:,.2f} requests/s"
+    )
+    if summary.later_attempts:
+        yield f"{summary.later_attempts} later attempts after failures"
+
+
+def _spread_table(title: str, spreads: Mapping[str, Spread]) -> Table:
+    grid = Table("", "p50", "p95", "p99", "mean", "max", title=title, title_justify="left")
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for name, s in spreads.items():
+        values = (s.p50, s.p95, s.p99, s.mean, s.max)
+        grid.add_row(LABELS.get(name, name), *(f"{value:,.2f}" for value in values))
+    return grid
+
+
+def _cpu_table(cpu: Mapping[str, float | None]) -> Table:
+    grid = Table("CPU of", "µs per token")
+    grid.columns[1].justify = "right"
+    for name, us in cpu.items():
+        grid.add_row(name, "gone" if us is None else f"{us:,.1f}")
+    return grid
+
+
+@contextmanager
+def show_progress(settings: BenchSettings, load: RunningLoad) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, and the function that brings it up to date."""
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn(COUNTS), TextColumn(RATE))
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task(
+            "load",
+            total=settings.seconds or settings.requests,
+            done=0,
+            running=0,
+            failed=0,
+            rate=0.0,
+        )
+        yield lambda: _update_bar(bar, task, settings, load)
+
+
+def _update_bar(bar: Progress, task: TaskID, settings: BenchSettings, load: RunningLoad) -> None:
+    tally = load.tally
+    bar.update(
+        task,
+        completed=load.elapsed if settings.seconds else tally.done + tally.failed,
+        done=tally.done,
+        running=load.running,
+        failed=tally.failed,
+        rate=tally.tokens / max(load.elapsed, 1e-9),
+        refresh=True,
+    )

@@ -1,0 +1,107 @@
+"""The HTTP client: `/v1/completions` as SSE, one request at a time per connection."""
+
+from typing import Any, Self
+
+import orjson
+
+from millstream.bench.http_connection import KeepAliveConnection, encode_request, open_connection
+from millstream.bench.load_client import CLOSED, Clock, GatewayAddress, LoadRequest
+from millstream.bench.load_statistics import Sample
+from streams.subjects import Priority
+
+DONE = b"[DONE]"
+
+
+class SseReader:
+    """Reads one answer: events into `sample`, or the error that came instead.
+
+    Events do not tell how many tokens they carry: `usage`, at the end, is spread over them.
+    """
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample, self._buffer = sample, b""
+        self.error_code = ""
+        self.is_complete = False
+
+    def feed(self, body: bytes, now: float) -> None:
+        *lines, self._buffer = (self._buffer + body).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._handle_event(line[5:].strip(), now)
+
+    def _handle_event(self, data: bytes, now: float) -> None:
+        if data == DONE:
+            self.is_complete = True
+            return
+        event = orjson.loads(data)
+        if error := event.get("error"):
+            self.error_code = error["code"]
+        if event.get("choices"):
+            self._sample.add_chunk(now, 1)
+        if usage := event.get("usage"):
+            self._sample.prompt_tokens = usage["prompt_tokens"]
+            self._sample.spread_tokens(usage["completion_tokens"])
+
+    def final_code(self, status: int) -> str:
+        """The error code of an answer that has ended; empty if all is well."""
+        if status != 200:
+            return _parse_error_code(self._buffer, status)
+        return self.error_code or ("" if self.is_complete else CLOSED)
+
+
+def _parse_error_code(body: bytes, status: int) -> str:
+    try:
+        return str(orjson.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return f"http_{status}"
+
+
+class SseClient:
+    """Keeps connections that were used and are idle; opens another where none is."""
+
+    def __init__(self, address: GatewayAddress, clock: Clock) -> None:
+        self._address, self._clock = address, clock
+        self._idle: list[KeepAliveConnection] = []
+
+    async def __aenter__(self) -> Self:
+        self._idle.append(await open_connection(self._address, self._clock))
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for connection in self._idle:
+            connection.close()
+
+    async def run_request(self, ask: LoadRequest, sample: Sample) -> None:
+        connection = await self._acquire_connection()
+        events = SseReader(sample)
+        sample.sent = self._clock()
+        try:
+            status = await connection.exchange(_encode_completion(self._address, ask), events.feed)
+        except ConnectionError:
+            sample.finish(self._clock(), CLOSED)
+            return
+        sample.finish(self._clock(), events.final_code(status))
+        if connection.is_open:
+            self._idle.append(connection)
+
+    async def _acquire_connection(self) -> KeepAliveConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return await open_connection(self._address, self._clock)
+
+
+def _encode_completion(address: GatewayAddress, ask: LoadRequest) -> bytes:
+    body: dict[str, Any] = {
+        "model": ask.model,
+        "prompt": ask.prompt,
+        "max_tokens": ask.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if ask.priority != Priority.STANDARD:  # which other servers know nothing of
+        body["priority"] = ask.priority
+    return encode_request("POST", address, "/v1/completions", orjson.dumps(body))

@@ -1,0 +1,260 @@
+"""The WebSocket client: many requests on a few sockets, a microsecond or three per frame.
+
+The protocol is `websockets` without its I/O; a thin asyncio driver hands each frame to the request
+it belongs to, with no task or queue in between.
+"""
+
+import asyncio
+import itertools
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import msgpack
+import orjson
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from millstream.bench.load_client import (
+    CLOSED,
+    GAP,
+    Clock,
+    GatewayAddress,
+    LoadRequest,
+    Unreachable,
+)
+from millstream.bench.load_statistics import Sample
+
+DATA = (Opcode.TEXT, Opcode.BINARY)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How maps become frames, and the name of the subprotocol that says so."""
+
+    subprotocol: Subprotocol
+    opcode: Opcode
+    dumps: Callable[[Any], bytes]
+    loads: Callable[[Any], dict[str, Any]]
+
+
+CODECS = {
+    "json": Codec(Subprotocol("millstream.v1.json"), Opcode.TEXT, orjson.dumps, orjson.loads),
+    "msgpack": Codec(
+        Subprotocol("millstream.v1.msgpack"), Opcode.BINARY, msgpack.packb, msgpack.unpackb
+    ),
+}
+
+
+@dataclass(eq=False, slots=True)
+class _OpenRequest:
+    """One request on its way: where its frames go, and the future that its end completes."""
+
+    sample: Sample
+    finished: "asyncio.Future[None]"
+
+    def receive(self, frame: dict[str, Any], now: float) -> bool:
+        """Note one frame; True if it was the last."""
+        kind, sample = frame["type"], self.sample
+        if kind == "chunk":
+            if frame["index"] != sample.tokens:
+                return self.finish(now, GAP)
+            sample.add_chunk(now, frame["count"])
+            return False
+        if kind == "done":
+            sample.timing = frame.get("timing", {})
+            sample.prompt_tokens = frame["usage"]["prompt_tokens"]
+            return self.finish(now)
+        if kind == "error":
+            return self.finish(now, frame["code"])
+        if kind == "started":
+            sample.attempts = frame["attempt"]
+        if kind == "accepted":
+            sample.accepted, sample.request_id = now, frame["request_id"]
+        return False
+
+    def finish(self, now: float, code: str = "") -> bool:
+        self.sample.finish(now, code)
+        if not self.finished.done():
+            self.finished.set_result(None)
+        return True
+
+
+class MultiplexedSocket(asyncio.Protocol):
+    """One WebSocket and the requests on it, by the id that the client gave them."""
+
+    def __init__(self, address: GatewayAddress, codec: Codec, clock: Clock) -> None:
+        scheme = "wss" if address.uses_tls else "ws"
+        uri = f"{scheme}://{address.host}:{address.port}{address.request_path('/v1/stream')}"
+        self._protocol = ClientProtocol(
+            parse_uri(uri), subprotocols=[codec.subprotocol], max_size=None
+        )
+        self._address, self._codec, self._clock = address, codec, clock
+        self._requests: dict[str, _OpenRequest] = {}
+        self._ids = itertools.count()
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_open(self) -> bool:
+        return self._protocol.state is State.OPEN and not self.closed.done()
+
+    async def run_request(self, ask: LoadRequest, sample: Sample) -> None:
+        id = f"{next(self._ids):x}"
+        flight = self._requests[id] = _OpenRequest(
+            sample, asyncio.get_running_loop().create_future()
+        )
+        self.send(_make_generate_frame(id, ask))
+        try:
+            await flight.finished
+        except asyncio.CancelledError:
+            self.send({"type": "cancel", "id": id})
+            raise
+        finally:
+            self._requests.pop(id, None)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queue one frame; a closed socket drops it, its requests having ended already."""
+        if not self.is_open:
+            return
+        data = self._codec.dumps(message)
+        if self._codec.opcode is Opcode.TEXT:
+            self._protocol.send_text(data)
+        else:
+            self._protocol.send_binary(data)
+        self._flush()
+
+    def close(self) -> None:
+        """Say goodbye, once; `closed` is done when the peer has heard it."""
+        if self.is_open:
+            self._protocol.send_close()
+            self._flush()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only in shape
+        request = self._protocol.connect()
+        for name, value in self._address.headers.items():
+            request.headers[name] = value
+        self._protocol.send_request(request)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._protocol.receive_data(data)
+        self._flush()
+        now = self._clock()
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                if event.opcode in DATA:
+                    self._dispatch(self._codec.loads(event.data), now)
+            elif isinstance(event, Response):
+                self._handle_handshake(event)
+
+    def eof_received(self) -> None:
+        self._protocol.receive_eof()
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        now = self._clock()
+        for flight in self._requests.values():
+            flight.finish(now, CLOSED)
+        self._requests.clear()
+        if not self.opened.done():
+            self.opened.set_exception(Unreachable(f"{self._address.url} closed the connection"))
+        self.closed.set_result(None)
+
+    def _handle_handshake(self, response: Response) -> None:
+        """The handshake's answer: 101, or a refusal with its reason in the body."""
+        if self.opened.done():
+            return
+        if self._protocol.handshake_exc is None:
+            self.opened.set_result(None)
+            return
+        body = bytes(response.body or b"")[:500].decode(errors="replace")
+        self.opened.set_exception(
+            Unreachable(f"{self._address.url} refused the WebSocket: {response.status_code} {body}")
+        )
+
+    def _dispatch(self, frame: dict[str, Any], now: float) -> None:
+        flight = self._requests.get(frame.get("id", ""))
+        if flight and flight.receive(frame, now):
+            del self._requests[frame["id"]]
+
+    def _flush(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data:
+                self._transport.write(data)
+            elif self._transport.can_write_eof():
+                self._transport.write_eof()
+
+
+def _make_generate_frame(id: str, ask: LoadRequest) -> dict[str, Any]:
+    return {
+        "type": "generate",
+        "id": id,
+        "model": ask.model,
+        "prompt": ask.prompt,
+        "max_tokens": ask.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "priority": ask.priority,
+    }
+
+
+class WebSocketClient:
+    """A few sockets in turn; one that dropped is opened anew by the next request that needs it."""
+
+    def __init__(self, address: GatewayAddress, codec: str, sockets: int, clock: Clock) -> None:
+        self._address, self._codec, self._clock = address, CODECS[codec], clock
+        self._sockets: list[MultiplexedSocket | None] = [None] * sockets
+        self._locks = [asyncio.Lock() for _ in range(sockets)]
+        self._turn = itertools.cycle(range(sockets))
+
+    async def __aenter__(self) -> Self:
+        for i in range(len(self._sockets)):
+            await self._acquire_socket(i)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        opened = [socket for socket in self._sockets if socket]
+        for socket in opened:
+            socket.close()
+        if opened:
+            await asyncio.wait([socket.closed for socket in opened], timeout=1.0)
+        for socket in opened:
+            socket.abort()
+
+    async def run_request(self, ask: LoadRequest, sample: Sample) -> None:
+        socket = await self._acquire_socket(next(self._turn))
+        sample.sent = self._clock()
+        await socket.run_request(ask, sample)
+
+    async def _acquire_socket(self, i: int) -> MultiplexedSocket:
+        async with self._locks[i]:
+            socket = self._sockets[i]
+            if socket is None or not socket.is_open:
+                socket = self._sockets[i] = await self._open_socket()
+            return socket
+
+    async def _open_socket(self) -> MultiplexedSocket:
+        context = ssl.create_default_context() if self._address.uses_tls else None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(10):
+                _, socket = await loop.create_connection(
+                    lambda: MultiplexedSocket(self._address, self._codec, self._clock),
+                    self._address.host,
+                    self._address.port,
+                    ssl=context,
+                )
+                await socket.opened
+        except OSError as error:  # TimeoutError is one
+            raise Unreachable(f"cannot connect to {self._address.url}: {error}") from error
+        return socket

@@ -1,0 +1,150 @@
+"""The command table: what `millstream` can do, and where its settings and code live.
+
+Both are named, not imported: `millstream lag` loads no gateway, and the base install no torch.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+from streams.settings import Settings
+
+CommandFunction = Callable[[Any, Any], Awaitable[int | None]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its words, its line in the help, its settings class and its coroutine."""
+
+    name: str
+    help: str
+    settings: str
+    run: str
+
+    def load_settings(self) -> type[Settings]:
+        return cast(type[Settings], _import_target(self.settings))
+
+    def load_run(self) -> CommandFunction:
+        """The coroutine function `run(settings, stop)`; what it returns is the exit status."""
+        return cast(CommandFunction, _import_target(self.run))
+
+
+def _import_target(place: str) -> object:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+COMMANDS = (
+    Command(
+        "up",
+        "start everything on this machine: NATS, dispatcher, gateway, workers",
+        "millstream.settings:UpSettings",
+        "millstream.up.supervisor:run",
+    ),
+    Command(
+        "gateway",
+        "serve HTTP and WebSocket clients",
+        "gateway.settings:GatewaySettings",
+        "gateway.service:run",
+    ),
+    Command(
+        "dispatcher",
+        "queue requests and hand them to workers fairly",
+        "dispatcher.settings:DispatcherSettings",
+        "dispatcher.service:run",
+    ),
+    Command(
+        "worker",
+        "pull requests, run models, write tokens",
+        "gpu_worker.settings:WorkerSettings",
+        "gpu_worker.service:run",
+    ),
+    Command(
+        "lag",
+        "show every lane and every worker",
+        "millstream.settings:LagSettings",
+        "millstream.admin.lag:run",
+    ),
+    Command(
+        "drain",
+        "have a worker finish or hand over its work and end",
+        "millstream.settings:DrainSettings",
+        "millstream.admin.drain:run",
+    ),
+    Command(
+        "usage",
+        "show what tenants and keys with quotas have used",
+        "millstream.settings:UsageSettings",
+        "millstream.admin.usage:run",
+    ),
+    Command(
+        "why",
+        "say why a request waits, or how a tenant stands",
+        "millstream.settings:WhySettings",
+        "millstream.admin.why:run",
+    ),
+    Command(
+        "dead list",
+        "list the requests that no worker could finish",
+        "millstream.dead.settings:DeadListSettings",
+        "millstream.dead.commands:list_letters",
+    ),
+    Command(
+        "dead show",
+        "show one dead letter with its attempts",
+        "millstream.dead.settings:DeadShowSettings",
+        "millstream.dead.commands:show",
+    ),
+    Command(
+        "dead replay",
+        "queue dead letters again, each as a new request",
+        "millstream.dead.settings:DeadChangeSettings",
+        "millstream.dead.commands:replay",
+    ),
+    Command(
+        "dead drop",
+        "remove dead letters",
+        "millstream.dead.settings:DeadChangeSettings",
+        "millstream.dead.commands:drop",
+    ),
+    Command(
+        "bench",
+        "put load on a gateway and report latencies",
+        "millstream.bench.settings:BenchSettings",
+        "millstream.bench:run",
+    ),
+    Command(
+        "models add",
+        "register a model, or a new version of one",
+        "millstream.models.settings:AddSettings",
+        "millstream.models.commands:add",
+    ),
+    Command(
+        "models list",
+        "list the registered models",
+        "millstream.models.settings:ListSettings",
+        "millstream.models.commands:list_models",
+    ),
+    Command(
+        "models show",
+        "show one model with its versions and files",
+        "millstream.models.settings:ShowSettings",
+        "millstream.models.commands:show",
+    ),
+    Command(
+        "models remove",
+        "forget a model with its aliases and adapters, an alias, or an adapter; files stay",
+        "millstream.models.settings:RemoveSettings",
+        "millstream.models.commands:remove",
+    ),
+)
+
+
+def find_command(words: list[str]) -> tuple[Command, list[str]] | None:
+    """The command that `words` begin with, and the words behind it."""
+    for command in COMMANDS:
+        name = command.name.split()
+        if words[: len(name)] == name:
+            return command, words[len(name) :]
+    return None

@@ -1,0 +1,130 @@
+"""Dead letters as plain data, as a table, and as words. Prompts and stop strings are not shown."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from millstream.dead.replays import Replay
+from streams.messages import Request, Sampling
+from streams.records.attempt_history import PastAttempt
+from streams.records.dead_letters import DeadLetter
+
+Facts = dict[str, Any]
+_COLUMNS = (
+    *("when", "request_id", "tenant", "model", "priority", "reason"),
+    *("attempts", "worker", "first_error", "last_error", "replayed_as"),
+)
+_HIDDEN_HEADERS = ("Tries", "Reason", "Ended", "Nats-")  # in other words, or the broker's own
+_SHOWN_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs")
+
+
+def summarize(letter: DeadLetter, replay: Replay | None) -> Facts:
+    """One letter in a line."""
+    errors = [each.error for each in letter.history.failures]
+    tries = letter.history.attempts
+    return {
+        "request_id": letter.name,
+        "when": format_time(letter.ended),
+        "tenant": letter.tenant,
+        "model": letter.model,
+        "priority": str(letter.priority),
+        "reason": letter.reason,
+        "attempts": len(tries),
+        "worker": tries[-1].worker if tries else None,
+        "first_error": errors[0] if errors else None,
+        "last_error": errors[-1] if errors else None,
+        "replayed_as": replay.request_id if replay else None,
+        "replay_of": letter.replay_of or None,
+    }
+
+
+def describe(letter: DeadLetter, replay: Replay | None) -> Facts:
+    """Everything but what the client has written."""
+    return {
+        **summarize(letter, replay),
+        "headers": {
+            k: v for k, v in sorted(letter.headers.items()) if not k.startswith(_HIDDEN_HEADERS)
+        },
+        "payload": _describe_payload(letter),
+        "tries": [_describe_attempt(each) for each in letter.history.attempts],
+    }
+
+
+def format_time(epoch_ms: int) -> str | None:
+    if not epoch_ms:
+        return None
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _describe_attempt(each: PastAttempt) -> Facts:
+    return {
+        "attempt": each.attempt,
+        "worker": each.worker,
+        "when": format_time(each.at),
+        "fault": str(each.fault),
+        "error": each.error,
+    }
+
+
+def _describe_payload(letter: DeadLetter) -> Facts:
+    """The shape of the request: what it asks for, and how much."""
+    facts: Facts = {"bytes": len(letter.payload)}
+    try:
+        request = Request.unpack(letter.payload)
+    except Exception as error:  # whatever stands there instead: that may be why it is here
+        return facts | {"unreadable": type(error).__name__}
+    return facts | {
+        "kind": request.kind,
+        "prompt_tokens": letter.envelope.prompt_tokens if letter.envelope else None,
+        "inputs": len(request.inputs),
+        "adapter": request.adapter.name if request.adapter else None,
+        "sampling": _describe_sampling(request.sampling) if request.kind == "generate" else None,
+    }
+
+
+def _describe_sampling(sampling: Sampling) -> Facts:
+    shown: Facts = {name: getattr(sampling, name) for name in _SHOWN_SAMPLING}
+    return shown | {
+        "stop_strings": len(sampling.stop),
+        "logit_bias": len(sampling.logit_bias),
+        "grammar": sampling.grammar.kind if sampling.grammar else None,
+    }
+
+
+def render_table(rows: list[Facts]) -> Table:
+    """A line for each letter, for people."""
+    made = Table("when")
+    made.add_column("request", no_wrap=True)  # to be copied
+    for title in ("tenant", "model", "priority", "reason"):
+        made.add_column(title)
+    made.add_column("attempts", justify="right")
+    for title in ("worker", "first error", "last error", "replayed as"):
+        made.add_column(title)
+    for row in rows:
+        made.add_row(*(_format_cell(row[name]) for name in _COLUMNS))
+    return made
+
+
+def render_letter(facts: Facts) -> Group:
+    """One letter, for people."""
+    nested = ("headers", "payload", "tries")
+    plain = {name: value for name, value in facts.items() if name not in nested}
+    tries = Table("attempt", "worker", "when", "fault", "error", title="Attempts")
+    for each in facts["tries"]:
+        tries.add_row(*map(_format_cell, each.values()))
+    parts = [("Dead letter", plain), ("Headers", facts["headers"]), ("Payload", facts["payload"])]
+    return Group(*(_facts_table(title, each) for title, each in parts), tries)
+
+
+def _facts_table(title: str, facts: Facts) -> Table:
+    made = Table(title=title, show_header=False, title_justify="left")
+    for name, value in facts.items():
+        if value not in (None, ""):
+            made.add_row(name, _format_cell(value))
+    return made
+
+
+def _format_cell(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,51 @@
+"""Log events of every process: one JSON object a line on stderr, or colours on a terminal."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import orjson
+import structlog
+from structlog.typing import Processor
+
+from streams.settings import LogLevel
+
+_SHARED_PROCESSORS: Sequence[Processor] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+
+
+def configure(level: LogLevel, stream: TextIO = sys.stderr) -> None:
+    """Send our events, and those of libraries that use `logging`, to `stream` in one form."""
+    least = getattr(logging, level.upper())
+    rendering = _make_renderers(stream)
+    structlog.configure(
+        processors=[*_SHARED_PROCESSORS, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_make_stdlib_formatter(rendering))
+    logging.basicConfig(level=max(least, logging.WARNING), handlers=[handler], force=True)
+
+
+def _make_renderers(stream: TextIO) -> list[Processor]:
+    """Tracebacks are plain text: a local variable may hold a prompt or a key."""
+    if stream.isatty():
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_dump_json)]
+
+
+def _dump_json(event: object, **_: object) -> str:
+    return orjson.dumps(event, default=repr).decode()
+
+
+def _make_stdlib_formatter(rendering: list[Processor]) -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_SHARED_PROCESSORS,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+    )

@@ -1,0 +1,211 @@
+"""`millstream models add`, `list`, `show`, `remove`: what an operator sees of the registry."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rich import print_json
+from rich.console import Console
+from rich.table import Table
+
+from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
+from registry.artifacts import SHORT_DIGEST, ArtifactRefused
+from registry.lora_adapters import adapter_from
+from registry.model_inspection import model_from
+from registry.models import INHERITED_FIELDS, Adapter, Model
+from registry.remote_models import RemoteServer, remote_model
+from registry.store import Registry
+from streams.broker.connection import connect
+from streams.errors import ModelNotFound
+
+PIPE_COLUMNS = 200  # a file or a pipe has no width of its own
+CONSOLE = Console(  # names may look like markup
+    width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, highlight=False
+)
+
+
+async def add(settings: AddSettings, stop: asyncio.Event) -> None:
+    """Register files, or a server, as a model version or an adapter; print what it became."""
+    if settings.adapter_of:
+        await _add_adapter(settings, settings.adapter_of)
+    else:
+        await _add_model(settings)
+
+
+async def _add_model(settings: AddSettings) -> None:
+    described = await asyncio.to_thread(_make_model, settings)
+    asked = {name: getattr(settings, name) for name in INHERITED_FIELDS}
+    given = {name: value for name, value in asked.items() if value is not None}
+    model = described.model_copy(update={**given, "goals": settings.goals})
+    async with open_registry(settings.nats) as registry:
+        await registry.add_model(model)
+        if settings.alias:
+            await registry.set_alias(settings.alias, settings.name)
+        CONSOLE.print(f"{model.name}@{model.default_version}: {_summary(model)}")
+
+
+def _make_model(settings: AddSettings) -> Model:
+    if settings.path:
+        model = model_from(settings.path, settings.name, settings.version)
+        if not any(file.endswith(".safetensors") for file in model.default.files):
+            raise ArtifactRefused(str(settings.path), "has no .safetensors file")
+        return model
+    assert settings.remote, "one of both is there"
+    server = RemoteServer(
+        url=settings.remote,
+        model=settings.remote_model or settings.name,
+        api=settings.api,
+        concurrency=settings.concurrency,
+        api_key_variable=settings.api_key_variable,
+        first_seconds=settings.first_seconds,
+        chunk_seconds=settings.chunk_seconds,
+    )
+    return remote_model(
+        server,
+        settings.name,
+        task=settings.task,
+        tokenizer=settings.tokenizer,
+        context=settings.context_length,
+        version=settings.version,
+    )
+
+
+async def _add_adapter(settings: AddSettings, base: str) -> None:
+    assert settings.path, "an adapter has files"
+    async with open_registry(settings.nats) as registry:
+        adapter = await asyncio.to_thread(
+            adapter_from, settings.path, settings.name, *registry.resolve(base)
+        )
+        await registry.add_adapter(adapter)
+        CONSOLE.print(f"{adapter.id}: {_adapter_kind(adapter)} on {', '.join(adapter.targets)}")
+
+
+async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
+    """Print every model with its aliases and adapters."""
+    async with open_registry(settings.nats) as registry:
+        if settings.as_json:
+            print_json(data=[_model_json(registry, model) for model in registry.models.values()])
+        else:
+            CONSOLE.print(_table(registry))
+
+
+async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
+    """Print one model with its versions, or one adapter, and files. Raises `ModelNotFound`."""
+    async with open_registry(settings.nats) as registry:
+        model, _, adapter = registry.resolve_target(settings.name)
+        if settings.as_json:
+            print_json(data=_adapter_json(adapter) if adapter else _model_json(registry, model))
+        elif adapter:
+            CONSOLE.print(_adapter_facts(adapter), _adapter_files(adapter))
+        else:
+            CONSOLE.print(_facts(registry, model), _files(model))
+
+
+async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
+    """Forget a model with all that belongs to it, an alias, or an adapter; files stay.
+
+    Requests that wait for a model then end with `model_not_found`. Raises `ModelNotFound`.
+    """
+    async with open_registry(settings.nats) as registry:
+        if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
+            raise ModelNotFound(settings.name)
+        await registry.remove(settings.name)
+        CONSOLE.print(f"{settings.name}: removed")
+
+
+@asynccontextmanager
+async def open_registry(url: str) -> AsyncIterator[Registry]:
+    """The registry of the NATS servers at `url`, for the time of one command."""
+    async with connect(url, "millstream-models") as broker:
+        registry = await Registry.open(broker)
+        try:
+            yield registry
+        finally:
+            await registry.close()
+
+
+def _model_json(registry: Registry, model: Model) -> dict[str, object]:
+    adapters = [_adapter_json(adapter) for adapter in _adapters(registry, model)]
+    aliases = _aliases(registry, model)
+    return {**model.model_dump(mode="json"), "aliases": aliases, "adapters": adapters}
+
+
+def _adapter_json(adapter: Adapter) -> dict[str, object]:
+    return adapter.model_dump(mode="json")
+
+
+def _adapters(registry: Registry, model: Model) -> list[Adapter]:
+    return [adapter for adapter in registry.adapters.values() if adapter.model == model.name]
+
+
+def _adapter_kind(adapter: Adapter) -> str:
+    return f"LoRA, rank {adapter.rank}"
+
+
+def _aliases(registry: Registry, model: Model) -> list[str]:
+    return [alias.name for alias in registry.aliases.values() if alias.model == model.name]
+
+
+def _summary(model: Model) -> str:
+    return f"{model.engine}, {len(model.default.files)} files, context {model.context_length}"
+
+
+def _table(registry: Registry) -> Table:
+    table = Table("model", "aliases", "engine", "task", "context", "default version", "versions")
+    for model in registry.models.values():
+        table.add_row(
+            model.name,
+            ", ".join(_aliases(registry, model)),
+            model.engine,
+            model.task,
+            str(model.context_length),
+            model.default_version,
+            str(len(model.versions)),
+        )
+        for adapter in _adapters(registry, model):
+            short = adapter.digest[:SHORT_DIGEST]
+            table.add_row(adapter.id, "", _adapter_kind(adapter), model.task, "", short, "")
+    return table
+
+
+def _facts(registry: Registry, model: Model) -> Table:
+    table = Table(show_header=False)
+    facts = model.model_dump(mode="json", exclude={"versions", "chat_template"})
+    facts["aliases"] = ", ".join(_aliases(registry, model))
+    facts["adapters"] = ", ".join(adapter.name for adapter in _adapters(registry, model))
+    facts["chat_template"] = "yes" if model.chat_template else "none: plain lines"
+    for name, value in facts.items():
+        if value not in (None, "", {}):
+            table.add_row(name, str(value))
+    return table
+
+
+def _adapter_facts(adapter: Adapter) -> Table:
+    table = Table(show_header=False)
+    for name, value in _adapter_json(adapter).items():
+        if name not in ("files", "directory", "digest"):
+            table.add_row(name, str(value))
+    return table
+
+
+def _adapter_files(adapter: Adapter) -> Table:
+    table = Table("file", "sha256")
+    table.add_row(adapter.directory, adapter.digest, style="bold")
+    for path, sha256 in adapter.files.items():
+        table.add_row(path, sha256)
+    return table
+
+
+def _files(model: Model) -> Table:
+    table = Table("version", "file", "sha256")
+    for version in model.versions.values():
+        table.add_row(
+            version.id,
+            version.directory or version.options.get("url") or "no files",
+            version.digest,
+            style="bold",
+        )
+        for path, sha256 in version.files.items():
+            table.add_row("", path, sha256)
+    return table

@@ -1,0 +1,180 @@
+"""Settings of `millstream models add`, `list`, `show` and `remove`."""
+
+from collections.abc import Set
+from pathlib import Path
+
+from pydantic import Field, ValidationInfo, model_validator
+from pydantic.config import JsonDict
+
+from registry.models import LatencyGoals, ModelName, Task
+from registry.remote_models import RemoteApi, Url
+from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings
+from streams.subjects import Priority, token
+
+_SCOPE_KEY = "of"
+MODEL: JsonDict = {_SCOPE_KEY: "model"}  # adapters have no such thing
+SERVER: JsonDict = {_SCOPE_KEY: "server"}  # files have no such thing
+
+
+class AddSettings(ClientSettings):
+    """What to register, and under which name."""
+
+    path: Path | None = Field(
+        None,
+        description="directory with the model's files: safetensors, JSON, tokeniser",
+        json_schema_extra=POSITIONAL,
+    )
+    name: ModelName = Field(description="name that clients ask for")
+    version: ModelName | None = Field(
+        None,
+        description="name of this version; by default the beginning of its digest",
+        json_schema_extra=MODEL,
+    )
+    alias: ModelName | None = Field(
+        None, description="another name that shall mean this model", json_schema_extra=MODEL
+    )
+    adapter_of: str | None = Field(
+        None, description="the files are a LoRA adapter of this model: ask for it as MODEL:NAME"
+    )
+    remote: Url | None = Field(
+        None,
+        description="instead of PATH, the URL of a server that runs the model: up to and with /v1 "
+        "for OpenAI's API, the whole of it for a single-item API",
+    )
+    remote_model: str | None = Field(
+        None,
+        description="what the server calls the model; by default the same name",
+        json_schema_extra=SERVER,
+    )
+    api: RemoteApi = Field("openai", description="what the server speaks", json_schema_extra=SERVER)
+    task: Task = Field(
+        "generate", description="what the remote model does", json_schema_extra=SERVER
+    )
+    tokenizer: Path | None = Field(
+        None,
+        description="directory with the remote model's tokenizer.json; without: texts only",
+        json_schema_extra=SERVER,
+    )
+    context_length: int | None = Field(
+        None,
+        ge=1,
+        description="tokens of the remote model's context; by default of config.json",
+        json_schema_extra=SERVER,
+    )
+    concurrency: int = Field(
+        16,
+        ge=1,
+        description="most calls of a worker to the server at once",
+        json_schema_extra=SERVER | FLAG_ONLY,
+    )
+    api_key_variable: str = Field(
+        "",
+        description="environment variable of the worker that holds the server's API key",
+        json_schema_extra=SERVER,
+    )
+    prompt_price: float | None = Field(
+        None,
+        ge=0,
+        description="price of a million prompt tokens, for caps on spending",
+        json_schema_extra=MODEL,
+    )
+    completion_price: float | None = Field(
+        None, ge=0, description="price of a million generated tokens", json_schema_extra=MODEL
+    )
+    default_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens of an answer whose request names no limit; 256 unless told "
+        "(/v1/completions: 16, as OpenAI's)",
+        json_schema_extra=MODEL,
+    )
+    max_output_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens that a request may ask for",
+        json_schema_extra=MODEL | FLAG_ONLY,
+    )
+    interactive_goal_ms: float | None = Field(
+        None,
+        gt=0,
+        description="longest time to first token that interactive requests should see",
+        json_schema_extra=MODEL,
+    )
+    standard_goal_ms: float | None = Field(
+        None, gt=0, description="the same of standard requests", json_schema_extra=MODEL
+    )
+    batch_goal_ms: float | None = Field(
+        None, gt=0, description="the same of batch requests", json_schema_extra=MODEL
+    )
+    first_seconds: float = Field(
+        60,
+        gt=0,
+        description="time for the server's first token, or its whole answer",
+        json_schema_extra=SERVER,
+    )
+    chunk_seconds: float = Field(
+        30, gt=0, description="time between the parts of a stream", json_schema_extra=SERVER
+    )
+
+    @property
+    def goals(self) -> dict[Priority, LatencyGoals]:
+        """Those that are given."""
+        wanted = {
+            Priority.INTERACTIVE: self.interactive_goal_ms,
+            Priority.STANDARD: self.standard_goal_ms,
+            Priority.BATCH: self.batch_goal_ms,
+        }
+        return {
+            of: LatencyGoals(time_to_first_token_ms=ms)
+            for of, ms in wanted.items()
+            if ms is not None
+        }
+
+    @model_validator(mode="after")
+    def _has_one_source(self, info: ValidationInfo) -> "AddSettings":
+        """What the file or the environment says beside is for other models."""
+        flags = (info.context or {}).get("flags", self.model_fields_set)
+        if (self.path is None) == (self.remote is None):
+            raise ValueError("give either PATH or --remote")
+        if self.path and (given := _flags_of_kind(flags, "server")):
+            raise ValueError(f"only for --remote: {given}")
+        if self.adapter_of:
+            self._check_adapter(flags)
+        return self
+
+    def _check_adapter(self, flags: Set[str]) -> None:
+        if self.path is None:
+            raise ValueError("an adapter has a PATH")
+        if given := _flags_of_kind(flags, "model"):
+            raise ValueError(f"not for an adapter: {given}")
+        token(self.name)
+
+
+def _flags_of_kind(flags: Set[str], kind: str) -> str:
+    """Those of a kind."""
+    extras = {name: info.json_schema_extra for name, info in AddSettings.model_fields.items()}
+    of_kind = [
+        name for name, e in extras.items() if isinstance(e, dict) and e.get(_SCOPE_KEY) == kind
+    ]
+    return ", ".join("--" + name.replace("_", "-") for name in of_kind if name in flags)
+
+
+class ListSettings(ClientSettings):
+    """How to print the models."""
+
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+
+
+class ShowSettings(ListSettings):
+    """Which model to print."""
+
+    name: str = Field(description="name of a registered model", json_schema_extra=POSITIONAL)
+
+
+class RemoveSettings(ClientSettings):
+    """What to forget."""
+
+    name: str = Field(
+        description="name of a registered model or alias, or MODEL:ADAPTER",
+        json_schema_extra=POSITIONAL,
+    )

@@ -1,0 +1,210 @@
+"""Where settings come from: flags, then `MILLSTREAM_*`, then one TOML file for all commands.
+
+A key that another command knows is passed over; one that no command knows stops the start.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from millstream.command_table import COMMANDS
+from millstream.up import state_file
+from streams.settings import DATA_DIR, DiscoverySettings, Settings
+
+ENV_PREFIX = "MILLSTREAM_"
+DEFAULT_FILE = Path("millstream.toml")
+ENVIRONMENT_ONLY = {"config", "cache_dir"}
+
+
+class UsageError(Exception):
+    """The command line, environment or file cannot be understood; the text is for the user."""
+
+
+@dataclass
+class RawSettings:
+    """Raw values by key, and for each the words that say where it came from."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def set(self, key: str, value: object, place: str) -> None:
+        self.values[key] = value
+        self.origins[key] = place
+
+
+def settings_key(name: str, info: FieldInfo) -> str:
+    return info.alias or name
+
+
+def fields_by_key(settings: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The settings' keys as a person writes them in the file."""
+    return {settings_key(name, info): info for name, info in settings.model_fields.items()}
+
+
+def is_table(info: FieldInfo) -> bool:
+    """True for what only the file can hold: a table of tables."""
+    return get_origin(info.annotation) is dict
+
+
+def row_model(table: FieldInfo) -> type[BaseModel]:
+    """What each row of a table is."""
+    return cast(type[BaseModel], get_args(table.annotation)[1])
+
+
+def is_list(info: FieldInfo) -> bool:
+    return get_origin(info.annotation) is tuple
+
+
+def is_positional(info: FieldInfo) -> bool:
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("positional"))
+
+
+def is_flag_only(info: FieldInfo) -> bool:
+    """True for what is asked once, and is no setting of an installation."""
+    extra = info.json_schema_extra
+    return is_positional(info) or (isinstance(extra, dict) and bool(extra.get("flag_only")))
+
+
+def to_flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def suggest_nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` with the known name closest to `name`, or nothing if none is near."""
+    close = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def load_settings(
+    settings: type[Settings], flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Frozen settings from all sources. Raises `UsageError` that names key, value and place."""
+    path = _find_config_file(flags, environment)
+    found = RawSettings()
+    _read_file(found, path)
+    _read_environment(found, environment)
+    for key, value in flags.items():
+        found.set(key, value, to_flag(key))
+    if issubclass(settings, DiscoverySettings):
+        _add_running_up(found, flags)
+    known = fields_by_key(settings)
+    taken = {k for k in found.values.keys() & known if k in flags or not is_flag_only(known[k])}
+    values = {key: _split_list(found.values[key], known[key]) for key in taken}
+    try:
+        return settings.model_validate({**values, "config": path}, context={"flags": flags.keys()})
+    except ValidationError as error:
+        raise UsageError(_describe_errors(error, found, known)) from None
+
+
+def _add_running_up(found: RawSettings, flags: Mapping[str, Any]) -> None:
+    """Addresses of a running `millstream up`; a data directory that was named must have one."""
+    data_dir = Path(str(found.values.get("data_dir", DATA_DIR)))
+    named = "data_dir" in flags
+    up = state_file.read(data_dir)
+    if named and up is None and not {"nats", "url"} & flags.keys():
+        raise UsageError(f"no `millstream up` runs in {data_dir}")
+    for key, value in (("nats", up.nats), ("url", up.url)) if up else ():
+        if key not in found.values or (named and key not in flags):
+            found.set(key, value, str(state_file.path(data_dir)))
+
+
+def _split_list(value: object, info: FieldInfo) -> object:
+    """A list given as one string is comma-separated, or JSON where a value holds a comma."""
+    if not (isinstance(value, str) and is_list(info)):
+        return value
+    if value.startswith("["):
+        return _parse_json_list(value)
+    return [item.strip() for item in value.split(",") if item.strip()]
+
+
+def _parse_json_list(value: str) -> object:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise UsageError(f"not a JSON list: {value!r}: {error}") from None
+
+
+def _find_config_file(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path | None:
+    named = flags.get("config") or environment.get(ENV_PREFIX + "CONFIG")
+    if named:
+        return Path(named)
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+
+def _read_file(found: RawSettings, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    known = _all_known_keys() - ENVIRONMENT_ONLY
+    for key, value in table.items():
+        if key not in known:
+            raise UsageError(f"{path}: {key}: unknown key{suggest_nearest(key, known)}")
+        found.set(key, value, f"{path}: {key}")
+
+
+def _read_environment(found: RawSettings, environment: Mapping[str, str]) -> None:
+    known = {ENV_PREFIX + key.upper() for key in _all_known_keys(tables=False) | ENVIRONMENT_ONLY}
+    for variable, value in environment.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        if variable not in known:
+            raise UsageError(f"unknown variable {variable}{suggest_nearest(variable, known)}")
+        found.set(variable.removeprefix(ENV_PREFIX).lower(), value, variable)
+
+
+def _all_known_keys(tables: bool = True) -> set[str]:
+    """Every key that some command knows."""
+    classes = [command.load_settings() for command in COMMANDS]
+    return {
+        key
+        for settings in classes
+        for key, info in fields_by_key(settings).items()
+        if (tables or not is_table(info)) and not is_flag_only(info)
+    }
+
+
+def _describe_errors(
+    error: ValidationError, found: RawSettings, known: Mapping[str, FieldInfo]
+) -> str:
+    return "\n".join(
+        _describe_error(e["loc"], e["type"], e["msg"], e["input"], found, known)
+        for e in error.errors()
+    )
+
+
+def _describe_error(
+    loc: tuple[int | str, ...],
+    kind: str,
+    message: str,
+    value: object,
+    found: RawSettings,
+    known: Mapping[str, FieldInfo],
+) -> str:
+    message = message.removeprefix("Value error, ")
+    if not loc:
+        return message
+    key = str(loc[0])
+    if kind == "missing" and len(loc) == 1:
+        return f"{_shown_name(key, known[key])} is required"
+    place = ".".join([found.origins[key], *map(str, loc[1:])])
+    if kind == "extra_forbidden":
+        nearest = suggest_nearest(str(loc[-1]), fields_by_key(row_model(known[key])))
+        return f"{place}: unknown key{nearest}"
+    shown = "" if "key" in key or key == "tenants" else f", not {value!r}"
+    return f"{place}: {message}{shown}"
+
+
+def _shown_name(key: str, info: FieldInfo) -> str:
+    return key.upper() if is_positional(info) else to_flag(key)

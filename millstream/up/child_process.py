@@ -1,0 +1,155 @@
+"""One child process that is kept alive: started, restarted with growing pauses, stopped."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from streams.errors import MillstreamError
+
+log = structlog.get_logger()
+
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
+STEADY_SECONDS = 30.0  # who lived this long is restarted at once again
+START_ATTEMPTS = 3  # deaths in a row after which a start has failed
+TAIL_LINES = 10
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+class StartFailed(MillstreamError):
+    """A child died again and again before everything was ready."""
+
+    def __init__(self, name: str, status: int, tail: str) -> None:
+        super().__init__(f"{name} does not start (exit status {status}); its last lines:\n{tail}")
+        self.name, self.status, self.tail = name, status, tail
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run, what it is called in logs, and the whole environment it gets."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)  # holds the API key
+
+
+OnDeath = Callable[[], Awaitable[None]]
+
+
+class ChildProcess:
+    """Keeps one program running from `keep` to `stop`. Dies with this process, even when killed."""
+
+    def __init__(self, program: Program, logs: Path, mourn: OnDeath | None = None) -> None:
+        """`mourn` is awaited after each death, before the program is started again."""
+        self.program = program
+        self._on_death = mourn
+        self.log_file = logs / f"{program.name}.log"
+        self.log_file.write_bytes(b"")
+        self.is_starting = True  # deaths in a row are an error, not a reason to wait
+        self._process: Process | None = None
+        self._stopping = asyncio.Event()
+
+    async def keep_running(self) -> None:
+        """Run until `stop`; cancelling kills the process at once.
+
+        Raises `StartFailed` after `TRIES` deaths in a row while `must_start`.
+        """
+        deaths = 0
+        try:
+            while not self._stopping.is_set():
+                status, lived = await self._run_once()
+                deaths = 1 if lived > STEADY_SECONDS else deaths + 1
+                await self._back_off(status, deaths)
+        finally:
+            self._send_signal(signal.SIGKILL)
+
+    @property
+    def pid(self) -> int:
+        """Of its present life, or of the last one; 0 before the first."""
+        return self._process.pid if self._process else 0
+
+    async def stop(self, seconds: float) -> None:
+        """Ask it to end, and kill it if it has not after `seconds`. Idempotent."""
+        self._stopping.set()
+        await self._terminate(seconds)
+
+    async def restart(self, seconds: float) -> None:
+        """End it as `stop` does, and return; `keep` starts it again."""
+        await self._terminate(seconds)
+
+    async def _terminate(self, seconds: float) -> None:
+        self._send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wait_for_exit()
+        except TimeoutError:
+            log.warning("child_killed", child=self.program.name, after_seconds=round(seconds, 1))
+            self._send_signal(signal.SIGKILL)
+            await self._wait_for_exit()
+
+    def tail(self) -> str:
+        """The last lines of its log, with the lines inside of a traceback as lines."""
+        with self.log_file.open(errors="replace") as lines:
+            text = "".join(deque(lines, TAIL_LINES)).replace("\\n", "\n")
+        return "\n".join(text.splitlines()[-TAIL_LINES:])
+
+    async def _run_once(self) -> tuple[int, float]:
+        """One life of the process: its exit status, and how many seconds it lasted."""
+        began = time.monotonic()
+        with self.log_file.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.program.command,
+                env=self.program.environment,
+                stdin=DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a terminal's Ctrl-C is for the supervisor alone
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        if self._stopping.is_set():  # it was asked to stop while it was being started
+            self._send_signal(signal.SIGTERM)
+        status = await self._process.wait()
+        return status, time.monotonic() - began
+
+    async def _back_off(self, status: int, deaths: int) -> None:
+        if self._stopping.is_set():
+            return
+        if self._on_death:
+            await self._on_death()
+        if self.is_starting and deaths >= START_ATTEMPTS:
+            raise StartFailed(self.program.name, status, self.tail())
+        pause = min(FIRST_BACKOFF_SECONDS * 2 ** min(deaths - 1, 10), MAX_BACKOFF_SECONDS)
+        log.warning(
+            "child_died", child=self.program.name, status=status, restart_after_seconds=pause
+        )
+        try:
+            async with asyncio.timeout(pause):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _wait_for_exit(self) -> None:
+        if self._process is not None:
+            await self._process.wait()
+
+    def _send_signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+
+def die_with_parent(parent: int) -> None:
+    """In the child, before it becomes the program: the kernel kills it when its parent is gone."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before the kernel knew
+        os._exit(1)

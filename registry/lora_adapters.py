@@ -1,0 +1,166 @@
+"""LoRA adapters as peft saves them: what is served, and what is refused, by name and reason.
+
+An adapter's files say which modules of the model get `x Aᵀ Bᵀ · scale` added to their output
+(Hu et al., https://arxiv.org/abs/2106.09685). Ranks are read off the weights.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.artifacts import ArtifactRefused, combine_digests, hash_files, read_json
+from registry.models import Adapter, Model, Version
+from registry.safetensors_header import TensorShape, read_shapes
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ENGINE = "transformers"  # the one that serves adapters
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_LAYER = re.compile(r"(?:^|\.)(\d+\..+)")
+_PLAIN = re.compile(r"[\w.]+")
+_CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")  # ways to begin a training
+
+# Read here, or without meaning once trained. Any other key of a configuration must be unset.
+_SERVED = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules",
+    "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+    "target_modules", "task_type", "use_rslora",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """The two tensors of one module, by their names: A `[rank, inputs]`, B `[outputs, rank]`."""
+
+    a: str
+    b: str
+    rank: int
+    inputs: int
+    outputs: int
+
+
+def adapter_from(directory: Path, name: str, model: Model, version: Version) -> Adapter:
+    """A record of the adapter in `directory`, which was trained on `version` of `model`.
+
+    Raises `ArtifactRefused` for what cannot be served. Reads and hashes every file: call it in a
+    thread.
+    """
+    if model.engine != ENGINE:
+        reason = f"is no adapter for {model.name!r}: the engine {model.engine!r} serves none"
+        raise ArtifactRefused(str(directory), reason)
+    files = hash_files(directory)
+    for path in (CONFIG, WEIGHTS):
+        if path not in files:
+            raise ArtifactRefused(path, "is missing; an adapter is a directory that peft has saved")
+    config = read_json(directory / CONFIG)
+    check_config(config)
+    found = pair_tensors(read_shapes(directory / WEIGHTS))
+    for module, pair in found.items():
+        lora_scale(config, module, pair.rank)
+    _check_modules(found, _read_module_shapes(version))
+    return Adapter(
+        name=name,
+        model=model.name,
+        directory=str(directory.resolve()),
+        files=files,
+        digest=combine_digests(files),
+        rank=max(pair.rank for pair in found.values()),
+        parameters=sum(p.rank * (p.inputs + p.outputs) for p in found.values()),
+        targets=sorted({module.rpartition(".")[2] for module in found}),
+    )
+
+
+def check_config(config: Any) -> None:
+    """Raise `ArtifactRefused` for an adapter that is more, or something else, than plain LoRA."""
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else config
+        raise ArtifactRefused(CONFIG, f"peft_type is {kind!r}; only 'LORA' is served")
+    for key, value in config.items():
+        if value and key not in _SERVED:
+            raise ArtifactRefused(CONFIG, f"{key} is set, which is not served")
+    if config.get("bias", "none") != "none":
+        raise ArtifactRefused(CONFIG, f"bias is {config['bias']!r}; only 'none' is served")
+    begun = str(config.get("init_lora_weights")).lower()
+    if begun.startswith(_CHANGES_BASE):
+        reason = f"init_lora_weights {begun!r} has changed the base; save it converted to LoRA"
+        raise ArtifactRefused(CONFIG, reason)
+
+
+def pair_tensors(tensors: Mapping[str, TensorShape]) -> dict[str, LoraPair]:
+    """The modules that get something added, by their paths in the model.
+
+    Raises `ArtifactRefused` for a tensor that is not one of two that fit each other.
+    """
+    sides: dict[str, dict[str, str]] = {}
+    for tensor in sorted(tensors):
+        if not (match := _TENSOR.fullmatch(tensor)):
+            raise ArtifactRefused(WEIGHTS, f"{tensor} is no LoRA weight of a linear layer")
+        sides.setdefault(match["module"], {})[match["side"]] = tensor
+    if not sides:
+        raise ArtifactRefused(WEIGHTS, "holds no tensors")
+    return {module: _make_pair(module, names, tensors) for module, names in sides.items()}
+
+
+def _make_pair(
+    module: str, names: Mapping[str, str], tensors: Mapping[str, TensorShape]
+) -> LoraPair:
+    if missing := {"A", "B"} - names.keys():
+        raise ArtifactRefused(WEIGHTS, f"{module} has no lora_{missing.pop()}")
+    a, b = tensors[names["A"]], tensors[names["B"]]
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in a + b:
+        raise ArtifactRefused(WEIGHTS, f"{module} has weights of {a} and {b}, which do not fit")
+    return LoraPair(names["A"], names["B"], rank=a[0], inputs=a[1], outputs=b[0])
+
+
+def lora_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """What a module's addition is multiplied by: alpha over the rank, or over its root (rsLoRA).
+
+    Raises `ArtifactRefused` for an alpha that is no number, or a pattern that is no plain path.
+    """
+    alpha = config.get("lora_alpha")
+    for path, value in (config.get("alpha_pattern") or {}).items():
+        if not _PLAIN.fullmatch(path):
+            raise ArtifactRefused(CONFIG, f"alpha_pattern {path!r} is no plain name of modules")
+        if f".{module}".endswith(f".{path}"):
+            alpha = value
+            break
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ArtifactRefused(CONFIG, f"the alpha of {module} is {alpha!r}, not a number")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _check_modules(found: Mapping[str, LoraPair], known: Mapping[str, set[TensorShape]]) -> None:
+    """Refuse modules that the model lacks, or has in another shape, as far as its files tell."""
+    for module, pair in found.items():
+        place = _path_in_layer(module)
+        if place is None:
+            raise ArtifactRefused(WEIGHTS, f"{module} is in no layer; only those are served")
+        if not known:
+            continue
+        if place not in known:
+            raise ArtifactRefused(WEIGHTS, f"{module} is no module of the model")
+        if (pair.outputs, pair.inputs) not in known[place]:
+            is_, fits = min(known[place]), (pair.outputs, pair.inputs)
+            raise ArtifactRefused(WEIGHTS, f"{module} fits {fits}, the model's is {is_}")
+
+
+def _read_module_shapes(version: Version) -> dict[str, set[TensorShape]]:
+    """The shapes of a model's weights by place; empty where its files are not here to be read."""
+    found: dict[str, set[TensorShape]] = {}
+    for path in version.files:
+        file = Path(version.directory or "") / path
+        if file.suffix == ".safetensors" and file.exists():
+            for tensor, shape in read_shapes(file).items():
+                if place := _path_in_layer(tensor.removesuffix(".weight")):
+                    found.setdefault(place, set()).add(shape)
+    return found
+
+
+def _path_in_layer(module: str) -> str | None:
+    """A module's path from its layer's number on: what is before differs between formats."""
+    match = _LAYER.search(module)
+    return match[1] if match else None

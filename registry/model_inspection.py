@@ -1,0 +1,156 @@
+"""What a model's own files say about it: engine, lengths, vocabulary, chat template."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files, read_json
+from registry.models import EngineKind, Model, Task, Version
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+_BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
+_TRAINED_LENGTHS = (
+    ("sentence_bert_config.json", "max_seq_length"),
+    ("tokenizer_config.json", "model_max_length"),
+)
+_CLASSIFIES = "ForSequenceClassification"
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """The fields of a `Model` that follow from its files."""
+
+    engine: EngineKind
+    task: Task
+    context_length: int
+    vocab_size: int
+    embedding_dimensions: int | None = None
+    num_labels: int | None = None
+    chat_template: str | None = None
+
+
+def inspect_model(directory: Path) -> ModelDescription:
+    """What the files in `directory` say; raises `ArtifactRefused` where they say too little."""
+    config = _read_config(directory)
+    architectures = [str(each) for each in config.get("architectures") or []]
+    if any(each.endswith(_CLASSIFIES) for each in architectures):
+        return _describe_classifier(directory, config)
+    if (directory / "modules.json").exists():
+        return _describe_encoder(directory, config)
+    if not any(each.endswith(_GENERATES) for each in architectures):
+        raise ArtifactRefused(
+            "config.json",
+            f"architectures {config.get('architectures')} is no causal language model and no "
+            "sequence classifier, and there is no modules.json of a sentence encoder",
+        )
+    return ModelDescription(
+        "transformers",
+        "generate",
+        _first_number(config, _LENGTHS),
+        _first_number(config, ("vocab_size",)),
+        chat_template=read_chat_template(directory),
+    )
+
+
+def model_from(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
+    """A record with one version made of the files in `directory`.
+
+    The version's id is the first 12 hex digits of the digest unless given. Reads and hashes every
+    file: call it in a thread.
+    """
+    files = hash_files(directory)
+    whole = combine_digests(files)
+    made = Version(
+        id=version or whole[:SHORT_DIGEST],
+        directory=str(directory.resolve()),
+        files=files,
+        digest=whole,
+    )
+    return Model(
+        **{**vars(inspect_model(directory)), **fields},
+        name=name,
+        versions={made.id: made},
+        default_version=made.id,
+    )
+
+
+def read_context_length(directory: Path) -> int:
+    """The longest sequence, by config.json; raises `ArtifactRefused` where it says none."""
+    return _first_number(_read_config(directory), _LENGTHS)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    if not path.exists():
+        raise ArtifactRefused("config.json", "is missing; a GGUF alone must be converted first")
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise ArtifactRefused("config.json", "is not a JSON object")
+    return config
+
+
+def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
+    """The first of `keys` with a positive number; multimodal models have them in `text_config`."""
+    for part in (config, config.get("text_config") or {}):
+        for key in keys:
+            if isinstance(part.get(key), int) and part[key] > 0:
+                return int(part[key])
+    raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
+
+
+def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescription:
+    return ModelDescription(
+        "embed",
+        "embed",
+        _longest_input(directory, config),
+        _first_number(config, ("vocab_size",)),
+        embedding_dimensions=_dimensions(directory, config),
+    )
+
+
+def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescription:
+    return ModelDescription(
+        "classify",
+        "classify",
+        _longest_input(directory, config),
+        _first_number(config, ("vocab_size",)),
+        num_labels=len(config.get("id2label") or ()) or 2,  # what transformers takes for granted
+    )
+
+
+def _longest_input(directory: Path, config: dict[str, Any]) -> int:
+    """What the model has positions for, or was trained for if that is less."""
+    lengths = [_first_number(config, _LENGTHS)]
+    if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
+        lengths[0] -= int(config.get("pad_token_id", 1)) + 1  # theirs begin behind the padding's id
+    for name, key in _TRAINED_LENGTHS:
+        file = directory / name
+        if file.exists() and isinstance(limit := read_json(file).get(key), int) and limit > 0:
+            lengths.append(limit)
+    return min(lengths)
+
+
+def _dimensions(directory: Path, config: dict[str, Any]) -> int:
+    """The width of the last dense module, or of the encoder."""
+    dense = [int(module["out_features"]) for module in _dense_modules(directory)]
+    return dense[-1] if dense else _first_number(config, ("hidden_size", "dim", "d_model"))
+
+
+def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
+    for module in read_json(directory / "modules.json"):
+        if str(module["type"]).endswith(".Dense"):
+            yield read_json(directory / str(module["path"]) / "config.json")
+
+
+def read_chat_template(directory: Path) -> str | None:
+    """From chat_template.jinja, else tokenizer_config.json (of several, the `default` one)."""
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    tokenizer = directory / "tokenizer_config.json"
+    template = read_json(tokenizer).get("chat_template") if tokenizer.exists() else None
+    if isinstance(template, list):
+        template = {t["name"]: t["template"] for t in template}.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,32 @@
+"""What a safetensors file holds, from its header alone: no weights are read, and no torch needed.
+
+Format: https://huggingface.co/docs/safetensors (8 bytes of length, a JSON map, the weights).
+"""
+
+import json
+import struct
+from pathlib import Path
+
+from registry.artifacts import ArtifactRefused
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+TensorShape = tuple[int, ...]
+
+
+def read_shapes(path: Path) -> dict[str, TensorShape]:
+    """The shape of every tensor by name; raises `ArtifactRefused` for a file without them."""
+    try:
+        header = _read_header(path)
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        return {name: tuple(map(int, entry["shape"])) for name, entry in tensors.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ArtifactRefused(path.name, f"is no safetensors file ({error!r})") from None
+
+
+def _read_header(path: Path) -> dict[str, dict[str, list[int]]]:
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size > MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {size} bytes")
+        header: dict[str, dict[str, list[int]]] = json.loads(file.read(size))
+    return header

@@ -1,0 +1,179 @@
+"""A connection to NATS that outlives frozen and closed servers, with all that is subscribed."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from random import sample
+
+import nats.errors
+import structlog
+
+from streams.broker.nats_client import PatchedNatsClient
+from streams.broker.nats_wire import RawHandler
+from streams.broker.subscription import BrokerSubscription, MessageHandler
+from streams.errors import BrokerUnavailable
+
+log = structlog.get_logger()
+
+PING_SECONDS = 1  # a frozen server is noticed after three unanswered pings: in 3 to 4 s
+OPEN_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
+_FLUSH_SECONDS = 2.5
+_RETRY_SECONDS = 0.25
+
+
+class ReconnectingClient:
+    """`open` it, then `run` it; `on_reconnect` and `on_disconnect` are called each time."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url, self.name = url, name
+        self.connected_at = 0.0  # monotonic seconds
+        self.on_reconnect: list[Callable[[], None]] = []
+        self.on_disconnect: list[Callable[[], None]] = []
+        self._client = PatchedNatsClient()
+        self._subscriptions: list[BrokerSubscription] = []
+        self._is_closing = False
+        self._rebuild_needed = asyncio.Event()
+
+    @property
+    def client(self) -> PatchedNatsClient:
+        """nats-py's client of the moment; do not keep it."""
+        return self._client
+
+    @property
+    def is_connected(self) -> bool:
+        return self._client.is_connected
+
+    async def is_responsive(self, seconds: float) -> bool:
+        """Whether a server answers in time."""
+        if not self.is_connected:
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self._client.flush()
+        except (nats.errors.Error, OSError, TimeoutError):
+            return False
+        return True
+
+    async def has_listener(self, subject: str, seconds: float) -> bool:
+        """False only if the server knows of nobody who listens; a silence says nothing."""
+        try:
+            await self._client.request(subject, timeout=seconds)
+        except nats.errors.NoRespondersError:
+            return False
+        except (nats.errors.Error, OSError, TimeoutError):
+            return True
+        return True
+
+    async def open(self, seconds: float = OPEN_SECONDS) -> None:
+        """Connect; raises `BrokerUnavailable` if no server answers."""
+        client = PatchedNatsClient()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._connect(client)
+            self._client, self.connected_at = client, time.monotonic()
+            for subscribed in list(self._subscriptions):
+                await subscribed.resubscribe()
+        except (OSError, nats.errors.Error, TimeoutError) as error:
+            await client.close()
+            raise BrokerUnavailable(f"no NATS server answers at {self.url}: {error!r}") from error
+
+    async def _connect(self, client: PatchedNatsClient) -> None:
+        servers = self.url.split(",")
+        await client.connect(
+            sample(servers, len(servers)),
+            name=self.name,
+            dont_randomize=True,  # then the server that was lost comes last when reconnecting
+            ping_interval=PING_SECONDS,
+            max_outstanding_pings=3,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.25,  # type: ignore[arg-type]  # slept as it is
+            connect_timeout=2,
+            allow_reconnect=True,
+            reconnected_cb=self._on_reconnected,
+            disconnected_cb=self._on_disconnected,
+            closed_cb=partial(self._on_closed, client),
+            error_cb=self._on_error,
+        )
+
+    async def close(self) -> None:
+        """Flush and close, soon even when the server does not answer; idempotent."""
+        self._is_closing = True
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                if self._client.is_connected:
+                    await self._client.flush()
+                await self._client.close()
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            log.warning("nats_not_flushed", reason=repr(error))
+            await self._client.abandon()
+
+    async def run(self) -> None:
+        """Rebuild the client whenever it has closed for good; never ends."""
+        while True:
+            await self._rebuild_needed.wait()
+            self._rebuild_needed.clear()
+            try:
+                await self._rebuild()
+            except BrokerUnavailable as error:
+                log.warning("nats_not_rebuilt", reason=str(error))
+                self._rebuild_needed.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> BrokerSubscription:
+        """Call `handler` for each message until unsubscribed, over reconnects and rebuilt clients.
+
+        The server knows of it when this returns. Raises `BrokerUnavailable`.
+        """
+        return await self._start_subscription(subject, BrokerSubscription(self, subject, handler))
+
+    async def subscribe_raw(self, subject: str, handler: RawHandler) -> BrokerSubscription:
+        """`subscribe` for what comes most: bytes as they come, with nothing in between."""
+        return await self._start_subscription(
+            subject, BrokerSubscription(self, subject, direct=handler)
+        )
+
+    async def _start_subscription(
+        self, subject: str, subscribed: BrokerSubscription
+    ) -> BrokerSubscription:
+        self._subscriptions.append(subscribed)
+        try:
+            await subscribed.resubscribe()
+            await self._client.flush(_FLUSH_SECONDS)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            await subscribed.unsubscribe()
+            raise BrokerUnavailable(f"not subscribed to {subject}: {error!r}") from error
+        except asyncio.CancelledError:
+            await subscribed.unsubscribe()
+            raise
+        return subscribed
+
+    def remove_subscription(self, subscribed: BrokerSubscription) -> None:
+        """Do not renew it again. Idempotent."""
+        if subscribed in self._subscriptions:
+            self._subscriptions.remove(subscribed)
+
+    async def _on_reconnected(self) -> None:
+        log.info("nats_reconnected", server=self.url)
+        self.connected_at = time.monotonic()
+        for callback in list(self.on_reconnect):
+            callback()
+
+    async def _on_disconnected(self) -> None:
+        if not self._is_closing:
+            log.warning("nats_disconnected", server=self.url)
+        for callback in list(self.on_disconnect):
+            callback()
+
+    async def _on_closed(self, client: PatchedNatsClient) -> None:
+        if client is self._client and not self._is_closing:
+            self._rebuild_needed.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        log.warning("nats_error", error=repr(error))
+
+    async def _rebuild(self) -> None:
+        """nats-py gave up, as after a protocol error: start anew with what was subscribed."""
+        await self.open()
+        await self._on_reconnected()

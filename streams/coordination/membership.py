@@ -1,0 +1,90 @@
+"""Who is there: each member of a group renews a mark in the bucket of the leases.
+
+The bucket's age limit removes the mark of a member that is silent for one lease, so the members and
+the leases of one that died go at the same time. When the broker was silent for so long, no mark is
+left of anybody: then who was there has one more lease to say so.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from streams import subjects
+from streams.broker.connection import Broker, StoredMessage, StoreRefused
+from streams.coordination import lease_bucket
+from streams.coordination.lease_bucket import (
+    DELETE_HEADERS,
+    RENEWALS_PER_LEASE,
+    STREAM,
+    LeaseBucket,
+)
+from streams.errors import BrokerUnavailable
+from streams.topology import Scale
+
+log = structlog.get_logger()
+
+
+class Membership:
+    """One group as one of its members sees it; `run` keeps it up to date.
+
+    `members` is empty until the broker has answered, and stays as it was while it does not; from
+    then on we are always among them.
+    """
+
+    def __init__(
+        self, broker: Broker, group: str, member: str, seconds: float, scale: Scale
+    ) -> None:
+        self._broker, self._seconds = broker, seconds
+        self._bucket = LeaseBucket(broker, seconds, scale)
+        self._group = lease_bucket.key_subject("members", subjects.escape(group))
+        self._member = member
+        self._last_read_at = self._presumes_until = float("-inf")
+        self.members: frozenset[str] = frozenset()
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Renew our mark and look for others' until cancelled."""
+        while True:
+            try:
+                await self._bucket.declare()
+                await self._renew()
+            except (BrokerUnavailable, StoreRefused) as error:
+                self._bucket.mark_undeclared()
+                log.warning("membership_unknown", group=self._group, reason=str(error))
+            await asyncio.sleep(self._seconds / RENEWALS_PER_LEASE)
+
+    async def leave(self) -> None:
+        """Be gone at once; silence does the same, later."""
+        try:
+            await self._write_mark(DELETE_HEADERS)
+        except (BrokerUnavailable, StoreRefused) as error:
+            log.warning("membership_not_left", group=self._group, reason=str(error))
+
+    async def _renew(self) -> None:
+        await self._write_mark({})
+        found = await self._broker.read_subject(STREAM, f"{self._group}.*")
+        left = {_name(mark) for mark in found if DELETE_HEADERS.items() <= mark.headers.items()}
+        present = {_name(mark) for mark in found} - left
+        members = frozenset(present | {self._member} | (self._presumed_members() - left))
+        if members != self.members:
+            self.members = members
+            log.info("members_changed", group=self._group, members=sorted(members))
+            self.on_change()
+
+    def _presumed_members(self) -> frozenset[str]:
+        """Who was there before the broker fell silent, and has not had the time to come back."""
+        now = time.monotonic()
+        if now - self._last_read_at > self._seconds:
+            self._presumes_until = now + self._seconds
+        self._last_read_at = now
+        return self.members if now < self._presumes_until else frozenset()
+
+    async def _write_mark(self, headers: dict[str, str]) -> None:
+        subject = f"{self._group}.{subjects.escape(self._member)}"
+        await self._broker.store(subject, b"", headers, repeats=True)
+
+
+def _name(mark: StoredMessage) -> str:
+    return subjects.unescape(mark.subject.rpartition(".")[2])

@@ -1,0 +1,99 @@
+"""What a writer knows to be stored of its log, to be told without a search in the broker. Pure.
+
+To read one log of many that grow side by side, the broker goes through all of their records: 150 ms
+for one of 800, in which it stores nothing. Whoever writes a log has it at hand.
+"""
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streams import messages
+
+MAX_PAGE_RECORDS = 200  # of one page
+
+
+@dataclass(frozen=True)
+class RecordsQuery:
+    """A reader's: the records from sequence `seq` on, of about so many bytes at most.
+
+    Who begins to read (`seq` 1) has all tokens up to index `after` (-1: none), and needs none of
+    the records that hold only these.
+    """
+
+    tenant: str
+    request_id: str
+    seq: int
+    after: int
+    most_bytes: int
+
+
+class RecordPage(NamedTuple):
+    """Records with their sequences, in order, and how many are behind them."""
+
+    records: list[tuple[int, bytes]]
+    remaining: int
+
+
+class TokenLogCache:
+    """The records of one log, in order."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self._seqs = array("Q")
+        self._claim = 0  # place of the last claim
+
+    def add(self, seq: int, record: bytes, is_claim: bool = False) -> None:
+        if is_claim:
+            self._claim = len(self.records)
+        self.records.append(record)
+        self._seqs.append(seq)
+
+    def drop_before_claim(self) -> None:
+        """What came before the last claim is not gone on from."""
+        del self.records[: self._claim]
+        del self._seqs[: self._claim]
+        self._claim = 0
+
+    def read_page(self, question: RecordsQuery) -> RecordPage:
+        """The last claim comes first where records before it are left out."""
+        begins = question.seq <= 1
+        start = (
+            self._find_start(question.after + 1)
+            if begins
+            else bisect_left(self._seqs, question.seq)
+        )
+        places = [self._claim] if begins and self._claim < start else []
+        size = 0
+        for place in range(start, min(start + MAX_PAGE_RECORDS, len(self.records))):
+            size += len(self.records[place])
+            if size > question.most_bytes and len(places) > 1:
+                break
+            places.append(place)
+        end = places[-1] + 1 if places else start
+        return RecordPage(
+            [(self._seqs[p], self.records[p]) for p in places], len(self.records) - end
+        )
+
+    def _find_start(self, token: int) -> int:
+        """The last record with which a reader that lacks this token can begin.
+
+        It is a chunk, or the first record: vectors are needed from the first one on.
+        """
+        if token <= 0:
+            return 0
+        behind = bisect_right(range(len(self.records)), token, key=self._first_token_from)
+        begin = max(0, behind - 1)
+        return begin if self.records and "characters" in self._unpack_record(begin) else 0
+
+    def _first_token_from(self, place: int) -> int:
+        """Of the first token of the records from there on."""
+        for later in range(place, len(self.records)):
+            if (index := self._unpack_record(later).get("index")) is not None:
+                return int(index)
+        return sys.maxsize
+
+    def _unpack_record(self, place: int) -> dict[str, Any]:
+        return messages.unpack(self.records[place])  # type: ignore[no-any-return]

@@ -1,0 +1,174 @@
+"""Producers that publish to NATS themselves: one request each, an end on their route, always."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgpack
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+import dispatcher.service
+import gpu_worker.service
+from streams import topology
+from streams.broker.connection import connect
+from tests.support.eventually import eventually
+from tests.support.gateways import cell, gateways, register, tenants
+from tests.support.services import dispatcher_settings, running, worker_settings
+
+JSON = "application/json"
+LANE = "infer.submit.acme.mock.batch"
+
+
+class Producer:
+    """Publishes on one route and collects what comes back, by request."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._js = client, client.jetstream()
+        self.replies: dict[str, list[dict[str, Any]]] = {}
+
+    async def open(self) -> None:
+        await self._client.subscribe("infer.reply.acme.bar.>", cb=self._on_reply)
+        await self._client.flush()
+
+    async def _on_reply(self, msg: Msg) -> None:
+        request_id = msg.subject.rpartition(".")[2]
+        self.replies.setdefault(request_id, []).append(msgpack.unpackb(msg.data))
+
+    async def submit(self, body: Any, key: str = "", lane: str = LANE, **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        wanted = {"Route": "bar", "Content-Type": JSON, **named}
+        await self._js.publish(lane, data, headers=wanted | ({"Nats-Msg-Id": key} if key else {}))
+
+    def ended(self) -> list[dict[str, Any]]:
+        """The terminals that have come."""
+        lasts = [records[-1] for records in self.replies.values()]
+        return [last for last in lasts if last["type"] in ("done", "error")]
+
+
+@asynccontextmanager
+async def producer(nats_url: str) -> AsyncIterator[Producer]:
+    client = await nats.connect(nats_url)
+    try:
+        made = Producer(client)
+        await made.open()
+        await eventually(lambda: ingress_is_there(client))
+        yield made
+    finally:
+        await client.close()
+
+
+async def ingress_is_there(client: Client) -> bool:
+    names = [info.config.name for info in await client.jetstream().streams_info()]
+    return topology.ingress_stream_name("acme") in names
+
+
+async def test_a_submission_is_answered_on_its_route(nats_url: str) -> None:
+    """In JSON and in msgpack, a prompt and an embedding; `accepted` names the producer's key."""
+    async with cell(nats_url) as _, producer(nats_url) as p:
+        await p.submit({"prompt": "hi", "max_tokens": 5}, "a")
+        packed = msgpack.packb({"prompt": "hi", "max_tokens": 5})
+        await p.submit(packed, "b", Content_Type="application/msgpack")
+        await p.submit({"input": ["x", "y"]}, "c", "infer.submit.acme.vectors.standard")
+        await eventually(lambda: len(p.ended()) == 3)
+        by_key = {records[0]["id"]: records for records in p.replies.values()}
+        for key in "ab":
+            kinds = [record["type"] for record in by_key[key]]
+            assert kinds[:2] == ["accepted", "started"]
+            assert by_key[key][-1]["usage"]["completion_tokens"] == 5
+        vectors = [v for record in by_key["c"] for v in record.get("vectors", ())]
+        assert [len(vector) for vector in vectors] == [8 * 4] * 2
+
+
+BAD: dict[str, tuple[Any, dict[str, str], str]] = {
+    "no JSON": (b"{", {}, "invalid_request"),
+    "a list": ([], {}, "invalid_request"),
+    "unknown field": ({"prompt": "x", "colour": 1}, {}, "unknown_field"),
+    "another model": ({"prompt": "x", "model": "other"}, {}, "invalid_request"),
+    "another tongue": ({"prompt": "x"}, {"Content_Type": "text/plain"}, "invalid_request"),
+    "not msgpack": ({"prompt": "x"}, {"Content_Type": "application/msgpack"}, "invalid_request"),
+    "unknown model": ({"prompt": "x"}, {"lane": "infer.submit.acme.no.batch"}, "model_not_found"),
+    "unknown priority": (
+        {"prompt": "x"},
+        {"lane": "infer.submit.acme.mock.now"},
+        "invalid_request",
+    ),
+    "broken escape": ({"prompt": "x"}, {"lane": "infer.submit.acme._ff.batch"}, "invalid_request"),
+    "long prompt": ({"prompt": "x" * 9000}, {}, "context_length_exceeded"),
+    "late deadline": ({"prompt": "x", "deadline_ms": 10**7}, {}, "invalid_request"),
+}
+
+
+async def test_what_cannot_be_accepted_ends_with_an_error(nats_url: str) -> None:
+    """On its route, with the producer's key; it leaves the stream, and the next one is served."""
+    async with cell(nats_url) as _, producer(nats_url) as p:
+        for what, (body, options, _) in BAD.items():
+            await p.submit(body, what, **options)
+        await eventually(lambda: len(p.ended()) == len(BAD))
+        codes = {record["id"]: record["code"] for record in p.ended()}
+        assert codes == {what: code for what, (_, _, code) in BAD.items()}
+        await p.submit({"prompt": "x", "max_tokens": 2}, "good")
+        await eventually(lambda: p.ended()[-1]["type"] == "done")
+        await eventually(lambda: is_empty(nats_url))
+
+
+async def is_empty(nats_url: str) -> bool:
+    async with connect(nats_url, "test") as broker:
+        info = await broker.js.stream_info(topology.ingress_stream_name("acme"))
+    return info.state.messages == 0
+
+
+@pytest.mark.parametrize("route", ["a.b", "*", ">", "UPPER", "", "x" * 64])
+async def test_a_bad_route_harms_nothing(nats_url: str, route: str) -> None:
+    """There is nowhere to answer: it is logged, taken out, and the next one is served."""
+    async with cell(nats_url) as _, producer(nats_url) as p:
+        await p.submit({"prompt": "x"}, "bad", Route=route)
+        await p.submit({"prompt": "x", "max_tokens": 2}, "good")
+        await eventually(p.ended)
+        await eventually(lambda: is_empty(nats_url))
+        assert [records[0]["id"] for records in p.replies.values()] == ["good"]
+
+
+async def test_the_same_key_is_one_request(nats_url: str) -> None:
+    """Within the broker's memory of keys, and when a submission is delivered twice."""
+    async with cell(nats_url) as _, producer(nats_url) as p:
+        for _ in range(3):
+            await p.submit({"prompt": "x", "max_tokens": 3}, "k")
+        await p.submit({"prompt": "x", "max_tokens": 3}, "l")
+        await eventually(lambda: len(p.ended()) == 2)
+        assert sorted(records[0]["id"] for records in p.replies.values()) == ["k", "l"]
+
+
+async def test_keys_of_producers_and_of_headers_do_not_meet(nats_url: str) -> None:
+    """A service that counts its messages and one that counts its calls may both begin at 1."""
+    async with cell(nats_url) as (gateway,), producer(nats_url) as p:
+        answer = await gateway.complete("one", headers={"Idempotency-Key": "1"})
+        assert answer.status == 200
+        await p.submit({"prompt": "another", "max_tokens": 2}, "1")
+        await eventually(p.ended)
+        assert p.ended()[0]["type"] == "done"
+
+
+async def test_a_full_lane_holds_submissions_back(nats_url: str) -> None:
+    """They wait where waiting is durable, and are accepted when there is room again."""
+    await register(nats_url)
+    async with gateways(nats_url, tenants=tenants(max_queued=2)), producer(nats_url) as p:
+        for i in range(6):
+            await p.submit({"prompt": "x", "max_tokens": 2}, str(i))
+        await eventually(lambda: waiting(nats_url, 4))
+        async with (
+            running(dispatcher.service, dispatcher_settings(nats_url)),
+            running(gpu_worker.service, worker_settings(nats_url)),
+        ):
+            await eventually(lambda: len(p.ended()) == 6, seconds=20)
+        assert {record["type"] for record in p.ended()} == {"done"}
+
+
+async def waiting(nats_url: str, count: int) -> bool:
+    async with connect(nats_url, "test") as broker:
+        info = await broker.js.stream_info(topology.ingress_stream_name("acme"))
+    return info.state.messages == count

@@ -1,0 +1,254 @@
+"""`millstream models`: what an operator adds is what the services see."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from millstream.models.commands import add, list_models, open_registry, remove, show
+from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
+from registry.artifacts import ArtifactRefused
+from registry.store import VersionExists
+from streams.errors import ModelNotFound
+from streams.subjects import Priority
+from tests.support.safetensors_files import write_adapter, write_safetensors
+
+STOP = asyncio.Event()
+CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
+
+
+async def run_add(url: str, path: Path, **options: str) -> None:
+    await add(AddSettings.model_validate({"nats": url, "path": path, **options}), STOP)
+
+
+async def run_list(url: str, as_json: bool = False) -> None:
+    await list_models(ListSettings.model_validate({"nats": url, "json": as_json}), STOP)
+
+
+async def run_show(url: str, name: str, as_json: bool = False) -> None:
+    await show(ShowSettings.model_validate({"nats": url, "name": name, "json": as_json}), STOP)
+
+
+async def run_remove(url: str, name: str) -> None:
+    await remove(RemoveSettings.model_validate({"nats": url, "name": name}), STOP)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    directory = tmp_path / "llama"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    write_safetensors(directory / "model.safetensors", {"weight": (2, 2)})
+    return directory
+
+
+async def test_an_added_model_is_listed_and_shown(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The three commands, with an alias and a name that looks like markup."""
+    await run_add(nats_url, files, name="[b]x", alias="chat")
+    await run_list(nats_url)
+    await run_show(nats_url, "chat")
+    out = capsys.readouterr().out
+    assert out.count("[b]x") == 3
+    assert "config.json" in out
+    assert "chat" in out
+
+
+async def test_json_is_for_programs(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--json` prints nothing else and carries everything."""
+    await run_add(nats_url, files, name="m", version="v1", alias="chat")
+    capsys.readouterr()
+    await run_list(nats_url, as_json=True)
+    (listed,) = json.loads(capsys.readouterr().out)
+    await run_show(nats_url, "m", as_json=True)
+    assert json.loads(capsys.readouterr().out) == listed
+    assert listed["aliases"] == ["chat"]
+    assert listed["versions"]["v1"]["files"].keys() == {"config.json", "model.safetensors"}
+
+
+async def test_a_pickle_registers_nothing(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The refusal names the file, and no half of the model is left behind."""
+    (files / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ArtifactRefused, match=r"pytorch_model.bin"):
+        await run_add(nats_url, files, name="m")
+    await run_list(nats_url, as_json=True)
+    assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_a_directory_without_weights_is_refused(nats_url: str, files: Path) -> None:
+    """No worker could ever load it."""
+    (files / "model.safetensors").unlink()
+    with pytest.raises(ArtifactRefused, match=r"has no \.safetensors"):
+        await run_add(nats_url, files, name="m")
+
+
+async def test_an_added_adapter_is_listed_and_shown(
+    nats_url: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its model, of which it is a part; as JSON too."""
+    await run_add(nats_url, files, name="m", alias="chat")
+    await run_add(nats_url, write_adapter(tmp_path / "lora"), name="mine", adapter_of="chat")
+    assert "m:mine: LoRA, rank 2 on q_proj" in capsys.readouterr().out
+    await run_list(nats_url)
+    await run_show(nats_url, "chat:mine")
+    out = capsys.readouterr().out
+    assert out.count("m:mine") == 1
+    assert "adapter_model.safetensors" in out
+    await run_list(nats_url, as_json=True)
+    (listed,) = json.loads(capsys.readouterr().out)
+    await run_show(nats_url, "m:mine", as_json=True)
+    assert [json.loads(capsys.readouterr().out)] == listed["adapters"]
+
+
+async def test_an_adapter_that_cannot_be_served_registers_nothing(
+    nats_url: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The operator reads why; no client gets a name that only fails."""
+    await run_add(nats_url, files, name="m")
+    with pytest.raises(ArtifactRefused, match="use_dora"):
+        await run_add(
+            nats_url, write_adapter(tmp_path / "a", use_dora=True), name="a", adapter_of="m"
+        )
+    with pytest.raises(ModelNotFound, match="'nope'"):
+        await run_add(nats_url, write_adapter(tmp_path / "b"), name="b", adapter_of="nope")
+    capsys.readouterr()
+    await run_list(nats_url, as_json=True)
+    assert json.loads(capsys.readouterr().out)[0]["adapters"] == []
+
+
+@pytest.mark.parametrize("wrong", [{"name": "A.b"}, {"version": "1"}, {"alias": "x"}])
+def test_what_an_adapter_cannot_have_is_refused(files: Path, wrong: dict[str, str]) -> None:
+    """Before anything is read or written."""
+    with pytest.raises(ValueError):
+        AddSettings.model_validate({"path": files, "name": "a", "adapter_of": "m", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"context_length": 9}, "only for --remote: --context-length"),
+        ({"concurrency": 16, "task": "embed"}, "only for --remote: --task, --concurrency"),
+        ({"adapter_of": "m", "max_output_tokens": 9}, "not for an adapter: --max-output-tokens"),
+    ],
+)
+def test_an_option_that_would_mean_nothing_is_refused(
+    files: Path, given: dict[str, object], why: str
+) -> None:
+    """Nobody gives one to have it passed over."""
+    with pytest.raises(ValueError, match=why):
+        AddSettings.model_validate({"path": files, "name": "m", **given})
+
+
+async def test_showing_an_unknown_model_is_an_error(nats_url: str) -> None:
+    """Scripts rely on the exit status."""
+    with pytest.raises(ModelNotFound, match="'nope'"):
+        await run_show(nats_url, "nope")
+
+
+async def test_what_is_removed_is_gone_with_what_belongs_to_it(
+    nats_url: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter or an alias alone, or all of a model; the files stay."""
+    await run_add(nats_url, files, name="m", alias="chat")
+    for name in ("x", "y"):
+        await run_add(nats_url, write_adapter(tmp_path / name), name=name, adapter_of="m")
+    await run_remove(nats_url, "m:x")
+    async with open_registry(nats_url) as registry:
+        assert (list(registry.adapters), list(registry.aliases)) == (["m:y"], ["chat"])
+    await run_remove(nats_url, "m")
+    async with open_registry(nats_url) as registry:
+        assert not {*registry.models, *registry.aliases, *registry.adapters}
+    assert "m: removed" in capsys.readouterr().out
+    assert (files / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["nope", "m@1", "m:nope"])
+async def test_removing_what_is_not_there_is_an_error(
+    nats_url: str, files: Path, name: str
+) -> None:
+    """A slip must not look like a success; a version alone cannot be taken from its model."""
+    await run_add(nats_url, files, name="m", version="1")
+    with pytest.raises(ModelNotFound, match=name):
+        await run_remove(nats_url, name)
+
+
+async def test_a_remote_model_is_added_without_files(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A URL instead of a path; the key's name and never the key."""
+    options = {"context_length": "512", "api_key_variable": "CORN_KEY", "concurrency": "3"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", name="far", **options)
+    capsys.readouterr()
+    await run_list(nats_url, as_json=True)
+    (listed,) = json.loads(capsys.readouterr().out)
+    (version,) = listed["versions"].values()
+    assert (listed["engine"], listed["has_tokenizer"], listed["context_length"]) == (
+        "remote",
+        False,
+        512,
+    )
+    assert version["options"] == {
+        "url": "http://corn:8000/v1",
+        "model": "far",
+        "api": "openai",
+        "concurrency": 3,
+        "api_key_variable": "CORN_KEY",
+        "first_seconds": 60,
+        "chunk_seconds": 30,
+        "context_length": 512,
+    }
+
+
+async def test_a_new_version_costs_what_the_model_did(nats_url: str) -> None:
+    """Unless it says otherwise: a cap on spending would be void from one command to the next."""
+    far = {"name": "far", "context_length": "512"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", prompt_price="2", **far)
+    await run_add_remote(nats_url, "http://other:8000/v1", completion_price="3", **far)
+    async with open_registry(nats_url) as registry:
+        model = registry.models["far"]
+        assert (len(model.versions), model.prompt_price, model.completion_price) == (2, 2, 3)
+
+
+async def test_limits_are_given_and_stay(nats_url: str, files: Path) -> None:
+    """A new version is bounded as the one before, unless it says otherwise."""
+    await run_add(nats_url, files, name="m", version="1", max_output_tokens="40")
+    await run_add(nats_url, files, name="m", version="2", default_max_tokens="20")
+    async with open_registry(nats_url) as registry:
+        model = registry.models["m"]
+        assert (model.max_output_tokens, model.default_max_tokens) == (40, 20)
+        assert len(model.versions) == 2
+
+
+async def test_goals_are_given_by_priority_and_stay(nats_url: str) -> None:
+    """A new version is to be as fast as the one before, unless it says otherwise."""
+    far = {"name": "far", "context_length": "512"}
+    first = {"interactive_goal_ms": "300", "batch_goal_ms": "60000"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", **first, **far)
+    await run_add_remote(nats_url, "http://other:8000/v1", interactive_goal_ms="250", **far)
+    async with open_registry(nats_url) as registry:
+        goals = registry.models["far"].goals
+        assert {of: goal.time_to_first_token_ms for of, goal in goals.items()} == {
+            Priority.INTERACTIVE: 250,
+            Priority.BATCH: 60_000,
+        }
+
+
+async def test_what_a_server_may_do_at_once_can_change_and_where_it_is_cannot(
+    nats_url: str,
+) -> None:
+    """A version means one server and model: another one is another version."""
+    far = {"name": "far", "version": "1", "context_length": "512"}
+    await run_add_remote(nats_url, "http://corn:8000/v1", **far)
+    await run_add_remote(nats_url, "http://corn:8000/v1", concurrency="5", **far)
+    with pytest.raises(VersionExists):
+        await run_add_remote(nats_url, "http://other:8000/v1", **far)
+
+
+async def run_add_remote(url: str, remote: str, **options: str) -> None:
+    await add(AddSettings.model_validate({"nats": url, "remote": remote, **options}), STOP)

@@ -1,0 +1,87 @@
+"""A cell whose engine says what it is told to: for texts that no mock would come up with."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import dispatcher.service
+import gpu_worker.service
+from gpu_worker.engines import factory
+from gpu_worker.engines.engine import EngineError, FreeCapacity, Output, Sequence
+from registry.models import mock_model
+from registry.store import Registry
+from streams.broker.connection import connect
+from tests.support.eventually import eventually
+from tests.support.gateways import RunningGateway, gateways
+from tests.support.services import dispatcher_settings, running, worker_settings
+
+CHARACTERS_PER_STEP = 3  # a step says so many: whatever matters is cut somewhere
+FAILING_SEED = 7  # a sequence with this seed fails at the end of its text
+
+
+class FixedTextEngine:
+    """Says the same text whatever it is asked."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._said: dict[str, tuple[Sequence, int]] = {}
+        self._ready: list[Output] = []
+
+    @classmethod
+    def load(cls, directory: Path | None, *, text: str) -> "FixedTextEngine":
+        return cls(text)
+
+    def add(self, sequence: Sequence) -> None:
+        self._said[sequence.request_id] = (sequence, 0)
+
+    def cancel(self, request_id: str) -> None:
+        if self._said.pop(request_id, None):
+            self._ready.append(Output(request_id, finish="cancelled"))
+
+    def step(self) -> list[Output]:
+        outputs, self._ready = self._ready, []
+        return outputs + [self._speak(*each) for each in list(self._said.values())]
+
+    def _speak(self, sequence: Sequence, said: int) -> Output:
+        name, end = sequence.request_id, said + CHARACTERS_PER_STEP
+        if end < len(self._text):
+            self._said[name] = (sequence, end)
+            return Output(name, [0], self._text[said:end])
+        del self._said[name]
+        if sequence.sampling.seed == FAILING_SEED:
+            return Output(name, error=EngineError("engine_failed", "as it was told"))
+        return Output(name, [0], self._text[said:], finish="stop")
+
+    def free_capacity(self) -> FreeCapacity:
+        return FreeCapacity(8, 100_000)
+
+    @property
+    def idle(self) -> bool:
+        return not self._said and not self._ready
+
+    def close(self) -> None:
+        self._said.clear()
+
+
+@asynccontextmanager
+async def fixed_text_gateway(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, text: str, template: str | None = None
+) -> AsyncIterator[RunningGateway]:
+    """A gateway with everything behind it; its one model `mock` says `text`."""
+    here = (FixedTextEngine.__module__, FixedTextEngine.load.__qualname__)
+    monkeypatch.setitem(factory.ENGINES, "mock", here)
+    model = mock_model().model_copy(update={"chat_template": template})
+    version = model.default.model_copy(update={"options": {"text": text}})
+    async with connect(nats_url, "test") as broker:
+        registry = await Registry.open(broker)
+        await registry.add_model(model.model_copy(update={"versions": {version.id: version}}))
+        await registry.close()
+    async with (
+        gateways(nats_url) as (gateway,),
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+        running(gpu_worker.service, worker_settings(nats_url)),
+    ):
+        await eventually(gateway.is_ready)
+        yield gateway

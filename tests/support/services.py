@@ -1,0 +1,230 @@
+"""Dispatcher and worker of a test, in this process, over a real broker."""
+
+import asyncio
+import json
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from dispatcher.settings import DispatcherSettings
+from gpu_worker.settings import WorkerSettings
+from registry.models import Model, Version, mock_model
+from registry.store import Registry
+from registry.tenants import Tenants
+from streams import messages, prefix_hashes, subjects, topology
+from streams.broker import declaration
+from streams.broker.connection import Broker, connect
+from streams.broker.retry import retry_forever
+from streams.headers import MESSAGE_ID, Envelope
+from streams.messages import LedgerRecord, Request, Sampling
+from streams.records import lanes, token_log
+from streams.subjects import Lane, LogAddress, PoolKey, Priority
+from streams.topology import Scale
+
+ROUTE = "test"
+MAX_QUEUED = 100_000
+
+
+@asynccontextmanager
+async def running(service: Any, settings: Any) -> AsyncIterator[asyncio.Event]:
+    """A service's `run` as a task; stopped in order at the end."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(service.run(settings, stop))
+    try:
+        yield stop
+        stop.set()
+        async with asyncio.timeout(15):
+            await task
+    finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=15)
+
+
+class BrokerClient:
+    """Queues requests as a gateway does, and collects the replies of its route."""
+
+    def __init__(self, broker: Broker, registry: Registry) -> None:
+        self.broker, self.registry = broker, registry
+        self.records: dict[str, list[dict[str, Any]]] = {}
+        self.tenants: dict[str, str] = {}
+        self._redeclaring: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        await self.broker.subscribe(subjects.replies_to(ROUTE), self._on_reply)
+        self.broker.on_reconnect.append(self._redeclare)
+
+    async def _on_reply(self, msg: Msg) -> None:
+        request_id = subjects.parse_log(msg.subject).request_id
+        self.records.setdefault(request_id, []).append(messages.unpack(msg.data))
+
+    def _redeclare(self) -> None:
+        """A broker that restarts has lost its streams in memory."""
+
+        async def declare() -> None:
+            await declaration.declare(self.broker, Scale(), MAX_QUEUED)
+
+        self._redeclaring.add(asyncio.create_task(retry_forever(declare)))
+
+    def envelope(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        tenant: str = "acme",
+        version: str = "",
+        deadline_seconds: float = 60,
+    ) -> Envelope:
+        now = self.broker.clock.now_ms()
+        return Envelope(
+            request_id=secrets.token_hex(16),
+            tenant=tenant,
+            route=ROUTE,
+            cost=prompt_tokens + max_tokens,
+            prompt_tokens=prompt_tokens,
+            deadline=now + int(deadline_seconds * 1000),
+            accepted=now,
+            version=version,
+        )
+
+    async def send(
+        self,
+        prompt: str = "hello",
+        *,
+        tenant: str = "acme",
+        model: str = "mock",
+        version: str = "",
+        priority: Priority = Priority.STANDARD,
+        deadline_seconds: float = 60,
+        **sampling: Any,
+    ) -> str:
+        tokens = list(prompt.encode())
+        chosen = Sampling(**{"max_tokens": 8, "temperature": 0.0, **sampling})
+        envelope = self.envelope(
+            len(tokens),
+            chosen.max_tokens,
+            tenant=tenant,
+            version=version,
+            deadline_seconds=deadline_seconds,
+        )
+        packed = messages.pack_tokens(tokens)
+        found = prefix_hashes.to_header(
+            prefix_hashes.hash_prompt(packed, prefix_hashes.make_salt(tenant))
+        )
+        envelope = replace(envelope, prefix_hashes=found)
+        payload = Request("generate", packed, sampling=chosen).pack()
+        return await self.enqueue(envelope, payload, Lane(tenant, model, priority))
+
+    async def embed(self, inputs: list[str], dimensions: int) -> str:
+        tokens = [list(each.encode()) for each in inputs]
+        envelope = self.envelope(sum(map(len, tokens)), 0)
+        packed = [messages.pack_tokens(each) for each in tokens]
+        payload = Request("embed", inputs=packed, dimensions=dimensions).pack()
+        return await self.enqueue(envelope, payload, Lane("acme", "mock", Priority.STANDARD))
+
+    async def enqueue(self, envelope: Envelope, payload: bytes, lane: Lane) -> str:
+        self.tenants[envelope.request_id] = envelope.tenant
+        headers = envelope.to_headers() | {MESSAGE_ID: envelope.request_id}
+        await lanes.enqueue(self.broker, lane, payload, headers, 2)
+        return envelope.request_id
+
+    async def publish_work(self, envelope: Envelope, payload: bytes) -> str:
+        """Put a request into WORK, as a dispatcher would."""
+        headers = envelope.to_headers() | {MESSAGE_ID: envelope.request_id}
+        subject = subjects.work(PoolKey("mock", "1", Priority.STANDARD))
+        await self.broker.store(subject, payload, headers)
+        return envelope.request_id
+
+    async def cancel(self, request_id: str) -> None:
+        tenant = self.tenants[request_id]
+        await self.broker.publish(subjects.cancel(tenant, request_id))
+
+    def terminal(self, request_id: str) -> dict[str, Any] | None:
+        last = self.records.get(request_id, [{"type": ""}])[-1]
+        return last if last["type"] in messages.TERMINAL_TYPES else None
+
+    def text(self, request_id: str) -> str:
+        chunks = (r for r in self.records[request_id] if r["type"] == "chunk")
+        return "".join(chunk["text"] for chunk in chunks)
+
+    def tokens(self, request_id: str) -> list[int]:
+        chunks = (r for r in self.records[request_id] if r["type"] == "chunk")
+        return [token for chunk in chunks for token in chunk["tokens"]]
+
+    def record_counts(self, request_id: str) -> Counter[str]:
+        """How many records of each type were seen."""
+        return Counter(record["type"] for record in self.records.get(request_id, []))
+
+    def attempts(self, request_id: str) -> list[int]:
+        records = self.records.get(request_id, [])
+        return [record["attempt"] for record in records if record["type"] == "started"]
+
+    async def ledger_counts(self) -> Counter[str]:
+        """How many ledger records each request has."""
+        stored = await self.broker.read_subject(topology.LEDGER, "infer.ledger.>")
+        records = [messages.from_wire(LedgerRecord, messages.unpack(m.data)) for m in stored]
+        return Counter(record.request_id for record in records)
+
+    async def read_log(self, request_id: str) -> token_log.LogContents:
+        """The token log as it is stored."""
+        stream = topology.token_stream_of(request_id, 1)
+        address = LogAddress(self.tenants.get(request_id, "acme"), ROUTE, request_id)
+        stored = await self.broker.read_subject(stream, subjects.log(address, 1))
+        return token_log.decode_contents(stored)
+
+    async def message_count(self, stream: str) -> int:
+        """Messages in a stream."""
+        info = await self.broker.js.stream_info(stream)
+        return int(info.state.messages)
+
+    async def is_idle(self) -> bool:
+        """True when nothing is queued and nothing is in flight any more."""
+        try:
+            return not await self.message_count(topology.REQUESTS) and not await self.message_count(
+                topology.WORK
+            )
+        except TimeoutError:
+            return False
+
+    async def report(self, model: str = "mock") -> dict[str, Any] | None:
+        """What the leader of a model says; None while there is none."""
+        answer = await self.broker.request(subjects.report(model), seconds=0.3)
+        return json.loads(answer) if answer else None
+
+
+def broker_client(nats_url: str, **mock: Any) -> AbstractAsyncContextManager[BrokerClient]:
+    """A declared topology with a mock model, and a client of it."""
+    return broker_client_of(nats_url, mock_model(**mock))
+
+
+@asynccontextmanager
+async def broker_client_of(nats_url: str, model: Model) -> AsyncIterator[BrokerClient]:
+    """A declared topology with one model, and a client of it."""
+    async with connect(nats_url, "test") as broker:
+        await declaration.declare(broker, Scale(), MAX_QUEUED)
+        registry, tenants = await Registry.open(broker), await Tenants.open(broker)
+        await registry.add_model(model)
+        client = BrokerClient(broker, registry)
+        await client.open()
+        yield client
+        await registry.close()
+        await tenants.close()
+
+
+def model_with_versions(*ids: str, **mock: Any) -> Model:
+    """A mock model with several versions, the first of which is the default."""
+    made = {name: Version(id=name, options=mock) for name in ids}
+    update = {"versions": made, "default_version": ids[0]}
+    return mock_model().model_copy(update=update)
+
+
+def dispatcher_settings(nats_url: str, **settings: Any) -> DispatcherSettings:
+    return DispatcherSettings(nats=nats_url, **settings)
+
+
+def worker_settings(nats_url: str, **settings: Any) -> WorkerSettings:
+    return WorkerSettings(nats=nats_url, **{"model": ("mock",), **settings})

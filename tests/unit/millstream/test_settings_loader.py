@@ -1,0 +1,219 @@
+"""Where settings come from, which source wins, and what a slip of the finger says."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.settings import GatewaySettings
+from gpu_worker.settings import WorkerSettings
+from millstream.bench.settings import BenchSettings
+from millstream.models.settings import AddSettings
+from millstream.settings import LagSettings, UpSettings, WhySettings
+from millstream.settings_loader import UsageError, load_settings
+from millstream.up import state_file
+
+
+@pytest.fixture(autouse=True)
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file and no running `millstream up` but the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def write(text: str) -> Path:
+    path = Path("millstream.toml")
+    path.write_text(text)
+    return path
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file() -> None:
+    """The nearer to the person, the stronger."""
+    write("port = 1\nhost = 'file'\ngrace_seconds = 3")
+    environment = {"MILLSTREAM_PORT": "2", "MILLSTREAM_HOST": "variable"}
+    settings = load_settings(GatewaySettings, {"port": "3"}, environment)
+    assert isinstance(settings, GatewaySettings)
+    assert (settings.port, settings.host, settings.grace_seconds) == (3, "variable", 3)
+
+
+def test_the_file_in_the_working_directory_needs_no_naming() -> None:
+    """`millstream up` beside a millstream.toml means that file."""
+    write("port = 9")
+    assert load_settings(UpSettings, {}, {}).model_dump()["port"] == 9
+
+
+def test_a_named_file_replaces_the_one_in_the_working_directory(tmp_path: Path) -> None:
+    """Two files are never mixed."""
+    write("port = 9\nworkers = 4")
+    other = tmp_path / "other.toml"
+    other.write_text("port = 10")
+    for flags, environment in (
+        ({"config": str(other)}, {}),
+        ({}, {"MILLSTREAM_CONFIG": str(other)}),
+    ):
+        settings = load_settings(UpSettings, flags, environment)
+        assert isinstance(settings, UpSettings)
+        assert (settings.port, settings.workers, settings.config) == (10, 1, other)
+
+
+def test_one_file_serves_all_commands() -> None:
+    """A key that another command knows is passed over."""
+    write("lease_seconds = 3\nmax_sequences = 8\n[tenants.acme]\nkeys = ['sk-acme']")
+    settings = load_settings(WorkerSettings, {"model": ["m"]}, {"MILLSTREAM_WATCH": "true"})
+    assert isinstance(settings, WorkerSettings)
+    assert settings.max_sequences == 8
+
+
+def test_tenants_come_from_tables_of_the_file() -> None:
+    """The shape that the documentation promises."""
+    write("[tenants.acme]\nkeys = ['sk-acme']\nweight = 2\nmax_queued = 200")
+    settings = load_settings(GatewaySettings, {}, {})
+    assert isinstance(settings, GatewaySettings)
+    acme = settings.tenants["acme"]
+    assert (acme.weight, acme.max_queued) == (2, 200)
+    assert [key.key.get_secret_value() for key in acme.keys] == ["sk-acme"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot = 1", "millstream.toml: prot: unknown key; did you mean port?"),
+        ("[tenant.acme]\nkeys = []", "millstream.toml: tenant: unknown key; did you mean tenants?"),
+        (
+            "[tenants.acme]\nkeys = [{key = 'sk-a', tokens_per_dya = 2}]",
+            "millstream.toml: tenants.acme.keys.0.tokens_per_dya: unknown key",
+        ),
+        (
+            "[tenants.acme]\nwieght = 2",
+            "millstream.toml: tenants.acme.wieght: unknown key; did you mean weight?",
+        ),
+        ("port = 'x'", "millstream.toml: port: Input should be a valid integer"),
+        ("port = ", "cannot read millstream.toml"),
+        ("config = 'x.toml'", "millstream.toml: config: unknown key"),
+        ("[tenants.'>']", "millstream.toml: tenants.>"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_place(text: str, message: str) -> None:
+    """An operator should have to read one line to repair it."""
+    write(text)
+    with pytest.raises(UsageError) as error:
+        load_settings(GatewaySettings, {}, {})
+    assert str(error.value).startswith(message)
+
+
+def test_an_unknown_variable_stops_the_start_with_the_nearest_name() -> None:
+    """MILLSTREAM_PROT=80 must not be ignored in silence."""
+    with pytest.raises(UsageError, match="MILLSTREAM_PROT; did you mean MILLSTREAM_PORT"):
+        load_settings(GatewaySettings, {}, {"MILLSTREAM_PROT": "80"})
+
+
+def test_other_programs_variables_are_none_of_our_business() -> None:
+    """Only the prefix is ours."""
+    assert (
+        load_settings(GatewaySettings, {}, {"PORT": "80", "MILL": "x"}).model_dump()["port"] == 8080
+    )
+
+
+def test_a_wrong_value_is_quoted_with_where_it_came_from() -> None:
+    """Which of three sources held it is the question an operator has."""
+    with pytest.raises(UsageError, match=r"^MILLSTREAM_PORT: .*not '99999'$"):
+        load_settings(GatewaySettings, {}, {"MILLSTREAM_PORT": "99999"})
+    with pytest.raises(UsageError, match=r"^--port: .*not 'x'$"):
+        load_settings(GatewaySettings, {"port": "x"}, {})
+
+
+def test_a_key_is_never_quoted() -> None:
+    """A message ends in logs and screenshots."""
+    write("[tenants.acme]\nkeys = [7719]")
+    with pytest.raises(UsageError) as error:
+        load_settings(GatewaySettings, {}, {})
+    assert "7719" not in str(error.value)
+
+
+def test_a_setting_without_default_is_asked_for() -> None:
+    """A worker without a model has nothing to do."""
+    with pytest.raises(UsageError, match="^--model is required$"):
+        load_settings(WorkerSettings, {}, {})
+
+
+@pytest.mark.parametrize(
+    "value", ["mock, all-minilm-l6-v2", '["mock", "all-minilm-l6-v2"]', "mock,all-minilm-l6-v2,"]
+)
+def test_a_list_in_a_variable_is_comma_separated_or_json(value: str) -> None:
+    """A directory's name may hold a comma; the ordinary case should need no quoting."""
+    settings = load_settings(WorkerSettings, {}, {"MILLSTREAM_MODEL": value})
+    assert settings.model_dump()["model"] == ("mock", "all-minilm-l6-v2")
+
+
+def test_a_tensor_parallel_worker_has_one_model() -> None:
+    """Its processes are one group, which holds one model."""
+    flags = {"model": ["a", "b"], "tensor_parallel_size": "2"}
+    with pytest.raises(UsageError, match="tensor_parallel_size is 2: .* one model, not 2"):
+        load_settings(WorkerSettings, flags, {})
+
+
+def test_settings_are_frozen() -> None:
+    """Nobody changes them after the start."""
+    settings = load_settings(GatewaySettings, {}, {})
+    with pytest.raises(ValidationError):
+        settings.port = 1  # type: ignore[attr-defined]
+
+
+def test_commands_find_the_server_of_a_running_up(tmp_path: Path) -> None:
+    """`millstream lag` in another terminal needs no URL."""
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    running = state_file.UpState(pid=os.getpid(), nats="nats://127.0.0.1:7777", url="http://h:1")
+    state_file.write(data_dir, running)
+    found = load_settings(LagSettings, {}, {"MILLSTREAM_DATA_DIR": str(data_dir)})
+    assert found.model_dump()["nats"] == running.nats
+    environment = {"MILLSTREAM_NATS": "nats://elsewhere"}
+    named = load_settings(LagSettings, {"data_dir": str(data_dir)}, environment)
+    assert named.model_dump()["nats"] == running.nats
+    told = load_settings(LagSettings, {"nats": "nats://a"}, {"MILLSTREAM_DATA_DIR": str(data_dir)})
+    assert told.model_dump()["nats"] == "nats://a"
+    assert (
+        load_settings(BenchSettings, {"data_dir": str(data_dir)}, {}).model_dump()["url"]
+        == running.url
+    )
+
+
+@pytest.mark.parametrize("left", ["", "[]", "{}", '{"pid": 999999999, "nats": "n", "url": "u"}'])
+def test_what_a_dead_up_left_behind_is_passed_over(left: str, tmp_path: Path) -> None:
+    """A stale or torn file must not send a command to a server that is gone."""
+    state_file.path(tmp_path).write_text(left)
+    found = load_settings(LagSettings, {}, {"MILLSTREAM_DATA_DIR": str(tmp_path)})
+    assert found.model_dump()["nats"] == "nats://127.0.0.1:4222"
+
+
+def test_what_is_asked_once_is_no_setting() -> None:
+    """`model` in the file is what `up` serves, not what `why` is asked about."""
+    write("model = ['a', 'b']")
+    settings = load_settings(WhySettings, {"tenant": "acme"}, {"MILLSTREAM_MODEL": "a"})
+    assert isinstance(settings, WhySettings)
+    assert (settings.tenant, settings.model) == ("acme", None)
+
+
+@pytest.mark.parametrize("shown", ["0a1b", "cmpl-0a1b", "chatcmpl-0a1b"])
+def test_a_request_may_be_named_as_its_answer_was(shown: str) -> None:
+    """OpenAI's clients see that id and no other."""
+    settings = load_settings(WhySettings, {"request_id": shown}, {})
+    assert isinstance(settings, WhySettings)
+    assert settings.request_id == "0a1b"
+
+
+def test_what_the_file_says_for_remote_models_is_no_obstacle_to_others() -> None:
+    """Only what is asked for must mean something."""
+    write("api_key_variable = 'FAR_KEY'")
+    assert load_settings(AddSettings, {"path": ".", "name": "m"}, {})
+    with pytest.raises(UsageError, match="only for --remote: --api-key-variable"):
+        load_settings(AddSettings, {"path": ".", "name": "m", "api_key_variable": "FAR_KEY"}, {})
+
+
+def test_what_the_load_generator_is_set_to_is_no_limit_of_a_model() -> None:
+    """Both call something `concurrency` and `max_output_tokens`."""
+    write("concurrency = 8\nmax_output_tokens = 64")
+    settings = load_settings(AddSettings, {"path": ".", "name": "m"}, {})
+    assert isinstance(settings, AddSettings)
+    assert settings.max_output_tokens is None

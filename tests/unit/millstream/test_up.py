@@ -1,0 +1,196 @@
+"""What `millstream up` decides before it starts anything: models, ports, the key, the children."""
+
+import json
+import shlex
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.settings import UpSettings
+from millstream.up import model_registration, nats_server
+from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
+from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
+from millstream.up.ready_message import render_ready_message
+
+
+def plan_of(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:
+    return LaunchPlan(UpSettings(**settings), 8080, 4222, "sk-key", models)
+
+
+def test_each_command_line_names_one_service() -> None:
+    """Operators, and their scripts, find a process by that word."""
+    plan = plan_of(workers=2)
+    programs = [plan.gateway_program(), plan.dispatcher_program(), *plan.worker_programs()]
+    words = ["gateway", "dispatcher", "worker", "worker"]
+    assert [program.command[1:] for program in programs] == [("-m", "millstream", w) for w in words]
+
+
+def test_the_key_is_in_no_command_line_and_no_repr() -> None:
+    """`ps` is for everybody."""
+    gateway = plan_of().gateway_program()
+    assert gateway.environment["MILLSTREAM_API_KEY"] == "sk-key"
+    assert "sk-key" not in " ".join(gateway.command)
+    assert "sk-key" not in repr(gateway)
+
+
+def test_only_the_gateway_knows_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have no use for it."""
+    monkeypatch.setenv("MILLSTREAM_API_KEY", "sk-key")
+    plan = plan_of()
+    for program in (
+        plan.dispatcher_program(),
+        *plan.worker_programs(),
+        nats_server.make_program(4222, Path("/store")),
+    ):
+        assert "sk-key" not in program.environment.values()
+
+
+def test_a_variable_of_another_command_reaches_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`MILLSTREAM_MAX_SEQUENCES=8 millstream up` means the worker's."""
+    monkeypatch.setenv("MILLSTREAM_MAX_SEQUENCES", "8")
+    assert plan_of().worker_programs()[0].environment["MILLSTREAM_MAX_SEQUENCES"] == "8"
+
+
+def test_workers_are_told_apart_and_serve_every_model() -> None:
+    """Each has its log and its metrics port; a model's name may hold a comma."""
+    first, second = plan_of(("a,b", "c"), workers=2, metrics_port=9100).worker_programs()
+    assert (first.name, second.name) == ("worker-1", "worker-2")
+    assert json.loads(first.environment["MILLSTREAM_MODEL"]) == ["a,b", "c"]
+    ports = [w.environment["MILLSTREAM_METRICS_PORT"] for w in (first, second)]
+    assert ports == ["9101", "9102"]
+
+
+def test_a_file_is_found_again_from_any_directory(tmp_path: Path) -> None:
+    """Tenants are in it: the gateway must read the same one."""
+    gateway = plan_of(config=Path("x.toml")).gateway_program()
+    assert Path(gateway.environment["MILLSTREAM_CONFIG"]).is_absolute()
+
+
+def test_the_time_to_drain_is_divided() -> None:
+    """Stopped one after the other, they must not take longer than promised."""
+    plan = plan_of()
+    assert sum(DRAIN_SHARES.values()) == pytest.approx(1)
+    assert (
+        sum(plan.kill_after_seconds(service) for service in DRAIN_SHARES)
+        < plan.settings.shutdown_timeout_seconds
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "127.0.0.1")],
+)
+def test_the_url_can_be_opened(host: str, shown: str) -> None:
+    """Nobody can connect to 0.0.0.0 from everywhere."""
+    assert plan_of(host=host).gateway_url == f"http://{shown}:8080"
+
+
+def test_a_taken_port_is_named_with_its_option() -> None:
+    """The first thing that goes wrong on a developer's machine."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(nats_server.PortInUse, match=f"port {port} is taken.*--nats-port"):
+            nats_server.claim_port("127.0.0.1", port, "--nats-port")
+
+
+def test_port_0_is_any_free_one() -> None:
+    """For tests, and for several on one machine."""
+    assert nats_server.claim_port("127.0.0.1", 0, "--port") > 0
+
+
+def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    """A restart must not lock every client out."""
+    home = DataDirectory(tmp_path)
+    key = home.load_api_key()
+    assert key.startswith("sk-")
+    assert len(key) > 30
+    home.save_api_key(key)
+    assert DataDirectory(tmp_path).load_api_key() == key
+    assert stat.S_IMODE((tmp_path / "api-key").stat().st_mode) == 0o600
+    home.save_api_key("sk-given")
+    assert DataDirectory(tmp_path).load_api_key() == "sk-given"
+
+
+def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
+    """Two brokers on one store would destroy it."""
+    with open_data_directory(tmp_path / "data"):
+        with (
+            pytest.raises(DataDirectoryInUse, match="--data-dir"),
+            open_data_directory(tmp_path / "data"),
+        ):
+            pass
+    with open_data_directory(tmp_path / "data"):
+        pass
+
+
+def test_the_default_brings_an_embedding_model_along() -> None:
+    """One command shows both kinds of model."""
+    assert list(model_registration.resolve_models(UpSettings())) == [
+        "gemma-3-270m",
+        "all-minilm-l6-v2",
+    ]
+    assert list(model_registration.resolve_models(UpSettings(model=("mock",)))) == ["mock"]
+
+
+def test_a_directory_is_served_under_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it is named as `.` or with a slash behind."""
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path / "my-model")
+    for source in (".", f"{tmp_path}/my-model/"):
+        assert list(model_registration.resolve_models(UpSettings(model=(source,)))) == ["my-model"]
+
+
+def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
+    """Before anything is started."""
+    with pytest.raises(model_registration.UnknownModel, match="did you mean mock"):
+        model_registration.resolve_models(UpSettings(model=("mokc",)))
+
+
+@pytest.mark.parametrize("name", ["my model", "m*", "a@b"])
+def test_a_folder_whose_name_no_client_could_ask_for_is_refused(tmp_path: Path, name: str) -> None:
+    """Before anything is started, and with the reason."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(model_registration.InvalidModelName, match="folder's name: .* contains"):
+        model_registration.resolve_models(UpSettings(model=(f"{tmp_path}/{name}",)))
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A client could not say which it means."""
+    for parent in ("a", "b"):
+        (tmp_path / parent / "m").mkdir(parents=True)
+    with pytest.raises(model_registration.DuplicateModelName, match="called m"):
+        model_registration.resolve_models(UpSettings(model=(f"{tmp_path}/a/m", f"{tmp_path}/b/m")))
+
+
+def test_a_model_of_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base install runs gateway and dispatcher, not models."""
+    monkeypatch.setattr(model_registration, "find_spec", lambda name: None)
+    with pytest.raises(model_registration.ExtraNotInstalled, match=r"millstream\[worker,demo\]"):
+        model_registration.resolve_models(UpSettings())
+
+
+@pytest.mark.parametrize(
+    ("models", "path"),
+    [(("gemma-3-270m", "all-minilm-l6-v2"), "completions"), (("all-minilm-l6-v2",), "embeddings")],
+)
+def test_the_printed_command_is_one_line_of_shell(
+    models: tuple[str, ...], path: str, tmp_path: Path
+) -> None:
+    """It is there to be pasted."""
+    lines = render_ready_message(plan_of(models), DataDirectory(tmp_path)).splitlines()
+    (curl,) = [shlex.split(line) for line in lines if line.strip().startswith("curl")]
+    assert curl[2] == f"http://127.0.0.1:8080/v1/{path}"
+    assert "Authorization: Bearer sk-key" in curl
+    assert json.loads(curl[-1])["model"] == models[0]
+
+
+def test_up_ends_within_ten_seconds_of_a_signal() -> None:
+    """Whoever stops it waits that long and then kills."""
+    assert UpSettings().shutdown_timeout_seconds < 10

@@ -1,0 +1,137 @@
+"""Description: a model's own files say what it can do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.artifacts import ArtifactRefused
+from registry.model_inspection import inspect_model, model_from
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "max_position_embeddings": 2048,
+    "vocab_size": 32000,
+}
+BERT = {
+    "architectures": ["BertModel"],
+    "max_position_embeddings": 512,
+    "vocab_size": 30522,
+    "hidden_size": 384,
+}
+MODULES = [
+    {"type": "sentence_transformers.models.Transformer", "path": ""},
+    {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+]
+
+
+def write(directory: Path, **files: Any) -> Path:
+    """Write JSON files by their stem."""
+    for stem, content in files.items():
+        (directory / f"{stem}.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_a_causal_model_generates(tmp_path: Path) -> None:
+    """The common case, without a chat template: a base model."""
+    found = inspect_model(write(tmp_path, config=LLAMA))
+    assert (found.engine, found.task) == ("transformers", "generate")
+    assert (found.context_length, found.vocab_size, found.chat_template) == (2048, 32000, None)
+
+
+def test_a_multimodal_models_text_part_counts(tmp_path: Path) -> None:
+    """Gemma 3 keeps lengths and vocabulary in `text_config`."""
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": LLAMA}
+    assert inspect_model(write(tmp_path, config=config)).context_length == 2048
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ x }}", [{"name": "tool", "template": "t"}, {"name": "default", "template": "{{ x }}"}]],
+)
+def test_the_chat_template_comes_from_the_tokeniser(tmp_path: Path, template: object) -> None:
+    """Both forms in which tokenizer_config.json carries templates."""
+    write(tmp_path, config=LLAMA, tokenizer_config={"chat_template": template})
+    assert inspect_model(tmp_path).chat_template == "{{ x }}"
+
+
+def test_a_template_file_wins(tmp_path: Path) -> None:
+    """transformers writes chat_template.jinja today and reads it first."""
+    write(tmp_path, config=LLAMA, tokenizer_config={"chat_template": "old"})
+    (tmp_path / "chat_template.jinja").write_text("new")
+    assert inspect_model(tmp_path).chat_template == "new"
+
+
+def test_a_sentence_encoder_embeds(tmp_path: Path) -> None:
+    """The encoder's own limit is shorter than its position table."""
+    limit = {"max_seq_length": 256}
+    write(tmp_path, config=BERT, modules=MODULES, sentence_bert_config=limit)
+    found = inspect_model(tmp_path)
+    assert (found.engine, found.task, found.context_length) == ("embed", "embed", 256)
+    assert found.embedding_dimensions == 384
+
+
+def test_a_sequence_classifier_classifies(tmp_path: Path) -> None:
+    """Encoder or decoder; labels that a configuration leaves out are transformers' two."""
+    config = {**BERT, "architectures": ["BertForSequenceClassification"]}
+    found = inspect_model(write(tmp_path, config=config))
+    assert (found.engine, found.task, found.num_labels) == ("classify", "classify", 2)
+    config = {**LLAMA, "architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "x"}}
+    assert inspect_model(write(tmp_path, config=config)).num_labels == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer_config", "longest"),
+    [
+        ({}, {"model_max_length": 10**30}, 512),
+        ({}, {"model_max_length": 128}, 128),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}, {}, 512),
+    ],
+)
+def test_an_input_fits_the_positions(
+    tmp_path: Path, config: dict[str, Any], tokenizer_config: dict[str, Any], longest: int
+) -> None:
+    """RoBERTa's begin behind the padding's id; one token more would be an index error."""
+    config = {**BERT, "architectures": ["XForSequenceClassification"], **config}
+    write(tmp_path, config=config, tokenizer_config=tokenizer_config)
+    assert inspect_model(tmp_path).context_length == longest
+
+
+def test_a_dense_module_sets_the_width(tmp_path: Path) -> None:
+    """Clients get as many dimensions as the last module has outputs."""
+    dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+    write(tmp_path, config=BERT, modules=[*MODULES, dense])
+    (tmp_path / "2_Dense").mkdir()
+    write(tmp_path / "2_Dense", config={"in_features": 384, "out_features": 128})
+    assert inspect_model(tmp_path).embedding_dimensions == 128
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (BERT, "no causal language model"),
+        ([], "not a JSON object"),
+        ({"architectures": ["LlamaForCausalLM"], "vocab_size": 9}, "max_position_embeddings"),
+        ({**LLAMA, "vocab_size": "many"}, "vocab_size"),
+    ],
+)
+def test_files_that_say_too_little_are_refused(tmp_path: Path, config: Any, reason: str) -> None:
+    """A guess would show up as wrong limits at every client."""
+    with pytest.raises(ArtifactRefused, match=reason):
+        inspect_model(write(tmp_path, config=config))
+
+
+def test_a_gguf_alone_is_refused(tmp_path: Path) -> None:
+    """Converting takes minutes and is another command's work."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ArtifactRefused, match="must be converted"):
+        inspect_model(tmp_path)
+
+
+def test_the_version_is_named_after_its_digest(tmp_path: Path) -> None:
+    """The same files get the same version id wherever they are registered."""
+    model = model_from(write(tmp_path, config=LLAMA), "m")
+    assert model.default_version == model.default.digest[:12]
+    assert list(model.default.files) == ["config.json"]
+    assert model_from(tmp_path, "m", "v2", default_max_tokens=7).default_version == "v2"

@@ -1,0 +1,50 @@
+"""Registry records: which names they take, and what they insist on."""
+
+import pytest
+from pydantic import ValidationError
+
+from registry.models import Model, mock_model, validate_name
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B", "gemma-3-270m", "_x", "modèle", "a.b"])
+def test_names_as_models_have_them_are_taken(name: str) -> None:
+    """Subjects escape names, so people keep the names that they know."""
+    assert validate_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "1 to 128"),
+        ("a" * 129, "1 to 128"),
+        ("A" * 60, "too long once escaped"),
+        ("a b", "' '"),
+        ("a\n", "control"),
+        ("a\0", "control"),
+        ("a*", "wildcard"),
+        (">", "wildcard"),
+        ("m@1", "version"),
+    ],
+)
+def test_a_refused_name_is_told_why(name: str, reason: str) -> None:
+    """An operator must see which character is at fault."""
+    with pytest.raises(ValueError, match=reason):
+        validate_name(name)
+
+
+def test_a_model_needs_its_default_version() -> None:
+    """A default that is not there would fail each request instead of the one command."""
+    with pytest.raises(ValidationError, match=r"'nope' is none of: 1"):
+        Model.model_validate({**mock_model().model_dump(), "default_version": "nope"})
+
+
+def test_fields_of_a_newer_release_are_ignored() -> None:
+    """During a rolling upgrade old services read new records."""
+    wire = {**mock_model(ttft_ms=5).model_dump(mode="json"), "colour": "blue"}
+    assert Model.model_validate(wire).default.options == {"ttft_ms": 5}
+
+
+def test_a_record_survives_its_wire_form() -> None:
+    """What one service writes, another reads unchanged."""
+    model = mock_model("Qwen/Qwen2.5-0.5B", itl_ms=2)
+    assert Model.model_validate_json(model.model_dump_json()) == model

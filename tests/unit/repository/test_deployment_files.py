@@ -1,0 +1,142 @@
+"""The deployment files agree with the command line, with each other and with nats-server."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from millstream import cli
+from millstream.command_table import find_command
+from millstream.settings import UpSettings
+from millstream.settings_loader import load_settings
+from streams.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+CLUSTER = (ROOT / "streams/nats/cluster.conf").read_text()
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def words_of(service: dict[str, Any]) -> list[str]:
+    """What the command line gets: entrypoint (without Python) and command."""
+    return [*service.get("entrypoint", [])[3:], *service["command"]]
+
+
+def parsed(words: list[str]) -> Settings:
+    found = find_command(words)
+    assert found, words
+    return cli.parse_settings(*found)
+
+
+def containers(name: str) -> list[str]:
+    return [service for service in SERVICES if re.fullmatch(rf"{name}(-\d)?", service)]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that compose gives, with the file where it lies here."""
+    monkeypatch.setenv("MILLSTREAM_CONFIG", str(ROOT / "deploy/millstream.toml"))
+
+
+def test_it_is_one_cell() -> None:
+    """No single process is the only one of its kind, but for the worker."""
+    counts = {n: len(containers(n)) for n in ("nats", "gateway", "dispatcher", "worker")}
+    assert counts == {"nats": 3, "gateway": 2, "dispatcher": 2, "worker": 1}
+    assert "prometheus" in SERVICES
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_command_is_one_that_the_command_line_takes(name: str) -> None:
+    """A renamed option must not be found out in production."""
+    settings = parsed(words_of(OURS[name])).model_dump()
+    assert settings["nats"].count("nats://") == 3
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_variable_is_one_that_the_settings_take(name: str) -> None:
+    """An unknown MILLSTREAM_ variable stops a service."""
+    environment = {
+        **OURS[name]["environment"],
+        "MILLSTREAM_CONFIG": os.environ["MILLSTREAM_CONFIG"],
+    }
+    load_settings(UpSettings, {}, environment)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_image_is_a_target_of_the_dockerfile(name: str) -> None:
+    """One file builds them all."""
+    assert f" AS {OURS[name]['build']['target']}\n" in DOCKERFILE
+
+
+def test_the_default_command_of_every_image_is_one_that_the_command_line_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`docker run millstream-worker` without words."""
+    monkeypatch.setenv("MILLSTREAM_MODEL", "mine")
+    commands = [yaml.safe_load(line[4:]) for line in DOCKERFILE.splitlines() if line[:4] == "CMD "]
+    assert sorted(words[0] for words in commands) == ["dispatcher", "gateway", "worker"]
+    for words in commands:
+        parsed(words)
+
+
+def test_the_dockerfile_copies_every_package() -> None:
+    """A new room must not be missing in the image."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for package in packages:
+        assert f"COPY {package} {package}\n" in DOCKERFILE
+        assert f"!{package}" in ignored
+
+
+def test_services_keep_three_copies_in_a_cluster_of_three() -> None:
+    """A cell must lose a broker without losing a request."""
+    settings = parsed(["dispatcher"]).model_dump()
+    assert settings["replicas"] == 3
+
+
+def test_containers_may_take_longer_to_stop_than_services_to_drain() -> None:
+    """Docker must not kill what is still draining."""
+    for name, service in OURS.items():
+        settings = parsed(words_of(service))
+        assert int(service["stop_grace_period"].rstrip("s")) > settings.shutdown_timeout_seconds, (
+            name
+        )
+
+
+def test_every_mounted_file_exists() -> None:
+    """Docker would make a directory in its place."""
+    mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
+    sources = {mount.split(":")[0] for mount in mounts if mount.startswith("./")}
+    assert all((ROOT / source).is_file() for source in sources - {"./models"})
+
+
+def test_prometheus_scrapes_every_service_where_it_listens() -> None:
+    """Metrics that nobody reads show nothing."""
+    config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    for job in config["scrape_configs"]:
+        (found,) = job["dns_sd_configs"]
+        assert found["names"] == containers(job["job_name"])
+        for name in found["names"]:
+            settings = parsed(words_of(SERVICES[name])).model_dump()
+            assert found["port"] == settings.get("metrics_port", settings.get("port"))
+
+
+def test_a_broker_is_asked_for_its_own_health_where_it_tells() -> None:
+    """A node that catches up, or that lacks the others, gains nothing by a restart."""
+    (port,) = re.findall(r'^http: "0.0.0.0:(\d+)"', CLUSTER, re.MULTILINE)
+    for name in containers("nats"):
+        url = SERVICES[name]["healthcheck"]["test"][-1]
+        assert url == f"http://127.0.0.1:{port}/healthz?js-enabled-only=true"
+        assert SERVICES[name]["image"].endswith("-alpine")  # the others have no wget
+
+
+def test_an_acknowledged_message_is_on_disk_in_a_cluster() -> None:
+    """JetStream acknowledges before it syncs unless told otherwise."""
+    assert re.search(r"sync_interval: always", CLUSTER)

@@ -1,0 +1,68 @@
+"""What docs/ says is what the code has: a renamed field must not outlive its name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from api.schemas.fields import Body
+from api.schemas.websocket_frames import ClassifyFrame, EmbedFrame, GenerateFrame, ResumeFrame
+from gateway.entrypoints.websocket import MAX_OPEN_REQUESTS, SUBPROTOCOLS
+from streams.errors import HTTP_STATUS
+
+ROOT = Path(__file__).parents[3]
+WEBSOCKET = (ROOT / "docs/websocket.md").read_text()
+HTTP_ONLY = {
+    "invalid_api_key",
+    "forbidden",
+    "not_found",
+    "method_not_allowed",
+    "too_many_connections",
+    "headers_too_large",
+    "request_timeout",
+}
+NOT_AN_ERROR_THERE = {"cancelled"}  # a `done` frame
+
+
+def section(title: str) -> str:
+    """The text from a heading to the next one of its level or above."""
+    level = title.split(" ")[0]
+    body = WEBSOCKET.split(f"\n{title}\n", 1)[1]
+    return re.split(rf"\n#{{1,{len(level)}}} ", body, maxsplit=1)[0]
+
+
+def named(text: str) -> set[str]:
+    """The names in the first column of the text's tables."""
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.parametrize(
+    ("title", "frame"),
+    [
+        ("### `generate`", GenerateFrame),
+        ("### `embed`", EmbedFrame),
+        ("### `classify`", ClassifyFrame),
+        ("### `resume`", ResumeFrame),
+    ],
+)
+def test_every_field_of_a_frame_is_documented(title: str, frame: type[Body]) -> None:
+    """Unknown fields are refused, so the document must name exactly those that are known."""
+    assert named(section(title)) == set(frame.model_fields) - {"type"}
+
+
+def test_every_error_code_is_documented() -> None:
+    """Clients branch on codes; one that is not written down is one they cannot handle."""
+    assert named(section("### Error codes")) == set(HTTP_STATUS) - HTTP_ONLY - NOT_AN_ERROR_THERE
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    """A number in a document has no compiler."""
+    assert f"| open requests of one socket | {MAX_OPEN_REQUESTS} |" in WEBSOCKET
+    assert all(f"`{name}`" in WEBSOCKET for name in SUBPROTOCOLS)
+
+
+def test_the_producer_shown_is_the_producer_shipped() -> None:
+    """The example in the text is the file that a test runs."""
+    source = (ROOT / "examples/producer.py").read_text().strip()
+    assert f"```python\n{source}\n```" in (ROOT / "docs/producers.md").read_text()

@@ -1,0 +1,18 @@
+"""The client of our own agrees with nats-py's on every header that a broker sends."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client as NatsClient
+
+from streams.broker.nats_client import PatchedNatsClient
+
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,20}", fullmatch=True)
+VALUES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), max_size=20)
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_headers_are_read_as_nats_py_reads_them(headers: dict[str, str]) -> None:
+    """The method overrides one of nats-py's; a release that renames it fails here."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    raw = lines.encode() + b"\r\n"
+    assert PatchedNatsClient._parse_header_lines(raw) == NatsClient._parse_header_lines(raw)

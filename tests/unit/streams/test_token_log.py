@@ -1,0 +1,37 @@
+"""What a token log held is only worth continuing if nothing of it is missing."""
+
+import pytest
+
+from streams.records.token_log import LogContents
+
+CLAIM = {"type": "started", "attempt": 1}
+
+
+def chunk(index: int, *tokens: int) -> dict[str, object]:
+    text = "".join(map(str, tokens))
+    place = {"type": "chunk", "index": index, "count": len(tokens)}
+    return place | {"tokens": list(tokens), "text": text}
+
+
+@pytest.mark.parametrize(
+    ("records", "generated", "is_headless"),
+    [
+        ([CLAIM], 0, False),
+        ([CLAIM, chunk(0, 5, 6), CLAIM, chunk(2, 7)], 3, False),
+        ([chunk(2, 7), chunk(3, 8), CLAIM], 4, True),
+        ([CLAIM, chunk(0, 5, 6), chunk(3, 8)], 4, True),
+    ],
+)
+def test_a_log_without_its_beginning_is_headless(
+    records: list[dict[str, object]], generated: int, is_headless: bool
+) -> None:
+    """A full stream drops the oldest records; going on behind the rest would repeat tokens."""
+    contents = LogContents(records)
+    assert contents.generated_tokens == generated
+    assert contents.is_truncated == is_headless
+
+
+def test_attempts_are_counted_though_early_claims_are_gone() -> None:
+    """The next one must be another than any before it."""
+    assert LogContents([chunk(2, 7), CLAIM | {"attempt": 3}, chunk(3, 8)]).attempts == 3
+    assert LogContents([]).attempts == 0
