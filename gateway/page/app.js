@@ -1,4 +1,4 @@
-// The page: a form, one generation at a time, and what can be seen of it while it runs.
+// The page: a form that runs one generation at a time, and shows its text, rate and stages.
 
 import { Client } from "./millstream.js";
 
@@ -8,10 +8,11 @@ const page = (id) => document.getElementById(id);
 
 let client = null;
 let stream = null; // the generation under way
-let began = 0; // when it was asked for, by performance.now()
+let began = 0; // when the generation was submitted, by performance.now()
+let unshown = ""; // text that has come since the last frame of the screen
 let first = null; // when the first chunk came, by performance.now()
 let tokens = 0;
-let firstCount = 0; // tokens of the first chunk: the rate is of those behind it
+let firstCount = 0; // tokens of the first chunk, which the rate leaves out
 
 // --- key and models ---------------------------------------------------------------------------
 
@@ -40,7 +41,7 @@ async function loadModels() {
     const body = await answer.json();
     if (!answer.ok) return showModels([], "no models", `${body.error.code}: ${body.error.message}`);
     const able = body.data.filter((m) => m.task === "generate");
-    able.sort((a, b) => (b.workers > 0) - (a.workers > 0)); // what answers at once comes first
+    able.sort((a, b) => (b.workers > 0) - (a.workers > 0)); // models with workers come first
     showModels(able.map((m) => m.id), "no models", "");
   } catch (error) {
     showModels([], "no models", `The gateway cannot be reached: ${error.message}`);
@@ -129,16 +130,20 @@ function showChunk(chunk) {
     page("ttft").textContent = milliseconds(first - began);
   }
   tokens += chunk.count;
-  append(chunk.text);
-  page("tokens").textContent = tokens;
-  showRate();
+  if (!unshown) requestAnimationFrame(showText);
+  unshown += chunk.text;
 }
 
-function append(text) {
+// Once a frame: each call lays out the whole answer, and a stream has more chunks than a screen frames.
+function showText() {
+  if (!unshown) return;
   const output = page("output");
   const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
-  output.firstChild.appendData(text);
+  output.firstChild.appendData(unshown);
+  unshown = "";
   if (atEnd) output.scrollTop = output.scrollHeight;
+  page("tokens").textContent = tokens;
+  showRate();
 }
 
 function showRate() {
@@ -147,6 +152,7 @@ function showRate() {
 }
 
 function showDone(done) {
+  showText();
   showStatus(done.finish_reason, REASONS[done.finish_reason] ?? done.finish_reason);
   page("tokens").textContent = `${done.usage.prompt_tokens} in, ${done.usage.completion_tokens} out`;
   showStages(done.timing);
@@ -171,6 +177,7 @@ function stageRow(stage, ms, share) {
 }
 
 function showError(error) {
+  showText();
   const wait = error.retryAfterMs ? ` – try again in ${milliseconds(error.retryAfterMs)}` : "";
   page("error").textContent = `${error.code ?? error.name}: ${error.message}${wait}`;
   page("error").hidden = false;
@@ -190,6 +197,7 @@ function clear() {
   began = performance.now();
   first = null;
   tokens = firstCount = 0;
+  unshown = "";
   showStatus("running", "Connecting …");
   page("output").replaceChildren(document.createTextNode(""));
   for (const id of ["ttft", "rate", "tokens", "request-id"]) page(id).textContent = "–";
@@ -197,7 +205,7 @@ function clear() {
   page("stages").hidden = true;
 }
 
-// Screen readers hear the answer once, when it is whole: `aria-busy` holds them back until then.
+// Screen readers read the answer once, when it is complete: `aria-busy` holds them back until then.
 function running(is) {
   page("run").disabled = is;
   page("cancel").disabled = !is;

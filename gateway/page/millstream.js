@@ -1,6 +1,6 @@
-// Millstream's client for browsers: any number of requests over one WebSocket, which is opened anew
-// as often as it takes. What was accepted is resumed behind its last token; what was not is sent
-// again under its idempotency key. So no token is lost, none comes twice, nothing runs twice.
+// Millstream's client for browsers: any number of requests over one WebSocket, which is reopened
+// whenever it is lost. Accepted requests are resumed behind their last token; others are sent again
+// under their idempotency key. So no token is lost, none comes twice, and no request runs twice.
 //
 //   const client = new Client({ key });
 //   for await (const chunk of client.generate({ model, prompt, max_tokens: 40 })) show(chunk.text);
@@ -22,14 +22,15 @@ const MOST_OPEN = 1000; // the gateway takes 1024 of one socket
 const TOO_BIG = 1009;
 
 /**
- * Requests to the gateways of one cell, of which one is used at a time. Fires `connection` events:
- * `detail.state` is "open", "lost" or "unreachable", `detail.failures` counts those in a row.
+ * Sends requests to the gateways of one cell, of which one is used at a time. Fires `connection`
+ * events: `detail.state` is "open", "lost" or "unreachable", `detail.failures` is the number of
+ * failed connections in a row.
  */
 export class Client extends EventTarget {
   #urls;
   #protocols;
   #patienceMs;
-  #streams = new Map(); // those under way, each with its id on this socket
+  #streams = new Map(); // from each stream under way to its id on this socket
   #open = new Map();
   #waiting = [];
   #ids = 0;
@@ -46,7 +47,7 @@ export class Client extends EventTarget {
   /**
    * @param {object} options
    * @param {string} options.key the API key: letters, digits and !#$%&'*+.^_`|~- only
-   * @param {string[]} [options.gateways] their URLs; the page's own origin if there are none
+   * @param {string[]} [options.gateways] the gateways' URLs; by default the page's own origin
    * @param {number} [options.patienceMs] how long a request may be held up by refusals, or by
    *   gateways that cannot be reached, before it fails
    */
@@ -89,8 +90,8 @@ export class Client extends EventTarget {
   }
 
   /**
-   * Cancels what is under way and closes the socket; the client may be used again. Between two sockets
-   * the next is opened to cancel there.
+   * Cancels all requests under way and closes the socket; the client may be used again. If there is
+   * no socket at the moment the next one is opened, to cancel there.
    */
   close() {
     this.#closed = true;
@@ -116,7 +117,7 @@ export class Client extends EventTarget {
     this.#dialling = false;
   }
 
-  // Opens a socket to the next gateway; null if that cannot be reached or does not want us.
+  // Opens a socket to the next gateway; resolves to null if that cannot be reached or refuses.
   #dial() {
     this.#urls.push(this.#urls.shift());
     this.#failures += 1;
@@ -156,7 +157,7 @@ export class Client extends EventTarget {
     if (this.#closed) this.#hangUp();
   }
 
-  // A gateway that freezes, or a network that is gone, closes nothing.
+  // Probes a silent socket: a frozen gateway, or a network that is gone, does not close it.
   #watch() {
     const now = performance.now();
     if (this.#open.size === 0) return;
@@ -177,7 +178,7 @@ export class Client extends EventTarget {
     if (this.#someWait()) this.#connect();
   }
 
-  // Parts from the socket; what was open on it waits for another one, unless this client is closed.
+  // Closes the socket; requests open on it wait for another one, unless this client is closed.
   #hangUp() {
     const socket = this.#socket;
     if (!socket) return;
@@ -195,7 +196,7 @@ export class Client extends EventTarget {
     else this.#waiting.push(stream);
   }
 
-  // Goes over to the next gateway, if it takes us; what runs is resumed there.
+  // Moves to the next gateway, if it accepts a socket; requests under way are resumed there.
   async #moveOn() {
     if (this.#dialling) return;
     this.#dialling = true;
@@ -265,14 +266,14 @@ export class Client extends EventTarget {
     const id = this.#streams.get(stream);
     if (id === undefined) return;
     if (stream.behind) {
-      this.#streams.set(stream, null); // it is opened anew by who reads it, and that may be never
+      this.#streams.set(stream, null); // its reader opens it again, which may never happen
       this.#part(new Parting(stream), id);
     } else if (id) {
       this.#send({ type: "cancel", id });
     }
   }
 
-  // Its reader has left: ends it, whatever state it is in.
+  // Ends a request whose reader has left, whatever state it is in.
   #letGo(stream) {
     const id = this.#streams.get(stream);
     if (id === undefined) return;
@@ -280,8 +281,8 @@ export class Client extends EventTarget {
     if (stream.sent || stream.requestId !== null) this.#part(new Parting(stream), id);
   }
 
-  // Ends a request at the gateway that has it open under `id`, else at the next one. It is kept until
-  // a gateway has told of its end: the cancel may be lost with its socket.
+  // Cancels a request at the gateway that has it open under `id`, or else at the next one. The
+  // parting is kept until a gateway reports the end, since a cancel may be lost with its socket.
   #part(parting, id) {
     this.#streams.set(parting, id);
     if (id === null) return this.#queue(parting);
@@ -289,13 +290,13 @@ export class Client extends EventTarget {
     this.#send({ type: "cancel", id });
   }
 
-  // What still comes is passed over; it can be cancelled under its id, which it keeps.
+  // Ignores further frames of a request, which keeps its id and can be cancelled under it.
   #setAside(stream) {
     this.#open.delete(this.#streams.get(stream));
     this.#openWaiting();
   }
 
-  // Its id is free; what still comes under it is passed over.
+  // Frees the id of a request; further frames under it are ignored.
   #release(stream) {
     this.#open.delete(this.#streams.get(stream));
     if (stream.over) this.#streams.delete(stream);
@@ -308,7 +309,8 @@ export class Client extends EventTarget {
     this.#release(stream);
   }
 
-  // What was not read is told of without its id; then the largest is too large as well.
+  // Fails the largest request that is not accepted yet: a gateway that did not read a frame cannot
+  // name its id, but if any frame was too large the largest was.
   #failLargest(error) {
     const sent = [...this.#open.values()].filter((stream) => stream.requestId === null);
     if (sent.length) this.#fail(sent.reduce((a, b) => (b.openingLength > a.openingLength ? b : a)), error);
@@ -341,7 +343,7 @@ export class Client extends EventTarget {
     }
   }
 
-  // True if the error is not the end of the request.
+  // Tries a request again if its error allows that; returns false if the error is its end.
   #triesAgain(stream, error) {
     if (stream.left && stream.requestId === null) return false; // nobody has it
     if (error.code === "request_not_found" && stream.requestId !== null && !stream.cancelWanted) {
@@ -355,12 +357,12 @@ export class Client extends EventTarget {
     return true;
   }
 
-  // Sends a refused request again later, unless that would try its caller's patience.
+  // Schedules a refused request again; returns false if that would exceed `patienceMs`.
   #rests(stream, retryAfterMs) {
     stream.refusals += 1;
     const held = performance.now() - stream.heldSince;
     let wait = retryAfterMs + backoffMs(stream.refusals, 250, 8000);
-    const isNew = stream.requestId === null; // what was accepted is no load that could be spared
+    const isNew = stream.requestId === null; // an accepted request is load that the gateway has already taken
     if (isNew) wait = Math.max(wait, this.#budget.waitMs());
     if (held + wait > this.#patienceMs) return false;
     if (isNew) this.#budget.withdraw();

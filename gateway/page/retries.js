@@ -1,15 +1,18 @@
-// When to try again, and how often: the rules of client/millstream_client/{backoff,budget}.py.
+// Delays and budget of retries, by the rules of client/millstream_client/{backoff,budget}.py.
 
 const MOST = 100;
 const RATIO = 0.1;
 const PER_MS = 0.01;
 
-/** A tenth of the requests may be retries, and ten a second besides; a retry takes a token. */
+/**
+ * Token bucket of retries, which each take a token: a tenth of the requests may be retries, and ten
+ * a second besides.
+ */
 export class RetryBudget {
   #tokens = MOST;
   #at = performance.now();
 
-  /** A request was sent for the first time. */
+  /** Adds the tenth of a token that a request earns when it is sent for the first time. */
   deposit() {
     this.#tokens = Math.min(MOST, this.#tokens + RATIO);
   }
@@ -22,13 +25,16 @@ export class RetryBudget {
     return Math.max(0, 1 - this.#tokens) / PER_MS;
   }
 
-  /** A retry is decided on: it will be sent after the wait. */
+  /** Takes the token of a retry that will be sent after the wait. */
   withdraw() {
     this.#tokens -= 1;
   }
 }
 
-/** "Full jitter": after the first failure up to `first`, then twice that, but never over `most`. */
+/**
+ * Random delay in ms ("full jitter"): up to `first` after the first failure, then up to twice that
+ * after each further one, but never over `most`.
+ */
 export function backoffMs(failures, first, most) {
   return failures ? Math.random() * Math.min(most, first * 2 ** (failures - 1)) : 0;
 }

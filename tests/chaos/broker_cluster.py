@@ -9,8 +9,8 @@ from pathlib import Path
 from millstream.up import health_probe
 from tests.chaos import network_partition
 from tests.support.eventually import eventually
-from tests.support.gateways import free_port
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 
 SHIPPED = Path(__file__).parents[2] / "streams" / "nats"
 DISK_MIB = 64

@@ -21,7 +21,7 @@ from tests.chaos.plan import TENANTS, ClusterShape
 from tests.chaos.slow_client import SlowClient
 from tests.chaos.wall_clock import WallClock
 from tests.support.eventually import eventually
-from tests.support.gateways import free_port
+from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess
 
 KEYS = {tenant: f"sk-{tenant}" for tenant in TENANTS}

@@ -25,7 +25,7 @@ FLAGS = [
 ]
 CONTROL, ENTER, ESCAPE = "\ue009", "\ue007", "\ue00c"
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of an element's id, by the standard
-SECONDS = 15
+SECONDS = 60  # a patience, not a promise: beside other tests a page is slow
 UNTIL = """
 const done = arguments[arguments.length - 1];
 const look = () => ((%s) ? done(true) : setTimeout(look, 10));

@@ -4,12 +4,12 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 from millstream.up.demo_conversion import cache_directory
 from tests.support.eventually import eventually
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 300  # converts the demo model if this machine has not yet
@@ -22,16 +22,10 @@ def commands() -> tuple[str, str]:
     return serve.strip(), ask.strip()
 
 
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
-
-
 def test_the_two_commands_stream_tokens_of_a_real_model(tmp_path: Path) -> None:
     """A stranger types them on a fresh machine; only the ports and the home are this test's own."""
     serve, ask = commands()
-    port = free_port()
+    port = str(free_port())
     environment = os.environ | {
         "HOME": str(tmp_path),
         "MILLSTREAM_PORT": port,

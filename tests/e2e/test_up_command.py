@@ -25,12 +25,12 @@ from tests.support.millstream_up import (
     MillstreamUp,
     command_line,
     descendants,
-    free_port,
     is_gone,
     millstream_process,
     run_millstream,
     wait_until,
 )
+from tests.support.ports import free_port
 
 MOCK = ("--model", "mock", "--mock-ttft-ms", "5", "--mock-itl-ms", "2", "--api-key", KEY)
 

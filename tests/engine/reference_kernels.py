@@ -11,14 +11,14 @@ from gpu_worker.engines.paged.batch.sequence_state import SlidingWindow
 
 def decode(
     query: Tensor, keys: Tensor, values: Tensor,
-    table: Tensor, lengths: Tensor, scale: float, window: SlidingWindow = None,
+    block_table: Tensor, seq_lens: Tensor, scale: float, window: SlidingWindow = None,
 ) -> Tensor:  # fmt: skip
     """The contract of `split_decode`, in float32."""
     out = torch.zeros_like(query)
-    for row, length in enumerate(lengths.tolist()):
+    for row, length in enumerate(seq_lens.tolist()):
         if length:
             first = max(0, length - window) if window else 0
-            k, v = (kv[table[row].long()].flatten(0, 1)[first:length] for kv in (keys, values))
+            k, v = (kv[block_table[row].long()].flatten(0, 1)[first:length] for kv in (keys, values))
             out[row] = _attend(query[row, None], k, v, None, scale)[0]
     return out
 

@@ -6,13 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
+PATIENCE_SECONDS = 60.0  # what must happen is waited for so long: a busy machine is slow, not wrong
 
 
 @overload
-async def eventually(condition: Callable[[], Awaitable[T | None]], seconds: float = 10.0) -> T: ...
+async def eventually(
+    condition: Callable[[], Awaitable[T | None]], seconds: float = PATIENCE_SECONDS
+) -> T: ...
 @overload
-async def eventually(condition: Callable[[], T | None], seconds: float = 10.0) -> T: ...
-async def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+async def eventually(condition: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T: ...
+async def eventually(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
     """The first truthy value of `condition`; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

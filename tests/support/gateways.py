@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from registry.models import MOCK_VERSION, Model, Version, mock_model
 from registry.store import Registry
 from streams.broker.connection import connect as connect_nats
 from streams.settings import TenantSettings
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.ports import free_port
 from tests.support.services import dispatcher_settings, running, worker_settings
 
 KEY, OTHER_KEY = "sk-acme", "sk-other"
@@ -49,12 +49,6 @@ def vectors_model() -> Model:
         versions={version.id: version},
         default_version=version.id,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -134,14 +128,14 @@ class GatewaySocket:
     async def generate(self, id: str, prompt: str = "hello", **options: Any) -> None:
         await self.send(type="generate", id=id, model="mock", prompt=prompt, **options)
 
-    async def receive(self, seconds: float = 10) -> dict[str, Any]:
+    async def receive(self, seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
         async with asyncio.timeout(seconds):
             data = await self.connection.recv()
         frame: dict[str, Any] = msgpack.unpackb(data) if self._packs else json.loads(data)
         return frame
 
     async def receive_until(
-        self, id: str, *types: str, seconds: float = 20
+        self, id: str, *types: str, seconds: float = PATIENCE_SECONDS
     ) -> list[dict[str, Any]]:
         """The frames of one request up to the first of these types; others' are dropped."""
         found: list[dict[str, Any]] = []
@@ -151,7 +145,9 @@ class GatewaySocket:
                 found += [frame] if frame.get("id") == id else []
         return found
 
-    async def receive_rest(self, id: str, seconds: float = 20) -> list[dict[str, Any]]:
+    async def receive_rest(
+        self, id: str, seconds: float = PATIENCE_SECONDS
+    ) -> list[dict[str, Any]]:
         """The rest of one request's frames."""
         return await self.receive_until(id, "done", "error", "result", seconds=seconds)
 

@@ -10,6 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.ports import free_port
+
 
 class NatsServer:
     """A nats-server of one test's own; `url` is where it listens, `store` survives a restart.
@@ -20,14 +23,14 @@ class NatsServer:
     def __init__(
         self,
         store: Path,
-        port: int = -1,
+        port: int | None = None,
         configuration: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
         self.store = store
         given = ["-c", str(configuration)] if configuration else ["-js", f"-sd={store}"]
         self._options = [*given, *options]
-        self._run(port)
+        self._run(port or free_port())
 
     def _run(self, port: int) -> None:
         ports = Path(tempfile.mkdtemp(dir=self.store))
@@ -73,7 +76,7 @@ def nats_server_binary() -> str:
 
 
 def _read_url(ports: Path, process: "subprocess.Popen[bytes]") -> str:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         for file in ports.glob("*.ports"):
             if (text := file.read_text()).endswith("}"):  # written in one go, but not created so

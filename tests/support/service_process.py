@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from millstream.settings_loader import ENV_PREFIX
+from streams.settings import ENV_PREFIX
 
 
 class ServiceProcess:

@@ -25,6 +25,7 @@ from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import lanes, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
+from tests.support.eventually import PATIENCE_SECONDS
 
 ROUTE = "test"
 MAX_QUEUED = 100_000
@@ -38,11 +39,11 @@ async def running(service: Any, settings: Any) -> AsyncIterator[asyncio.Event]:
     try:
         yield stop
         stop.set()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await task
     finally:
         task.cancel()
-        await asyncio.wait({task}, timeout=15)
+        await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
 
 
 class BrokerClient:

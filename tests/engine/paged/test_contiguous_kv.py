@@ -14,6 +14,7 @@ from gpu_worker.engines.paged.attention.contiguous_kv import (
     assign_copies,
 )
 from gpu_worker.engines.paged.batch.sequence_state import SequenceState
+from gpu_worker.engines.paged.engine import TransformersEngine
 from tests.engine.tiny_models import engine, expected, greedy_sequence, prompt, run_to_end
 
 COUNT = 24
@@ -41,8 +42,8 @@ def test_each_wanted_strip_is_kept_moved_or_filled(
     assert len(placing.fills) == len(wanted) - len(kept)
 
 
-def strips_of(made: object) -> ContiguousKv:
-    return made._forward.attention._strips[None]  # type: ignore[attr-defined,no-any-return]
+def strips_of(made: TransformersEngine) -> ContiguousKv:
+    return made._runner.attention._contiguous[None]
 
 
 def held(strips: ContiguousKv) -> int:

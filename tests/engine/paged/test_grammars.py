@@ -110,9 +110,7 @@ def _fits(wanted: dict[str, Any], value: Any) -> bool:
 
 @given(wanted=st.recursive(leaves, _above, max_leaves=4), seed=st.integers(0, 2**32))
 @example(wanted={"type": "array", "items": TEXT, "maxItems": 2}, seed=131)  # "!" is also the end
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_output_with_a_schema_parses_and_satisfies_it(
     shared: TransformersEngine, wanted: dict[str, Any], seed: int
 ) -> None:

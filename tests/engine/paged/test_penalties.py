@@ -67,7 +67,7 @@ ids = st.integers(0, 149)
     frequency=st.floats(-2, 2),
     bias=st.dictionaries(ids, st.floats(-100, 100), max_size=5),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_logits_change_as_the_definitions_say(
     before: list[int],
     output: list[int],
@@ -148,7 +148,7 @@ def test_logprobs_are_the_models_own() -> None:
     temperature=st.floats(0.2, 2),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_min_p_cuts_before_the_other_cuts(
     min_p: float, top_p: float, top_k: int, temperature: float, seed: int
 ) -> None:

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(400)  # each rank is a process that imports all
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from tests.engine.tensor_parallel import load
-engine = load(Path(sys.argv[1]))
+from tests.engine.tensor_parallel import load_engine
+engine = load_engine(Path(sys.argv[1]))
 print("ready", flush=True)
 signal.pause()
 """

@@ -38,7 +38,7 @@ def piece(start: int, count: int, window: SlidingWindow) -> SequenceSlice:
 
 def written(group: PrefillGroup) -> list[int]:
     """The rows that a group's tiles write, in all."""
-    tiles = (group.writes[: t.chunks, t.first : t.last] for t in group.tiles)
+    tiles = (group.output_rows[: t.chunks, t.first : t.last] for t in group.tiles)
     return torch.cat([tile.flatten() for tile in tiles]).tolist()
 
 
@@ -52,8 +52,8 @@ def test_each_row_of_a_prompt_is_written_once_and_reads_itself(
     rows = [row for group in groups for row in written(group) if row < len(plan.input_ids)]
     assert sorted(rows) == list(range(decoding, len(plan.input_ids)))
     for group in groups:
-        own = group.writes < len(plan.input_ids)
-        assert torch.equal(group.reads[own], group.writes[own])
+        own = group.output_rows < len(plan.input_ids)
+        assert torch.equal(group.query_rows[own], group.output_rows[own])
 
 
 @given(pieces, st.sampled_from([None, 100]))
@@ -62,7 +62,7 @@ def test_padding_costs_at_most_as_much_as_the_rows_and_a_tile_each(
 ) -> None:
     """A short prompt beside a long one would be computed as if it were long, too."""
     plan = plan_of(chunks, 0, window)
-    padded = sum(group.writes.numel() for group in plan.prefill_groups(window))
+    padded = sum(group.output_rows.numel() for group in plan.prefill_groups(window))
     rows = sum(count for _, count in chunks)
     assert padded <= 2 * rows + len(chunks) * (PREFILL_ROWS + TILE_ROWS)
 
@@ -70,4 +70,4 @@ def test_padding_costs_at_most_as_much_as_the_rows_and_a_tile_each(
 def test_prompts_of_like_length_are_one_group() -> None:
     """One by one, 32 short prompts took 32 calls in every layer."""
     plan = plan_of([(0, 64), (0, 60), (0, 40), (0, 64)], 1, None)
-    assert [group.reads.shape for group in plan.prefill_groups(None)] == [(4, 64)]
+    assert [group.query_rows.shape for group in plan.prefill_groups(None)] == [(4, 64)]

@@ -102,7 +102,7 @@ def test_sizes_of_heads(dim: int) -> None:
     _compare([5, 70], 1, 2, dim, torch.float32, None, 2)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.lists(st.integers(0, 200), min_size=1, max_size=4),
     st.one_of(st.none(), st.integers(1, 220)),
@@ -136,9 +136,9 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gpu_worker.engines.paged.kernels import split_decode as kernels
+from gpu_worker.engines.paged.attention.kernels import triton_decode_attention as kernels
 
-POINTERS = {"query": 1, "keys": 1, "values": 1, "table": "*i32", "lengths": "*i32",
+POINTERS = {"query": 1, "keys": 1, "values": 1, "block_table": "*i32", "seq_lens": "*i32",
             "partial": "*fp32", "weights": "*fp32"}
 NUMBERS = {"scale": "fp32", "window": "i32", "table_row": "i32", "kv_heads": "i32"}
 
@@ -156,7 +156,7 @@ for capability, kind, bytes, dim in CASES:
     tile = {"tile": kernels.tile_tokens(dim, bytes), "block_tokens": 16, "group": 4, "rows": 16}
     build(kernels._attend_split, pointers | NUMBERS, split | tile, capability)
     joined = {"partial": "*fp32", "weights": "*fp32", "out": "*" + kind}
-    build(kernels._join_splits, joined, split, capability)
+    build(kernels._merge_splits, joined, split, capability)
 """
 
 

@@ -29,8 +29,9 @@ from tests.integration.api.usage_counters import (
     used_today,
 )
 from tests.support.eventually import eventually
-from tests.support.gateways import KEY, RunningGateway, cell, free_port, gateways, register, tenants
+from tests.support.gateways import KEY, RunningGateway, cell, gateways, register, tenants
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.service_process import service_process
 
 DEFAULT_TOKENS = mock_model().default_max_tokens

@@ -23,8 +23,9 @@ from millstream_client import (
 )
 from tests.integration.gateway.replies.test_cancel import outcomes
 from tests.support.eventually import eventually
-from tests.support.gateways import KEY, RunningGateway, cell, free_port, register
+from tests.support.gateways import KEY, RunningGateway, cell, register
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess, service_process
 from tests.support.services import dispatcher_settings, running, worker_settings
 

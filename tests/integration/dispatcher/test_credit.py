@@ -42,7 +42,7 @@ async def test_a_worker_is_never_sent_much_more_than_it_has_room_for(nats_url: s
             most = max(most, await c.message_count(topology.WORK))
             return all(c.terminal(request) for request in requests)
 
-        await eventually(all_ended, seconds=20)
+        await eventually(all_ended)
         assert most <= 4 + 2 + 2
 
 
@@ -149,7 +149,7 @@ async def test_requests_cancelled_at_any_time_end_once_and_free_their_room(
                 await c.cancel(request)
             return not left
 
-        await eventually(cancelled, seconds=30)
+        await eventually(cancelled)
         assert any(c.tokens(request) for request in requests)
         assert not all(c.attempts(request) for request in requests)
         ends = Counter(

@@ -96,7 +96,7 @@ async def test_a_poison_request_is_found_when_its_advisory_was_lost(nats_url: st
             assert len(seen) == topology.MAX_DELIVERIES
         good = await c.publish_work(c.envelope(5, 8), PAYLOAD)
         async with running(dispatcher.service, dispatcher_settings(nats_url)):
-            terminal = await eventually(lambda: c.terminal(request), seconds=20)
+            terminal = await eventually(lambda: c.terminal(request))
             assert terminal["code"] == "attempts_exhausted"
             assert await reasons(c) == ["attempts_exhausted"]
             async with running(gpu_worker.service, worker_settings(nats_url)):
@@ -145,7 +145,7 @@ async def test_work_that_outlives_its_deadline_without_a_worker_expires(nats_url
         running(dispatcher.service, dispatcher_settings(nats_url)),
     ):
         request = await c.publish_work(c.envelope(5, 8, deadline_seconds=0.1), PAYLOAD)
-        terminal = await eventually(lambda: c.terminal(request), seconds=20)
+        terminal = await eventually(lambda: c.terminal(request))
         assert terminal["code"] == "deadline_exceeded"
         await eventually(c.is_idle)
         assert await reasons(c) == []

@@ -83,7 +83,7 @@ async def test_a_request_past_its_deadline_ends_as_expired(nats_url: str) -> Non
             queued = await c.send(deadline_seconds=0.2)
             assert (await eventually(lambda: c.terminal(queued)))["code"] == "deadline_exceeded"
             async with running(gpu_worker.service, worker_settings(nats_url)):
-                runs = await c.send(max_tokens=5000, deadline_seconds=2.0)
+                runs = await c.send(max_tokens=5000, deadline_seconds=6.0)
                 terminal = await eventually(lambda: c.terminal(runs))
                 assert terminal["code"] == "deadline_exceeded"
                 assert terminal["usage"]["completion_tokens"] > 0
@@ -187,7 +187,7 @@ async def test_many_requests_of_many_tenants_all_end_once(nats_url: str) -> None
     ):
         sending = [c.send(f"p{i}", tenant=f"t{i % 7}", max_tokens=5) for i in range(200)]
         requests = await asyncio.gather(*sending)
-        await eventually(lambda: all(c.terminal(r) for r in requests), seconds=30)
+        await eventually(lambda: all(c.terminal(r) for r in requests))
         for request in requests:
             kinds = c.record_counts(request)
             assert (kinds["started"], kinds["done"]) == (1, 1)

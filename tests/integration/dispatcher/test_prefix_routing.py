@@ -23,7 +23,7 @@ from tests.support.services import (
     worker_settings,
 )
 
-HASTY = {"beat_seconds": 0.2, "ack_wait_seconds": 1}
+HASTY = {"beat_seconds": 0.2, "ack_wait_seconds": 3}
 QUICK = {"ttft_ms": 1, "itl_ms": 1}
 SLOW = {"ttft_ms": 1, "itl_ms": 10}
 START = "You are a helpful assistant, and your name is Millicent. " * 4

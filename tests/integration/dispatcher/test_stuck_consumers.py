@@ -86,7 +86,7 @@ async def test_a_paused_work_consumer_is_resumed(nats_url: str) -> None:
         await eventually(lambda: c.terminal(first))
         await pause(c, topology.WORK, WORK_CONSUMER)
         request = await c.send()
-        terminal = await eventually(lambda: c.terminal(request), seconds=20)
+        terminal = await eventually(lambda: c.terminal(request))
         assert terminal["type"] == "done"
 
 
@@ -105,7 +105,7 @@ async def test_a_consumer_that_delivers_nothing_is_replaced(
         before = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)
         monkeypatch.setattr(InFlightReconciler, "_get_consumer", unexplained)
         waits = await c.send()
-        await eventually(lambda: c.terminal(waits), seconds=20)
+        await eventually(lambda: c.terminal(waits))
         after = await c.broker.js.consumer_info(topology.WORK, WORK_CONSUMER)
         assert after.created != before.created
         await c.cancel(runs)
@@ -129,7 +129,7 @@ async def test_a_leader_whose_index_is_gone_or_dead_makes_another(nats_url: str,
         else:
             await pause(c, topology.REQUESTS, index)
         request = await c.send()
-        await eventually(lambda: c.terminal(request), seconds=20)
+        await eventually(lambda: c.terminal(request))
         assert await index_consumer(c) != index
 
 

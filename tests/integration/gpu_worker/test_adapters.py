@@ -73,7 +73,7 @@ async def cell(nats_url: str, path: Path) -> AsyncIterator[Cell]:
         running(dispatcher.service, dispatcher_settings(nats_url)),
         running(gpu_worker.service, worker),
     ):
-        await eventually(gateway.is_ready, seconds=60)
+        await eventually(gateway.is_ready)
         yield Cell(gateway, nats_url, adapters)
 
 

@@ -91,9 +91,9 @@ async def test_the_innocent_of_a_poisoned_batch_go_on_and_the_poison_is_buried(
         innocent = [await c.send(f"prompt {i}", max_tokens=400, tenant="good") for i in range(20)]
         await eventually(lambda: all(c.record_counts(request)["chunk"] for request in innocent))
         poison = await c.send("poison", tenant="evil")
-        terminal = await eventually(lambda: c.terminal(poison), seconds=30)
+        terminal = await eventually(lambda: c.terminal(poison))
         assert (terminal["code"], c.attempts(poison)) == ("attempts_exhausted", [1, 2, 3])
-        await eventually(lambda: all(c.terminal(request) for request in innocent), seconds=30)
+        await eventually(lambda: all(c.terminal(request) for request in innocent))
         assert all(len(c.tokens(request)) == 400 for request in innocent)
         assert len(deaths) == attempt_history.MAX_FAILURES
         (letter,) = await dead_letters.read_dead_letters(c.broker)
@@ -120,7 +120,7 @@ async def test_a_request_that_ends_its_process_is_found_out(
         with monkeypatch.context() as m:
             m.setattr("gpu_worker.pool.model_server.ModelServer._handle_engine_failure", _die)
             for died in range(1, attempt_history.MAX_FAILURES + 1):
-                settings = worker_settings(nats_url, beat_seconds=0.2, ack_wait_seconds=1)
+                settings = worker_settings(nats_url, beat_seconds=0.2, ack_wait_seconds=3)
                 with pytest.raises(ExceptionGroup):
                     await gpu_worker.service.run(settings, asyncio.Event())
                 assert len(await faults(c, poison)) == died
@@ -167,7 +167,7 @@ async def test_a_suspect_whose_worker_is_wrongly_taken_for_dead_is_not_convicted
                 gpu_worker.service, worker_settings(nats_url, id="w2", beat_seconds=0.2)
             ):
                 await eventually(partial(_taken_for_dead, c, suspect))
-                terminal = await eventually(lambda: c.terminal(suspect), seconds=20)
+                terminal = await eventually(lambda: c.terminal(suspect))
         assert terminal.get("finish_reason") == "length", terminal
         assert (await faults(c, suspect))[:3] == [
             FaultScope.SHARED,

@@ -37,6 +37,6 @@ async def test_a_worker_of_two_ranks_serves_and_ends_when_one_is_killed(
             assert await cell.text("base") == cell.expected()
             (follower,) = psutil.Process(worker.process.pid).children()
             follower.kill()
-            await eventually(lambda: worker.process.poll() is not None, seconds=60)
+            await eventually(lambda: worker.process.poll() is not None)
             assert worker.process.returncode != 0
             assert worker.has_logged("rank_lost")

@@ -26,7 +26,7 @@ from tests.support.services import (
 )
 from tests.support.stalling_proxy import StallingProxy
 
-HASTY = {"beat_seconds": 0.2, "ack_wait_seconds": 1}
+HASTY = {"beat_seconds": 0.2, "ack_wait_seconds": 3}
 SLOW = {"ttft_ms": 5, "itl_ms": 10}
 ROOM = 8  # sequences at once
 

@@ -100,9 +100,9 @@ async def test_cancelling_kills_the_child(tmp_path: Path) -> None:
 SUPERVISOR = """
 import asyncio, os, sys, uvloop
 from pathlib import Path
-from millstream.up.child_process import Child, Program
+from millstream.up.child_process import ChildProcess, Program
 program = Program("child", (sys.executable, "-c", {code!r}), dict(os.environ))
-uvloop.run(Child(program, Path({logs!r})).keep())
+uvloop.run(ChildProcess(program, Path({logs!r})).keep_running())
 """
 
 

@@ -11,19 +11,19 @@ import pytest
 
 SCRIPT = """
 import asyncio, sys, time
-from millstream import process
+from millstream.process_lifecycle import run_process
 from streams.errors import Overloaded
 from streams.settings import {settings} as Base
 
 class Settings(Base):
     @property
-    def patience_seconds(self): return 0.3
+    def shutdown_timeout_seconds(self): return 0.3
 
 async def run(settings, stop):
     print("running", flush=True)
     {body}
 
-sys.exit(process.live(run, Settings()))
+sys.exit(run_process(run, Settings()))
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]

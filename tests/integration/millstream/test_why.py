@@ -9,6 +9,7 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from millstream.admin import why
+from millstream.admin.console import NOT_FOUND
 from millstream.admin.explanations import explain_request
 from millstream.settings import WhySettings
 from streams import subjects
@@ -77,7 +78,7 @@ async def test_an_unknown_request_is_status_1(
     """For scripts."""
     async with broker_client(nats_url):
         settings = WhySettings(nats=nats_url, request_id="0123456789abcdef")
-        assert await why.run(settings, asyncio.Event()) == why.NOT_FOUND
+        assert await why.run(settings, asyncio.Event()) == NOT_FOUND
         assert "is not known" in capsys.readouterr().out
 
 

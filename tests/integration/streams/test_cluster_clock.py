@@ -17,7 +17,8 @@ from streams.broker.clock_sync import sample_once
 from streams.broker.connection import connect
 from streams.errors import BrokerUnavailable
 from tests.support.eventually import eventually
-from tests.support.gateways import KEY, RunningGateway, free_port, register
+from tests.support.gateways import KEY, RunningGateway, register
+from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess
 from tests.support.services import MAX_QUEUED
 
@@ -59,7 +60,7 @@ async def test_the_clock_is_looked_at_now_and_then(
 async def test_nobody_tells_the_time_before_there_are_streams(nats_url: str) -> None:
     """Services ask again; a command for people says why it cannot do its work."""
     async with connect(nats_url, "test") as broker:
-        with pytest.raises(BrokerUnavailable, match="the time is not told"):
+        with pytest.raises(BrokerUnavailable, match="the answer has no time"):
             await sample_once(broker)
 
 

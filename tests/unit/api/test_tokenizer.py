@@ -124,7 +124,7 @@ async def test_only_the_last_few_tokenisers_are_kept(
         return tokenizer.ByteTokenizer()
 
     monkeypatch.setattr(tokenizer, "load_tokenizer", load)
-    made = TokenizerCache(loaded=2)
+    made = TokenizerCache(capacity=2)
     versions = [words.default.model_copy(update={"digest": d}) for d in "abc"]
     for version in (*versions[:2], versions[0], versions[2], versions[0], versions[1]):
         await made.warm(words, version)

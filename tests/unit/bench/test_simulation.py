@@ -60,10 +60,10 @@ def test_every_request_ends_once_and_no_token_is_lost(build: Build) -> None:
     """Under more than there is room for, with deadlines that some miss."""
     asked = [replace(each, deadline_seconds=20.0) for each in two_tenants(seed=1)]
     outcome = simulated(build, asked)
-    assert len(outcome.fates) == len(asked)
-    assert all(fate.is_over for fate in outcome.fates)
-    assert all(f.generated == f.spec.output_tokens for f in outcome.fates if f.completed)
-    generated = sum(fate.generated for fate in outcome.fates)
+    assert len(outcome.requests) == len(asked)
+    assert all(fate.is_over for fate in outcome.requests)
+    assert all(f.generated == f.spec.output_tokens for f in outcome.requests if f.completed)
+    generated = sum(fate.generated for fate in outcome.requests)
     assert sum(engine.generated_tokens for engine in outcome.engines) == generated
     assert all(engine.idle and engine.kv_used == 0 for engine in outcome.engines)
 
@@ -73,21 +73,21 @@ def test_a_seed_gives_the_same_run_again(build: Build) -> None:
     """Else no two versions of a scheduler could be compared."""
     first, second = (simulated(build, two_tenants(seed=7)) for _ in range(2))
     assert first.events == second.events
-    assert [(f.first, f.ended) for f in first.fates] == [(f.first, f.ended) for f in second.fates]
+    assert [(f.first, f.ended) for f in first.requests] == [(f.first, f.ended) for f in second.requests]
 
 
 def test_fcfs_begins_requests_in_the_order_they_came() -> None:
     """A short one behind a long one waits, though there would be room for it."""
     sizes = Random(3)
     asked = [replace(each, prompt_tokens=sizes.randrange(1, 1500)) for each in two_tenants(seed=2)]
-    started = [fate.started for fate in simulated(with_policy(Fcfs), asked).fates]
+    started = [fate.started for fate in simulated(with_policy(Fcfs), asked).requests]
     assert None not in started
     assert started == sorted(started, key=lambda at: at or 0.0)
 
 
 def test_one_request_takes_the_way_that_the_delays_add_up_to() -> None:
     """Stored 1, indexed 2, fetched 3, in WORK 4, pulled 5, claimed 6 ms; a step; stored, heard."""
-    [fate] = simulated(Millstream, [QUESTION]).fates
+    [fate] = simulated(Millstream, [QUESTION]).requests
     step = 0.010 + 0.00026 * 100
     assert fate.started == pytest.approx(0.005)
     assert fate.first == pytest.approx(0.006 + step + 0.002)
@@ -96,7 +96,7 @@ def test_one_request_takes_the_way_that_the_delays_add_up_to() -> None:
 def test_tenants_that_ask_for_too_much_get_the_same() -> None:
     """The rule that Millstream's own queue is for; FCFS serves by how much is asked for."""
     fair, unfair = (
-        measures.service_by_tenant(simulated(build, two_tenants(seed=5)).fates, 2.0, 30.0)
+        measures.service_by_tenant(simulated(build, two_tenants(seed=5)).requests, 2.0, 30.0)
         for build in (Millstream, with_policy(Fcfs))
     )
     assert fair["busy"] == pytest.approx(fair["calm"], rel=0.1)
@@ -165,7 +165,7 @@ def test_who_asked_for_nothing_lacks_nothing() -> None:
 def test_who_repeats_asks_again_once_it_is_answered() -> None:
     """So that a number of connections is kept busy, and no more."""
     outcome = simulated(Millstream, [replace(QUESTION, repeats=True)] * 3)
-    times = sorted((fate.spec.at, fate.ended or 0.0) for fate in outcome.fates)
+    times = sorted((fate.spec.at, fate.ended or 0.0) for fate in outcome.requests)
     assert len(times) > 3
     assert all(sum(a <= at < end for a, end in times) <= 3 for at, _ in times)
 

@@ -10,7 +10,7 @@ ASK = {"type": "generate", "model": "m", "prompt": "p", "idempotency_key": "k"}
 
 
 def a_call(*frames: dict[str, Any]) -> RequestState:
-    call = RequestState(ASK, changed=lambda: None)
+    call = RequestState(ASK, on_change=lambda: None)
     for frame in frames:
         call.receive(frame, 100)
     return call

@@ -96,7 +96,7 @@ class Run:
         return books
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False), st.integers(0, 30))
 def test_a_successor_has_the_counters_of_its_predecessor(random, after: int) -> None:  # type: ignore[no-untyped-def]
     """Of whoever waits, whatever has ended since the checkpoint, heard by the old leader or not."""

@@ -369,4 +369,4 @@ class Reference(RuleBasedStateMachine):
 
 
 TestReference = Reference.TestCase
-TestReference.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestReference.settings = settings(max_examples=60, stateful_step_count=60)

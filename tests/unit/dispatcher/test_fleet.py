@@ -241,7 +241,7 @@ class Credit(RuleBasedStateMachine):
 
 
 TestCredit = Credit.TestCase
-TestCredit.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestCredit.settings = settings(max_examples=100, stateful_step_count=60)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, unique=True), st.data())

@@ -354,7 +354,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.booleans(), st.lists(ACTIONS, max_size=40), st.integers(100, 3000))
 def test_whatever_happened_an_idle_fleet_serves_whoever_waits(
     preempts: bool, actions: list[tuple[str, Priority | None, int]], cost: int
@@ -385,7 +385,7 @@ def test_whatever_happened_an_idle_fleet_serves_whoever_waits(
     assert cell.room(set(Priority)) == (PLACES, KV)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(50, 1500), st.integers(50, 1500)), min_size=20, max_size=60))
 def test_the_gap_between_backlogged_tenants_is_bounded(sizes: list[tuple[int, int]]) -> None:
     """By what one of them can be ahead in flight: the fleet and its prefetch, in virtual tokens."""

@@ -18,7 +18,7 @@ def kept(logs: FinishedLogs, request_id: str, now: float = 0.0, size: int = SIZE
 
 def test_the_newest_are_kept_up_to_so_many_bytes() -> None:
     """Memory is bounded by bytes, whatever the traffic."""
-    logs = FinishedLogs(most_bytes=3 * SIZE)
+    logs = FinishedLogs(max_bytes=3 * SIZE)
     names = [f"{number:x}" for number in range(10)]
     made = [kept(logs, name) for name in names]
     assert [logs.get("acme", name, 0.0) for name in names] == [None] * 7 + made[7:]
@@ -26,7 +26,7 @@ def test_the_newest_are_kept_up_to_so_many_bytes() -> None:
 
 def test_one_that_is_too_large_is_not_kept() -> None:
     """Others are, all the same."""
-    logs = FinishedLogs(most_bytes=SIZE)
+    logs = FinishedLogs(max_bytes=SIZE)
     kept(logs, "a", size=2 * SIZE)
     assert logs.get("acme", "a", 0.0) is None
     assert kept(logs, "b") is logs.get("acme", "b", 0.0)
@@ -34,7 +34,7 @@ def test_one_that_is_too_large_is_not_kept() -> None:
 
 def test_a_request_that_ends_twice_counts_once() -> None:
     """Its second attempt ran since the first one's log was lost."""
-    logs = FinishedLogs(most_bytes=2 * SIZE)
+    logs = FinishedLogs(max_bytes=2 * SIZE)
     other = kept(logs, "b")
     for _ in range(5):
         last = kept(logs, "a")

@@ -5,7 +5,7 @@ from millstream.up.nats_watchdog import UNHEALTHY_CHECKS, NatsHealth
 
 def heard(*looks: tuple[int, str | None]) -> NatsHealth:
     """What is known after these looks: which life, and what was said."""
-    health = NatsHealth(life=0)
+    health = NatsHealth(pid=0)
     for life, complaint in looks:
         health.record_check(life, complaint)
     return health
@@ -39,7 +39,7 @@ def test_a_good_word_or_silence_in_between_begins_anew() -> None:
 
 def test_falling_ill_is_told_once() -> None:
     """A disk may be full for a night."""
-    health = NatsHealth(life=1)
+    health = NatsHealth(pid=1)
     assert [health.record_check(1, "write error") for _ in range(UNHEALTHY_CHECKS + 2)].count(
         True
     ) == 1

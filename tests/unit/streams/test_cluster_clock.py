@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streams.broker.cluster_clock import (
@@ -56,7 +56,6 @@ class Machine:
 
 
 @example(taken=[(0.0, 1e-4, 2.0)], drift=-7.027e-05)  # most of its error is drift during the look
-@settings(deadline=None)
 @given(taken=looks, drift=st.floats(-0.9 * DRIFT, 0.9 * DRIFT))
 def test_it_is_never_further_off_than_its_best_look(
     taken: list[tuple[float, float, float]], drift: float
@@ -85,7 +84,6 @@ def test_before_the_first_look_it_is_the_wall_clock() -> None:
     assert clock.now() <= time.time() + 1
 
 
-@settings(deadline=None)
 @given(jump=jumps, count=st.integers(1, int(STEPOUT_SECONDS) - 1))
 def test_a_jump_that_is_soon_undone_moves_nothing(jump: float, count: int) -> None:
     """A broker whose machine wakes up tells of the past until somebody sets its clock."""
@@ -102,7 +100,6 @@ def test_a_jump_that_is_soon_undone_moves_nothing(jump: float, count: int) -> No
     assert abs(machine.off) < STEP_SECONDS
 
 
-@settings(deadline=None)
 @given(jump=jumps)
 def test_a_jump_that_lasts_is_followed(jump: float) -> None:
     """Who starts later knows no other time, and all must have the same."""
@@ -125,7 +122,6 @@ def test_jumps_that_contradict_each_other_do_not_add_up() -> None:
     assert abs(machine.off) <= 1e-2
 
 
-@settings(deadline=None)
 @given(move=st.floats(-STEP_SECONDS, STEP_SECONDS))
 def test_a_little_is_followed_at_once(move: float) -> None:
     """A leap second, and the clock of another broker that leads from now on."""

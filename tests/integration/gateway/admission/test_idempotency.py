@@ -198,12 +198,12 @@ async def test_who_is_refused_meanwhile_has_a_whole_grace_period_to_come_back(
     async def silent(*_: object) -> list[StoredMessage]:
         raise BrokerUnavailable("nobody answers")
 
-    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 10}, grace_seconds=1) as (gateway,):
+    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 10}, grace_seconds=3) as (gateway,):
         with monkeypatch.context() as broken:
             broken.setattr(Broker, "store", losing)
             assert (await keyed(gateway, "k", max_tokens=400)).status == 503
             broken.setattr(Broker, "read", silent)
-            for _ in range(4):  # longer than the grace period
+            for _ in range(10):  # longer than the grace period
                 assert (await keyed(gateway, "k", max_tokens=400)).status == 503
         answer = await keyed(gateway, "k", max_tokens=400)
         assert answer.json["choices"][0]["finish_reason"] == "length"

@@ -66,8 +66,8 @@ async def test_a_deadline_that_passes_while_running_keeps_what_was_said(nats_url
     """The headers of a stream are sent by then: the error is its last event."""
     async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 5}) as (gateway,):
         whole, streamed = await asyncio.gather(
-            gateway.complete(max_tokens=4000, deadline_ms=300),
-            gateway.complete(max_tokens=4000, deadline_ms=300, stream=True),
+            gateway.complete(max_tokens=4000, deadline_ms=3000),
+            gateway.complete(max_tokens=4000, deadline_ms=3000, stream=True),
         )
         assert (whole.status, whole.error["code"]) == (504, "deadline_exceeded")
         assert streamed.status == 200

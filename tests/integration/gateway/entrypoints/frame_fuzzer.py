@@ -1,4 +1,7 @@
-"""Mutated frames against a gateway: `python -m tests.integration.gateway.entrypoints.frame_fuzzer [FRAMES] [SEED]`."""
+"""Mutated frames against a gateway.
+
+    python -m tests.integration.gateway.entrypoints.frame_fuzzer [FRAMES] [SEED]
+"""
 
 import json
 import sys

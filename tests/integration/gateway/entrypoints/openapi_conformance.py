@@ -1,4 +1,6 @@
-"""schemathesis against a running gateway: `python -m tests.integration.gateway.entrypoints.openapi_conformance [EXAMPLES] [SEED]`.
+"""schemathesis against a running gateway.
+
+    python -m tests.integration.gateway.entrypoints.openapi_conformance [EXAMPLES] [SEED]
 
 It makes requests of `/openapi.json`, good and bad ones, and holds the answers against it. Which
 models there are no document tells, so it is told here.

@@ -188,7 +188,7 @@ async def test_a_long_answer_comes_in_one_frame(nats_url: str, labels: Path) -> 
     async with serving(nats_url) as gateway, gateway.socket(max_size=None) as socket:
         inputs = [[3 + n % 200] * (1 + n % 9) for n in range(2000)]
         await socket.send(type="classify", id="a", model="m", input=inputs)
-        (*_, result) = await socket.receive_rest("a", seconds=60)
+        (*_, result) = await socket.receive_rest("a")
         assert [item["index"] for item in result["data"]] == list(range(2000))
         (*_, same) = [item for item in result["data"] if item["index"] == 1800]
         assert same["probs"] == pytest.approx(result["data"][0]["probs"], abs=1e-5)

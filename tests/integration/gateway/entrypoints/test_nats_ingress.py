@@ -164,7 +164,7 @@ async def test_a_full_lane_holds_submissions_back(nats_url: str) -> None:
             running(dispatcher.service, dispatcher_settings(nats_url)),
             running(gpu_worker.service, worker_settings(nats_url)),
         ):
-            await eventually(lambda: len(p.ended()) == 6, seconds=20)
+            await eventually(lambda: len(p.ended()) == 6)
         assert {record["type"] for record in p.ended()} == {"done"}
 
 

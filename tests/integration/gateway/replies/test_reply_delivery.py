@@ -151,7 +151,7 @@ async def test_who_does_not_read_is_cut_and_harms_nobody(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for it is bounded by bytes, and after a while without progress it has to go."""
-    monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 2.0)
     async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}, grace_seconds=0) as (gateway,):
         tcp = await connection(gateway)
         async with gateway.socket(sock=tcp, max_queue=1, ping_interval=None) as socket:
@@ -176,7 +176,7 @@ async def test_an_http_client_that_does_not_read_is_cut_too(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request is cancelled: nobody can get the answer any more."""
-    monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 2.0)
     async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}) as (gateway,):
         tcp = await connection(gateway)
         wanted = {"model": "mock", "prompt": "x", "max_tokens": 3000, "logprobs": 2, "stream": True}

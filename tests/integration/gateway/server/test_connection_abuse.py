@@ -16,8 +16,9 @@ from gateway.server import http_protocol, uvicorn_server, websocket_protocol
 from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.support.eventually import eventually
-from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, free_port, gateways
+from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, gateways
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -164,7 +165,7 @@ async def test_a_head_that_does_not_end_is_a_408(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, begun: str
 ) -> None:
     """Slowloris: every byte comes in time and the head never does, on HTTP and in a handshake."""
-    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_SECONDS", 1.0)
     async with connected(gateway) as raw:
         raw.send(begun)
         assert await raw.refusal() == (408, "request_timeout")
@@ -174,7 +175,7 @@ async def test_a_connection_that_says_nothing_is_closed(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At first, and after an answer, also while the body of an answered request trickles in."""
-    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_SECONDS", 1.0)
     async with connected(gateway) as silent, connected(gateway) as trickling:
         trickling.send("GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx")
         assert await silent.rest() == b""
@@ -271,7 +272,7 @@ async def test_a_message_that_does_not_end_is_given_up(
     raw: Raw, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """What has come of it is kept in memory; a socket between messages may be silent for ever."""
-    monkeypatch.setattr(websocket_protocol, "MESSAGE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(websocket_protocol, "MESSAGE_TIMEOUT_SECONDS", 1.0)
     await raw.upgrade()
     raw.send(whole(Opcode.TEXT, b"{}") + PARTS[what])
     code, reason = await raw.closing()

@@ -3,7 +3,8 @@
     vllm serve DIRECTORY --served-model-name far --port 8765
     MILLSTREAM_TEST_SERVER=http://127.0.0.1:8765/v1 MILLSTREAM_TEST_TOKENIZER=DIRECTORY pytest …
 
-`tests/support/stub_upstream.py` imitates such servers in every way in which they fail; this is for how they are.
+`tests/support/stub_upstream.py` imitates such servers in every way in which they fail; this is
+for how they are.
 """
 
 import asyncio

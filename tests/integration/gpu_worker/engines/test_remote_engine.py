@@ -1,6 +1,5 @@
 """The remote engine against servers that fail in every way they can, on real sockets."""
 
-import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from gpu_worker.engines.engine import Output, Sequence
 from gpu_worker.engines.remote.engine import ApiKeyMissing, RemoteEngine
 from streams.messages import Grammar
+from tests.support.ports import free_port
 from tests.support.remote_engine import (
     engine_and_server,
     joined_text,
@@ -240,9 +240,7 @@ def test_a_cancelled_request_hangs_up() -> None:
 
 def test_while_the_server_is_away_nothing_is_announced_and_nothing_fails() -> None:
     """What is held waits; when the server comes back it is served."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with open_engine(f"http://127.0.0.1:{port}", cooldown_seconds=0.05) as engine:
         requests = [make_sequence(f"r{n}") for n in range(8)]
         for each in requests:

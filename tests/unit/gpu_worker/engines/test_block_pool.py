@@ -62,7 +62,7 @@ class BlocksMachine(RuleBasedStateMachine):
 
 
 TestBlocks = BlocksMachine.TestCase
-TestBlocks.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestBlocks.settings = settings(max_examples=100, stateful_step_count=30)
 
 
 def test_a_published_block_is_shared_and_outlives_its_owner() -> None:
@@ -110,8 +110,8 @@ def test_the_marks_told_are_those_of_published_blocks() -> None:
     """A dispatcher that believes in what was evicted sends work on a detour for nothing."""
     blocks = BlockPool(2)
     old, new = blocks.allocate(2)
-    blocks.publish(old, b"old-----", marked=True)
-    blocks.publish(new, b"new-----", marked=True)
+    blocks.publish(old, b"old-----", advertise=True)
+    blocks.publish(new, b"new-----", advertise=True)
     blocks.release([old])
     blocks.release([new])
     blocks.release([blocks.share(b"old-----")])
