@@ -1,1 +1,14 @@
-"""api."""
+"""The API without a server: what clients may send, what they are told, what becomes a request.
+
+A body comes in as bytes and leaves as a validated request; the records of its token log come back
+and leave as OpenAI's JSON or as server-sent events. Any service may import this room; it imports
+`streams` and `registry` alone.
+
+schemas/         bytes of a body or frame become a pydantic record, or one sentence about its fault
+submission/      the record becomes a validated request, and its quotas are reserved
+tokenizer        texts become token ids; `chat_template` renders a chat as text before that
+grammar_checker  refuses grammars that no worker can follow
+tool_calls       finds a model's tool calls in the text that it generates
+openai_bodies    records become OpenAI's response bodies; `sse` makes events of them for streams
+error_bodies     errors become JSON fields and retry headers
+"""

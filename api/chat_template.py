@@ -1,8 +1,8 @@
-"""From chat messages to the text that a model continues, by Hugging Face chat templates.
+"""Renders chat messages as the text that a model continues, by Hugging Face chat templates.
 
-The environment is that of transformers' `apply_chat_template`: its sandbox and rules, loop
-controls, the `generation` tag, `tojson` without HTML escapes. Templates are an operator's, messages
-a stranger's.
+The Jinja environment behaves as that of transformers' `apply_chat_template`: its sandbox and
+rules, loop controls, the `generation` tag, `tojson` without HTML escapes. Templates come from an
+operator, messages from strangers.
 """
 
 import json
@@ -22,12 +22,19 @@ from streams.errors import BadRequest
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
-MAX_COMPILED = 64  # templates kept
-PLAIN_STOPS = ["\nUser:"]  # where a model without a template would go on with the other's part
-_SPEAKERS = {"user": "User", "assistant": "Assistant"}  # anything else sets the scene
+MAX_COMPILED = 64  # compiled templates in the cache
+PLAIN_STOPS = ["\nUser:"]  # a model without a template would go on to write the user's next turn
+_SPEAKERS = {"user": "User", "assistant": "Assistant"}  # other roles are text without a speaker
 
-# What a template does wrong with messages that it was not written for.
-_MISUSE = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+# Errors that a template raises for messages that it was not written for
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+)
 
 
 def render(
@@ -36,12 +43,12 @@ def render(
     tokens: Mapping[str, str],
     tools: Sequence[Tool] | None = None,
 ) -> str:
-    """The prompt of a chat, up to where the assistant is to speak.
+    """Return the prompt text of a chat, up to where the assistant is to speak.
 
-    `tokens` are the tokeniser's special tokens by name (`bos_token`, ...). `tools` and calls in
-    messages are as transformers has them: OpenAI's, but with arguments as an object. Without a
-    template the messages become a plain dialogue. Raises `BadRequest` with the template's own words
-    when it refuses the messages.
+    `tokens` are the tokeniser's special tokens by name (`bos_token`, ...). `tools` and the calls in
+    messages have the shape that transformers expects: OpenAI's, but with arguments as an object.
+    Without a template the messages become a plain dialogue. Raises `BadRequest` with the template's
+    own words when it refuses the messages.
     """
     if template is None:
         return render_plain(messages)
@@ -53,12 +60,15 @@ def render(
             documents=None,
             add_generation_prompt=True,
         )
-    except _MISUSE as error:
+    except _TEMPLATE_ERRORS as error:
         raise BadRequest(f"the model's chat template refuses this: {error}", "messages") from error
 
 
 def render_plain(messages: Sequence[Message]) -> str:
-    """A dialogue as a base model, which knows no turns, continues it best."""
+    """Return the messages as a dialogue of `User:` and `Assistant:` lines.
+
+    A base model, which was not trained on chat turns, continues this form best.
+    """
     return "".join(map(_plain_line, messages)) + f"{_SPEAKERS['assistant']}:"
 
 
@@ -69,9 +79,9 @@ def _plain_line(message: Message) -> str:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what training learns from; here its body is all that counts."""
+    """Renders `{% generation %}` as its body: the tag matters in training only."""
 
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as an instance's
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as an instance attribute
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -79,7 +89,7 @@ class _GenerationTag(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """A namespace without underscored attributes, which would reach into Python."""
+    """Jinja namespace that refuses underscored attributes, by which a template reaches Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args  # `namespace(self=...)` is legal in a template
@@ -100,14 +110,14 @@ def _refuse_underscore(name: str) -> None:
 
 def _build_environment() -> ImmutableSandboxedEnvironment:
     extensions = [_GenerationTag, loopcontrols]
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=extensions
     )
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = _strftime_now
-    made.globals["namespace"] = _PlainNamespace
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _PlainNamespace
+    return environment
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
@@ -118,8 +128,8 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005  # templates want the wall clock's date
+def _strftime_now(date_format: str) -> str:
+    return datetime.now().strftime(date_format)  # noqa: DTZ005  # templates want the wall clock's date
 
 
 _ENVIRONMENT = _build_environment()

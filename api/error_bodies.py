@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's body over HTTP, the fields of an `error` frame over WebSocket."""
+"""Errors as clients see them: OpenAI's body over HTTP, an `error` frame's fields over WebSocket."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ _ERROR_TYPES = {
 
 
 def error_body(failure: MillstreamError) -> JsonBody:
-    """An error's body; `param` is the path of the field at fault."""
+    """Return OpenAI's JSON body of an error; `param` is the path of the field at fault, or null."""
     return {
         "error": {
             "message": failure.message,
@@ -29,28 +29,29 @@ def error_body(failure: MillstreamError) -> JsonBody:
 
 
 def wait_estimate(failure: MillstreamError) -> JsonBody:
-    """The wait for which a request was refused, if it was."""
+    """Return `estimated_wait_ms`, if the request was refused for too long a wait; else empty."""
     wait = getattr(failure, "estimated_wait_seconds", None)
     return {} if wait is None else {"estimated_wait_ms": round(wait * 1000)}
 
 
 def error_type(status: int) -> str:
+    """Return the `type` that OpenAI's error bodies have for an HTTP status."""
     return _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def error_fields(error: MillstreamError) -> JsonBody:
-    """`code`, `message` and, if it may be tried again, `retry_after_ms`.
+    """Return `code`, `message` and, if the request may be tried again, `retry_after_ms`.
 
-    With `estimated_wait_ms` if it was refused for that.
+    `estimated_wait_ms` is there as well if the request was refused for too long a wait.
     """
-    found: JsonBody = {"code": error.code, "message": error.message}
+    fields: JsonBody = {"code": error.code, "message": error.message}
     if error.retry_after_seconds is not None:
-        found["retry_after_ms"] = round(error.retry_after_seconds * 1000)
-    return found | wait_estimate(error)
+        fields["retry_after_ms"] = round(error.retry_after_seconds * 1000)
+    return fields | wait_estimate(error)
 
 
 def retry_headers(error: MillstreamError) -> dict[str, str]:
-    """`Retry-After` in whole seconds, where trying again makes sense."""
+    """Return `Retry-After` in whole seconds, at least 1; empty if a retry makes no sense."""
     if error.retry_after_seconds is None:
         return {}
     return {"Retry-After": str(max(1, math.ceil(error.retry_after_seconds)))}

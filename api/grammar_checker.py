@@ -1,4 +1,4 @@
-"""Grammars are checked before anything is queued, with the compiler that the workers use."""
+"""Checks grammars before their requests are queued, with the compiler that the workers use."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -8,33 +8,35 @@ from streams import grammar
 from streams.errors import BadGrammar
 from streams.messages import Grammar
 
-MAX_CACHED = 256
+MAX_CACHED = 256  # checked grammars whose result is kept
 
 
 class GrammarChecker:
-    """Checks in one thread, which bounds what costly grammars take; remembers the last. `close` it.
+    """Checks grammars in one thread and caches the last `MAX_CACHED` results. `close` it.
 
-    The compiler gives up Python's lock, so the event loop goes on.
+    One thread bounds the CPU time that costly grammars take. The compiler releases Python's lock,
+    so the event loop goes on.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._find_fault = lru_cache(MAX_CACHED)(_find_fault)
 
-    async def check(self, wanted: Grammar, field: str) -> None:
-        """Raise `BadGrammar`, naming the request's field, for what no worker could follow."""
+    async def check(self, requested: Grammar, field: str) -> None:
+        """Raise `BadGrammar`, naming the request's `field`, for a grammar no worker can follow."""
         loop = asyncio.get_running_loop()
-        if reason := await loop.run_in_executor(self._executor, self._find_fault, wanted):
+        if reason := await loop.run_in_executor(self._executor, self._find_fault, requested):
             raise BadGrammar(reason, field)
 
     def close(self) -> None:
-        """Let go of the thread. Idempotent."""
+        """Stop the thread; checks that have not begun are cancelled. Idempotent."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _find_fault(wanted: Grammar) -> str | None:
+def _find_fault(requested: Grammar) -> str | None:
+    """Return why no worker can follow a grammar, or None; `lru_cache` caches no exceptions."""
     try:
-        grammar.check_grammar(wanted)
+        grammar.check_grammar(requested)
     except BadGrammar as error:
         return error.message
     return None

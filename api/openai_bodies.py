@@ -1,9 +1,9 @@
-"""What clients get in OpenAI's shapes: completions, chats, embeddings, and models.
+"""Response bodies in OpenAI's shapes: completions, chats, embeddings and models.
 
-Classifications and rerankings come in vLLM's, since OpenAI has none.
+Classifications and rerankings have vLLM's shapes, since OpenAI has none.
 
-Log probabilities come as the token log has them: maps with `token`, `text`, `logprob` and `top`, a
-list of `[token, text, logprob]`.
+Log probabilities come in as the token log has them: maps with `token`, `text`, `logprob` and
+`top`, a list of `[token, text, logprob]`.
 """
 
 import sys
@@ -26,22 +26,27 @@ MODEL_OWNER = "millstream"
 
 
 def completion_id(request_id: str) -> str:
+    """Return the `id` of a /v1/completions response."""
     return f"cmpl-{request_id}"
 
 
 def chat_id(request_id: str) -> str:
+    """Return the `id` of a /v1/chat/completions response."""
     return f"chatcmpl-{request_id}"
 
 
 def body_head(answer_id: str, kind: str, created: int, model: str) -> JsonBody:
-    """What an answer, or each chunk of one, begins with; `created` is in epoch seconds."""
+    """Return the fields that a response, or each chunk of a stream, begins with.
+
+    `created` is in epoch seconds.
+    """
     return {"id": answer_id, "object": kind, "created": created, "model": model}
 
 
 def completion(
     request_id: str, model: str, created: int, choices: Sequence[JsonBody], usage: Usage
 ) -> JsonBody:
-    """The whole answer of /v1/completions."""
+    """Return the whole response body of /v1/completions; `created` is in epoch seconds."""
     head = body_head(completion_id(request_id), "text_completion", created, model)
     return {**head, "choices": choices, "usage": usage}
 
@@ -49,7 +54,7 @@ def completion(
 def chat_completion(
     request_id: str, model: str, created: int, choices: Sequence[JsonBody], usage: Usage
 ) -> JsonBody:
-    """The whole answer of /v1/chat/completions."""
+    """Return the whole response body of /v1/chat/completions; `created` is in epoch seconds."""
     head = body_head(chat_id(request_id), "chat.completion", created, model)
     return {**head, "choices": choices, "usage": usage}
 
@@ -57,7 +62,7 @@ def chat_completion(
 def completion_choice(
     index: int, text: str, reason: FinishReason, logprobs: Logprobs | None = None
 ) -> JsonBody:
-    """One of the texts of /v1/completions."""
+    """Return one entry of `choices` of /v1/completions."""
     return {
         "index": index,
         "text": text,
@@ -73,7 +78,10 @@ def chat_choice(
     logprobs: Logprobs | None = None,
     calls: Sequence[ToolCall] = (),
 ) -> JsonBody:
-    """One of the messages of /v1/chat/completions; with `calls` its text may be missing."""
+    """Return one entry of `choices` of /v1/chat/completions.
+
+    With `calls` an empty text becomes null, and `stop` becomes the reason `tool_calls`.
+    """
     message: JsonBody = {"role": "assistant", "content": text, "refusal": None}
     if calls:
         message |= {"content": text or None, "tool_calls": [tool_call(call) for call in calls]}
@@ -86,17 +94,24 @@ def chat_choice(
 
 
 def tool_call(call: ToolCall) -> JsonBody:
+    """Return a tool call in OpenAI's shape."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def choose_finish_reason(calls: object, reason: FinishReason) -> FinishReason:
-    """Why an answer ended; one that was cut short says so even if it has called a tool."""
+    """Return `tool_calls` for an answer that called tools and stopped by itself, else `reason`.
+
+    An answer that was cut short says so even if it has called a tool.
+    """
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
-    """The sum of all choices in order; a prompt counts once, whatever its number of `choices`."""
+    """Return the usage of all choices together; `choices` is the number of them for each prompt.
+
+    `usages` are in order of the prompts. A prompt's tokens count once, however many choices it has.
+    """
     if len(usages) == 1:
         return usages[0]
     prompt_tokens = sum(each["prompt_tokens"] for each in usages[::choices])
@@ -106,7 +121,10 @@ def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
 
 
 def completion_logprobs(logprobs: Logprobs, offset: int) -> JsonBody:
-    """Parallel lists, as /v1/completions has them; `offset` is where the first text begins."""
+    """Return log probabilities as /v1/completions has them: parallel lists, one entry per token.
+
+    `offset` is the number of characters of the choice's text before the first of these tokens.
+    """
     offsets = []
     for each in logprobs:
         offsets.append(offset)
@@ -120,12 +138,12 @@ def completion_logprobs(logprobs: Logprobs, offset: int) -> JsonBody:
 
 
 def _top_logprobs(each: Mapping[str, Any]) -> dict[str, float]:
-    """The likeliest texts and, as OpenAI has it, always the one that was chosen."""
+    """Log probabilities of the likeliest texts and, as OpenAI has it, always of the chosen one."""
     return {text: value for _, text, value in each["top"]} | {each["text"]: each["logprob"]}
 
 
 def chat_logprobs(logprobs: Logprobs) -> JsonBody:
-    """A record per token, as /v1/chat/completions has them."""
+    """Return log probabilities as /v1/chat/completions has them: one object per token."""
     content = [
         _token_logprob(each["text"], each["logprob"])
         | {"top_logprobs": [_token_logprob(text, value) for _, text, value in each["top"]]}
@@ -144,10 +162,10 @@ def embeddings(
     prompt_tokens: int,
     encoding: Literal["float", "base64"] = "float",
 ) -> Iterator[bytes]:
-    """The JSON of /v1/embeddings in parts, one per vector.
+    """Yield the JSON of /v1/embeddings in parts, one per vector, as `iterate_list_json` does.
 
-    `vectors` are rows of little-endian float32. All at once would hold the event loop for long, so
-    let it breathe between the parts.
+    `vectors` are rows of little-endian float32. Encoding them all at once would block the event
+    loop for long, so the caller should yield to the loop between parts.
     """
     encode = _encode_base64 if encoding == "base64" else unpack_floats
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
@@ -159,7 +177,10 @@ def embeddings(
 
 
 def iterate_list_json(head: JsonBody, name: str, items: Iterable[JsonBody]) -> Iterator[bytes]:
-    """The JSON of `head` and, under `name`, a list of items, in parts, one per item."""
+    """Yield the JSON of `head` with a list of `items` under `name`, in parts of one item each.
+
+    The first part is the JSON of `head` up to the list, the last one closes it.
+    """
     yield orjson.dumps(head)[:-1] + f',"{name}":['.encode()
     for number, item in enumerate(items):
         yield (b"," if number else b"") + orjson.dumps(item)
@@ -167,7 +188,7 @@ def iterate_list_json(head: JsonBody, name: str, items: Iterable[JsonBody]) -> I
 
 
 def classification_head(request_id: str, model: str, created: int, usage: Usage) -> JsonBody:
-    """The answer of /v1/classify without its `data`; `created` is in epoch seconds."""
+    """Return the response body of /v1/classify without `data`; `created` is in epoch seconds."""
     return {
         "id": f"classify-{request_id}",
         "object": "list",
@@ -178,7 +199,10 @@ def classification_head(request_id: str, model: str, created: int, usage: Usage)
 
 
 def classification(index: int, row: bytes, labels: Sequence[str]) -> JsonBody:
-    """What is said of one input: the likeliest label, and a number for each, as vLLM has it."""
+    """Return one entry of `data` of /v1/classify, in vLLM's shape.
+
+    `row` holds a probability for each of `labels`, as little-endian float32.
+    """
     probs = unpack_floats(row)
     likeliest = max(range(len(probs)), key=probs.__getitem__)
     return {
@@ -190,16 +214,17 @@ def classification(index: int, row: bytes, labels: Sequence[str]) -> JsonBody:
 
 
 def rerank_head(request_id: str, model: str, usage: Usage) -> JsonBody:
-    """The answer of /v1/rerank without its `results`."""
+    """Return the response body of /v1/rerank without its `results`."""
     return {"id": f"rerank-{request_id}", "model": model, "usage": usage}
 
 
 def rank_documents(
     rows: Sequence[bytes], documents: Sequence[str] | None, top_n: int | None
 ) -> Iterator[JsonBody]:
-    """The `top_n` (all if there is none) of `rows` of one score each, the best first.
+    """Yield the entries of `results` of /v1/rerank: the `top_n` best, the best first.
 
-    With the text of each, if there are `documents`. Those of equal score keep their order.
+    `rows` hold one score each, as little-endian float32. A `top_n` of None or 0 means all. Each
+    entry has its document's text if `documents` are given. Equal scores keep their order.
     """
     scores = [unpack_floats(row)[0] for row in rows]
     order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
@@ -213,7 +238,7 @@ def _encode_base64(vector: bytes) -> str:
 
 
 def unpack_floats(vector: bytes) -> list[float]:
-    """The numbers of a row of little-endian float32."""
+    """Return the numbers of a row of little-endian float32."""
     numbers = array("f", vector)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -221,7 +246,10 @@ def unpack_floats(vector: bytes) -> list[float]:
 
 
 def model_card(model: Model, workers: int, name: str | None = None) -> JsonBody:
-    """One entry of /v1/models; `name` is an alias that it goes by, `workers` serve it now."""
+    """Return a model's entry of /v1/models, under `name` if it is listed by an alias.
+
+    `workers` is the number of workers that serve it now.
+    """
     return {
         "id": name or model.name,
         "object": "model",
@@ -236,10 +264,11 @@ def model_card(model: Model, workers: int, name: str | None = None) -> JsonBody:
 
 
 def adapter_card(model: Model, workers: int, adapter: Adapter, name: str | None = None) -> JsonBody:
-    """An adapter's entry of /v1/models, with its model as `parent`, as vLLM lists them."""
+    """Return an adapter's entry of /v1/models, with its base model as `parent`, as vLLM has it."""
     entry = model_card(model, workers, name or adapter.id)
     return entry | {"created": adapter.created, "parent": model.name}
 
 
 def model_list(cards: Iterable[JsonBody]) -> JsonBody:
+    """Return the response body of /v1/models."""
     return {"object": "list", "data": list(cards)}

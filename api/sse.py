@@ -1,6 +1,6 @@
-"""Server-sent events of a streamed completion, made for speed.
+"""Server-sent events of a streamed completion or chat.
 
-Per token only the text changes, so everything around it is encoded once per stream.
+Per token only the text changes, so everything around it is encoded once per choice, for speed.
 """
 
 from abc import ABC, abstractmethod
@@ -14,25 +14,26 @@ from api.tool_calls import ParsedDelta, ToolCall, ToolParser
 from streams.errors import MillstreamError
 
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"  # a comment, against proxies that end silent connections
+PING = b": ping\n\n"  # a comment, against proxies that close silent connections
 MEDIA_TYPE = "text/event-stream"
-_TEXT_SLOT = "\0"
+_TEXT_SLOT = "\0"  # stands for the text in the event that is encoded once
 
 
 def encode_event(body: JsonBody) -> bytes:
+    """Return the server-sent event whose data is `body`."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def error_event(failure: MillstreamError) -> bytes:
-    """The last event of a stream that failed after it had begun."""
+    """Return the last event of a stream that failed after it had begun."""
     return encode_event(error_bodies.error_body(failure))
 
 
 class ChoiceEvents(ABC):
-    """Makes the events of one choice, in the order `opening`, `text`..., `finish`.
+    """Encodes the events of one choice, to be called in the order `opening`, `text`..., `finish`.
 
     `usage` and `DONE` follow once all choices have finished. With `include_usage` each event before
-    `usage` says that its own is null, as OpenAI's do.
+    `usage` has `"usage": null`, as OpenAI's do.
     """
 
     def __init__(self, head: JsonBody, index: int, include_usage: bool) -> None:
@@ -45,22 +46,22 @@ class ChoiceEvents(ABC):
         self._characters = 0
 
     def opening(self) -> bytes:
-        """What comes before the first text; empty where nothing does."""
+        """Return the event before the first text; empty if the endpoint has none."""
         return b""
 
     def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
-        """The next tokens' text; it may be empty."""
+        """Return the event of the next tokens; their text may be empty."""
         self._characters += len(text)
         if logprobs is None:
             return self._before + orjson.dumps(text) + self._after
         return self._event(self._content(text), logprobs=self._logprobs(text, logprobs))
 
     def finish(self, reason: FinishReason) -> bytes:
-        """The choice's last event, without text."""
+        """Return the choice's last event, which has the finish reason and no text."""
         return self._event(self._last_content(), reason=reason)
 
     def usage(self, usage: Usage) -> bytes:
-        """An event without choices, for clients that asked for it."""
+        """Return the event with the usage and no choices, for clients that asked for it."""
         return encode_event({**self._head, "choices": [], "usage": usage})
 
     def _event(
@@ -75,18 +76,18 @@ class ChoiceEvents(ABC):
 
     @abstractmethod
     def _content(self, text: str) -> JsonBody:
-        """A text as the endpoint's choices have it."""
+        """The fields of a choice that hold `text` at this endpoint."""
 
     def _last_content(self) -> JsonBody:
         return self._content("")
 
     @abstractmethod
     def _logprobs(self, text: str, logprobs: Logprobs) -> JsonBody:
-        """The log probabilities of a text that was just counted."""
+        """The log probabilities of `text`, which `self._characters` already includes."""
 
 
 class CompletionEvents(ChoiceEvents):
-    """A choice in the stream of /v1/completions; `created` is in epoch seconds."""
+    """Events of one choice of /v1/completions; `created` is in epoch seconds."""
 
     def __init__(
         self, request_id: str, model: str, created: int, index: int = 0, include_usage: bool = False
@@ -104,7 +105,7 @@ class CompletionEvents(ChoiceEvents):
 
 
 class ChatEvents(ChoiceEvents):
-    """A choice in the stream of /v1/chat/completions; `created` is in epoch seconds."""
+    """Events of one choice of /v1/chat/completions; `created` is in epoch seconds."""
 
     def __init__(
         self, request_id: str, model: str, created: int, index: int = 0, include_usage: bool = False
@@ -115,7 +116,7 @@ class ChatEvents(ChoiceEvents):
         super().__init__(head, index, include_usage)
 
     def opening(self) -> bytes:
-        """Says who speaks."""
+        """Return the event that names the assistant's role."""
         return self._event({"delta": {"role": "assistant", "content": ""}})
 
     def _content(self, text: str) -> JsonBody:
@@ -129,7 +130,7 @@ class ChatEvents(ChoiceEvents):
 
 
 class ToolCallEvents(ChatEvents):
-    """As `ChatEvents`, with calls of tools taken out of the text by `parser`."""
+    """Events of a chat choice whose tool calls `parser` takes out of the text."""
 
     def __init__(
         self,
@@ -152,14 +153,14 @@ class ToolCallEvents(ChatEvents):
             openai_bodies.choose_finish_reason(self._parser.call_count, reason)
         )
 
-    def _encode_delta(self, said: ParsedDelta, logprobs: Logprobs | None = None) -> bytes:
-        """Log probabilities come with their tokens, also where these have no text."""
-        text = super().text(said.text, logprobs) if said.text or logprobs is not None else b""
-        first = self._parser.call_count - len(said.calls)
-        return text + b"".join(map(self._encode_call, count(first), said.calls))
+    def _encode_delta(self, delta: ParsedDelta, logprobs: Logprobs | None = None) -> bytes:
+        """Events of the text, then of the calls; log probabilities come even without a text."""
+        text = super().text(delta.text, logprobs) if delta.text or logprobs is not None else b""
+        first = self._parser.call_count - len(delta.calls)
+        return text + b"".join(map(self._encode_call, count(first), delta.calls))
 
     def _encode_call(self, index: int, call: ToolCall) -> bytes:
-        """The function first, then its arguments."""
+        """Two events for a call, as OpenAI sends them: the function's name, then its arguments."""
         whole = openai_bodies.tool_call(call)
         named = {"index": index, **whole, "function": {"name": call.name, "arguments": ""}}
         rest = {"index": index, "function": {"arguments": call.arguments}}

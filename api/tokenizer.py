@@ -1,10 +1,10 @@
-"""Tokenisers of the models that this gateway meets, loaded once and run off the event loop.
+"""Tokenisers of the registered models, loaded once and run off the event loop.
 
 Measured with the library `tokenizers` 0.23 on one core: Gemma's takes 0.06 ms for 400 characters,
 0.7 ms for 4,000 and 50 ms for 200,000; a hop to a thread and back takes 0.08 ms. Hence texts of up
-to `INLINE_CHARACTERS` are encoded where they are. Of the library's methods `encode` keeps Python's
-lock and `encode_batch_fast` gives it up, so only the latter is used. Loading keeps the lock for as
-long as it takes (Gemma's 262,144 tokens: 0.9 s): `warm` what will be needed before requests come.
+to `INLINE_CHARACTERS` are encoded on the event loop. Of the library's methods `encode` holds
+Python's lock and `encode_batch_fast` releases it, so only the latter is used. Loading holds the
+lock throughout (Gemma's 262,144 tokens: 0.9 s): call `warm` before requests come.
 """
 
 import asyncio
@@ -24,31 +24,34 @@ from streams.errors import TokenOutOfRange, UnsupportedValue
 
 T = TypeVar("T")
 INLINE_CHARACTERS = 400
-LONG_CHARACTERS = 32_768  # longer texts have a thread of their own: short ones do not wait for them
+LONG_CHARACTERS = 32_768  # longer texts have a thread of their own, so short ones need not wait
 MAX_LOADED = 8
 
 
 class EncodedPair(NamedTuple):
-    """Token ids of two texts, and where among them the second one begins."""
+    """Token ids of two texts as one sequence; `split` is the index where the second one begins."""
 
     tokens: list[int]
     split: int
 
 
 class Tokenizer(Protocol):
-    """From text to the ids that a model takes. Safe to use from several threads."""
+    """Turns texts into the token ids that a model takes. Safe to use from several threads."""
 
     special_tokens: Mapping[str, str]  # by name: `bos_token`, `eos_token`, ...
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Token ids per text; `special` adds what the model wants around a text (such as BOS)."""
+        """Return the token ids of each text.
+
+        `special` adds the tokens that the model wants around a text (such as BOS).
+        """
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[EncodedPair]:
-        """The query with each text, as the model was trained on two texts."""
+        """Return the query paired with each text, joined as the model was trained on pairs."""
 
 
 class ByteTokenizer:
-    """UTF-8 bytes: the mock engine's tokens, and the way of a text to a model without tokeniser."""
+    """Tokens are UTF-8 bytes: for the mock engine, and for models registered without tokeniser."""
 
     special_tokens: Mapping[str, str] = {}
 
@@ -60,7 +63,7 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """The one in a version's tokenizer.json, without its truncation and padding."""
+    """The tokeniser in a version's tokenizer.json, without its truncation and padding."""
 
     def __init__(self, content: bytes, special_tokens: Mapping[str, str]) -> None:
         self.special_tokens = special_tokens
@@ -78,21 +81,21 @@ class FileTokenizer:
 
 
 class TokenizerCache:
-    """Tokenisers by model version, the last few kept. `close` it."""
+    """Cache of tokenisers by model version: the `capacity` last used are kept. `close` it."""
 
-    def __init__(self, loaded: int = MAX_LOADED) -> None:
-        self._capacity = loaded
+    def __init__(self, capacity: int = MAX_LOADED) -> None:
+        self._capacity = capacity
         self._loaded: OrderedDict[str, asyncio.Future[Tokenizer]] = OrderedDict()
         self._short_executor = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._long_executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-long")
 
     def close(self) -> None:
-        """Let go of the threads; what they are at is finished but not waited for. Idempotent."""
+        """Stop the threads; work that has begun is finished but not waited for. Idempotent."""
         self._short_executor.shutdown(wait=False, cancel_futures=True)
         self._long_executor.shutdown(wait=False, cancel_futures=True)
 
     async def warm(self, model: Model, version: Version) -> None:
-        """Load a version's tokeniser, so that no request has to wait for it.
+        """Load a version's tokeniser into the cache, so that no request has to wait for it.
 
         Raises `ArtifactChanged` if its files are missing here or are not the registered ones.
         """
@@ -101,7 +104,7 @@ class TokenizerCache:
     async def encode_texts(
         self, model: Model, version: Version, texts: Sequence[str]
     ) -> list[list[int]]:
-        """The token ids of each text, with what the model wants before it (such as BOS)."""
+        """Return the token ids of each text, with the special tokens that the model wants."""
         tokenizer = await self._get(model, version)
         size = sum(map(len, texts))
         return await self._run(size, lambda: tokenizer.encode(texts, special=True))
@@ -109,7 +112,7 @@ class TokenizerCache:
     async def encode_pairs(
         self, model: Model, version: Version, query: str, texts: Sequence[str]
     ) -> list[EncodedPair]:
-        """The token ids of the query with each text."""
+        """Return the token ids of the query paired with each text."""
         tokenizer = await self._get(model, version)
         size = sum(map(len, texts)) + len(texts) * len(query)
         return await self._run(size, lambda: tokenizer.encode_pairs(query, texts))
@@ -121,10 +124,10 @@ class TokenizerCache:
         messages: Sequence[chat_template.Message],
         tools: Sequence[chat_template.Tool] | None = None,
     ) -> list[int]:
-        """The token ids of a chat through the model's template, up to where the assistant speaks.
+        """Return the token ids of a chat by the model's template, up to where the assistant speaks.
 
-        A template writes the special tokens itself, as Hugging Face's do; only our plain one leaves
-        them to the tokeniser. Raises `BadRequest` when the template refuses the messages.
+        A template writes the special tokens itself, as Hugging Face's do; only our plain dialogue
+        leaves them to the tokeniser. Raises `BadRequest` when the template refuses the messages.
         """
         tokenizer = await self._get(model, version)
 
@@ -136,11 +139,11 @@ class TokenizerCache:
 
         return await self._run(_count_characters(messages, tools), encode)
 
-    async def _run(self, characters: int, act: Callable[[], T]) -> T:
+    async def _run(self, characters: int, function: Callable[[], T]) -> T:
         if characters <= INLINE_CHARACTERS:
-            return act()
-        pool = self._short_executor if characters <= LONG_CHARACTERS else self._long_executor
-        return await asyncio.get_running_loop().run_in_executor(pool, act)
+            return function()
+        executor = self._short_executor if characters <= LONG_CHARACTERS else self._long_executor
+        return await asyncio.get_running_loop().run_in_executor(executor, function)
 
     async def _get(self, model: Model, version: Version) -> Tokenizer:
         key = f"{model.engine} {version.digest} {version.directory}"
@@ -148,7 +151,7 @@ class TokenizerCache:
         if loading is None:
             loading = self._load(key, model, version)
         self._loaded.move_to_end(key)
-        return await asyncio.shield(loading)  # others may wait for it too
+        return await asyncio.shield(loading)  # other requests may wait for the same load
 
     def _load(self, key: str, model: Model, version: Version) -> "asyncio.Future[Tokenizer]":
         loop = asyncio.get_running_loop()
@@ -160,7 +163,7 @@ class TokenizerCache:
         return loading
 
     def _drop_failed_load(self, key: str, done: "asyncio.Future[Tokenizer]") -> None:
-        """A failure is told to those who waited for it; the next request tries again."""
+        """Forget a failed load: requests that waited for it fail, the next one tries again."""
         if (done.cancelled() or done.exception()) and self._loaded.get(key) is done:
             del self._loaded[key]
 
@@ -168,14 +171,17 @@ class TokenizerCache:
 def _count_characters(
     messages: Sequence[chat_template.Message], tools: Sequence[chat_template.Tool] | None
 ) -> int:
-    """About how many characters a chat has."""
+    """The approximate number of characters of a chat, to choose a thread by."""
     size = sum(len(message["content"]) for message in messages)
     structured = [tools, *(m["tool_calls"] for m in messages if "tool_calls" in m)]
     return size + len(str(structured)) if any(structured) else size
 
 
 def _to_encoded_pair(encoding: tokenizers.Encoding) -> EncodedPair:
-    """Models that tell two texts apart have types for it; the others' are 0 throughout."""
+    """Find the split by type ids: 1 from the second text on, or 0 throughout if a model has none.
+
+    Without types the split is the end of the sequence.
+    """
     types = encoding.type_ids
     return EncodedPair(encoding.ids, types.index(1) if 1 in types else len(types))
 
@@ -183,7 +189,7 @@ def _to_encoded_pair(encoding: tokenizers.Encoding) -> EncodedPair:
 def check_token_ids(model: Model, tokens: Sequence[int], field: str) -> None:
     """Raise `TokenOutOfRange` for the first id that is not in the model's vocabulary.
 
-    Raises `UnsupportedValue` for any where nobody here knows what they mean.
+    Raises `UnsupportedValue` for a model without tokeniser: what its ids mean is not known here.
     """
     if not model.has_tokenizer:
         raise UnsupportedValue(
@@ -196,7 +202,7 @@ def check_token_ids(model: Model, tokens: Sequence[int], field: str) -> None:
 
 
 def load_tokenizer(model: Model, version: Version) -> Tokenizer:
-    """A version's tokeniser from its verified files. Slow: call it in a thread.
+    """Load a version's tokeniser from its verified files. Slow: call it in a thread.
 
     Raises `ArtifactChanged` if a file is missing here or is not the registered one.
     """
@@ -212,7 +218,7 @@ def _read_file(version: Version, path: str) -> bytes:
 
 
 def _special_tokens(version: Version) -> dict[str, str]:
-    """All `<name>_token` entries, as templates use them; the tokeniser's configuration wins."""
+    """All `<name>_token` entries, as templates use them; those of tokenizer_config.json win."""
     found: dict[str, str] = {}
     for path in ("special_tokens_map.json", "tokenizer_config.json"):
         if path in version.files:

@@ -1,8 +1,9 @@
-"""Calls of tools in generated text: found as it streams, and kept out of what the client reads.
+"""Finds tool calls in generated text as it streams, and keeps them out of the client's text.
 
-A model writes its calls as its chat template taught it to (`written_by`), or, where the client
-forces a call, as the grammar that constrains it says (`forced`, `forced_to`). A call is given out
-when it is whole and well formed; text that only looked like one is given back as text. Pure.
+A model writes its calls as its chat template taught it to (`detect_format`), or, where the client
+forces a call, as the grammar that constrains it says (`FORCED_CALLS`, `forced_function_format`). A
+call is returned once it is whole and well formed; text that only looked like one is returned as
+text. Pure.
 """
 
 import json
@@ -12,14 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _SEPARATORS = " \t\r\n,;"  # Llama puts semicolons between its calls
-_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
-_XML = ("<function=", "<arg_key>")  # Qwen3-Coder's and GLM's calls, which are no JSON
+_NAMED_CALL = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+_XML_MARKERS = ("<function=", "<arg_key>")  # Qwen3-Coder's and GLM's calls, which are not JSON
 _DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function's name and its arguments, a JSON object as text; `id` is for the answer to it."""
+    """A call of a function: its name, and its arguments as the text of a JSON object.
+
+    The client sends the function's result back under `id`.
+    """
 
     name: str
     arguments: str
@@ -28,16 +32,16 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ParsedDelta:
-    """What a piece of text has made certain: text for the reader, and calls."""
+    """Output of the parser that is certain by now: text for the client, and whole calls."""
 
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
 
 def parse_calls(body: str) -> list[ToolCall]:
-    """Objects with `name` and `arguments`, in a list or one after another.
+    """Return the calls in `body`: objects with `name` and `arguments`, in a list or in a row.
 
-    `parameters` is Llama's word for arguments. Raises `ValueError` for anything else.
+    `parameters` is Llama's word for `arguments`. Raises `ValueError` for anything else.
     """
     calls = [_to_call(value) for value in _iterate_values(body)]
     if not calls:
@@ -46,12 +50,12 @@ def parse_calls(body: str) -> list[ToolCall]:
 
 
 def _parse_mistral(body: str) -> list[ToolCall]:
-    """A list of objects; since its eleventh tokeniser a name and its arguments, for each call."""
+    """Mistral's calls: a list of objects; since its tokeniser v11 name and arguments per call."""
     return [call for part in body.split(MISTRAL.begin) for call in _parse_named(part)]
 
 
 def _parse_named(part: str) -> list[ToolCall]:
-    named = _NAMED.fullmatch(part)
+    named = _NAMED_CALL.fullmatch(part)
     return [_build_call(named[1], json.loads(named[2]))] if named else parse_calls(part)
 
 
@@ -72,16 +76,17 @@ def _build_call(name: object, arguments: object) -> ToolCall:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("a call has a name, and an object of arguments")
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    (name + text).encode()  # half a character, which JSON can spell, is a ValueError here
+    (name + text).encode()  # a lone surrogate, which JSON can spell, is a ValueError here
     return ToolCall(name, text)
 
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """How calls are written.
+    """The form in which a model writes tool calls.
 
-    `begin` marks a call, or the first of them; without `end` calls go on to the end of the text. A
-    text that begins with one of the characters in `bare` is calls altogether.
+    `begin` marks a call, or the first of several; without `end` the calls go on to the end of the
+    text. A text that begins with one of the characters in `bare_starts` consists of calls alone.
+    `parse` turns what stands between the marks into calls, or raises `ValueError`.
     """
 
     begin: str = ""
@@ -97,38 +102,38 @@ FORCED_CALLS = ToolCallFormat(bare_starts="[")  # a list of calls and nothing el
 
 
 def detect_format(template: str | None) -> ToolCallFormat | None:
-    """How a model with this chat template writes calls; None for no way that is known here."""
+    """Return how a model with this chat template writes calls; None if that is not known here."""
     if template is None or not re.search(r"\btools\b", template):
         return None
-    if any(mark in template for mark in _XML):
+    if any(marker in template for marker in _XML_MARKERS):
         return None
     if "<|start_header_id|>" in template and '"parameters": ' in template:
-        return LLAMA  # the smaller ones have no marker in their template
-    return next((form for form in (HERMES, MISTRAL, LLAMA) if form.begin in template), None)
+        return LLAMA  # the templates of its smaller models have no marker
+    return next((each for each in (HERMES, MISTRAL, LLAMA) if each.begin in template), None)
 
 
 def forced_function_format(name: str) -> ToolCallFormat:
-    """One call of a certain function: the text is its arguments."""
+    """Return the format of one forced call of the function `name`: the text is its arguments."""
     return ToolCallFormat(bare_starts="{", parse=lambda body: [_build_call(name, json.loads(body))])
 
 
 class ToolParser:
-    """Takes a text in pieces; what comes out joined does not depend on where they were cut.
+    """Separates text and calls of a stream; the joined output does not depend on the pieces' cuts.
 
-    White space before a call belongs to neither side. Without `parallel` only the first call is
-    given out. Ids follow from `request_id`: whoever reads an answer again finds them again.
+    White space before a call is dropped. Without `parallel` only the first call is returned. Ids
+    are derived from `request_id`, so that an answer that is read again has the same ids.
     """
 
-    def __init__(self, form: ToolCallFormat, request_id: str, parallel: bool = True) -> None:
-        self._format, self._request_id, self._parallel = form, request_id, parallel
-        self._buffer = ""  # not given out yet
-        self._opening: str | None = None  # how the call began in which we are
-        self._searched = 0  # so much of what is held has been searched for the call's end
-        self._has_text = False  # some text has been seen
+    def __init__(self, call_format: ToolCallFormat, request_id: str, parallel: bool = True) -> None:
+        self._format, self._request_id, self._parallel = call_format, request_id, parallel
+        self._buffer = ""  # text that has not been returned yet
+        self._opening: str | None = None  # inside a call: the text up to its marker's end
+        self._searched = 0  # characters of the buffer without the begin of the call's end marker
+        self._has_text = False  # text other than white space has come
         self.call_count = 0
 
     def push(self, text: str) -> ParsedDelta:
-        """The next piece of the text."""
+        """Take the next piece of the text; return the text and calls that are certain by now."""
         self._buffer += text
         found = ParsedDelta()
         while more := self._scan_text() if self._opening is None else self._scan_call():
@@ -136,26 +141,26 @@ class ToolParser:
         return found
 
     def finish(self) -> ParsedDelta:
-        """What was still held back. A call without its end counts, if it is whole."""
-        held, self._buffer = self._buffer, ""
+        """Return what was still held back. A call without its end marker counts if it is whole."""
+        rest, self._buffer = self._buffer, ""
         if self._opening is not None:
-            return self._parse_body(held, "")
-        return ParsedDelta("" if self.call_count and held.isspace() else held)
+            return self._parse_body(rest, "")
+        return ParsedDelta("" if self.call_count and rest.isspace() else rest)
 
     def _scan_text(self) -> ParsedDelta | None:
-        """Text up to the next call, or as far as it is certain to be text; None to wait."""
+        """Text up to the next call, or as far as it is certainly text; None if more is needed."""
         if not self._has_text and self._begins_bare():
             return ParsedDelta()
         at = self._buffer.find(self._format.begin) if self._format.begin else -1
         if at < 0:
             return self._release_text(len(self._buffer) - self._partial_marker_length())
-        said = self._release_text(at) or ParsedDelta()
-        mark = self._buffer.index(self._format.begin) + len(self._format.begin)
-        self._opening, self._buffer = self._buffer[:mark], self._buffer[mark:]
-        return said
+        text_delta = self._release_text(at) or ParsedDelta()
+        marker_end = self._buffer.index(self._format.begin) + len(self._format.begin)
+        self._opening, self._buffer = self._buffer[:marker_end], self._buffer[marker_end:]
+        return text_delta
 
     def _begins_bare(self) -> bool:
-        """Whether the whole text is a call, which its first character tells."""
+        """True if the text consists of calls alone, as its first character tells."""
         stripped = self._buffer.lstrip()
         self._has_text = bool(stripped)
         if not stripped or stripped[0] not in self._format.bare_starts:
@@ -165,16 +170,16 @@ class ToolParser:
         return True
 
     def _release_text(self, end: int) -> ParsedDelta | None:
-        """Give out what is held up to `end`, but for white space at its end."""
+        """Release the buffer up to `end`, except white space there; None if nothing is left."""
         text = self._buffer[:end].rstrip()
         self._buffer = self._buffer[len(text) :]
         return ParsedDelta(text) if text else None
 
     def _partial_marker_length(self) -> int:
-        """The length of the longest end of what is held that the marker begins with."""
-        begin, held = self._format.begin, self._buffer
-        lengths = range(min(len(begin) - 1, len(held)), 0, -1)
-        return next((length for length in lengths if begin.startswith(held[-length:])), 0)
+        """Length of the longest end of the buffer that may be the begin of a call's marker."""
+        begin, buffer = self._format.begin, self._buffer
+        lengths = range(min(len(begin) - 1, len(buffer)), 0, -1)
+        return next((length for length in lengths if begin.startswith(buffer[-length:])), 0)
 
     def _scan_call(self) -> ParsedDelta | None:
         end = self._format.end
@@ -186,7 +191,7 @@ class ToolParser:
         return self._parse_body(body, end)
 
     def _parse_body(self, body: str, end: str) -> ParsedDelta:
-        """The calls in `body`, or all of it as text, as it came."""
+        """The calls in `body`; if it is not well formed all of it as text, with its markers."""
         opening, self._opening = self._opening or "", None
         try:
             calls = self._format.parse(body)
@@ -197,6 +202,6 @@ class ToolParser:
         return ParsedDelta(calls=[self._with_id(call) for call in calls])
 
     def _with_id(self, call: ToolCall) -> ToolCall:
-        """With its id: nine letters and digits, since Mistral's templates take no other."""
+        """Give the call its id: nine letters and digits, as Mistral's templates require."""
         number, self.call_count = self.call_count, self.call_count + 1
         return replace(call, id=f"{self._request_id[:7]}{number:02}")

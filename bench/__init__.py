@@ -1,19 +1,14 @@
-"""Measurements of the whole: each starts what it measures, prints a table, writes `results/`.
+"""Measurements of the whole system; not shipped with it.
 
-pipeline      what gateway, dispatcher and broker cost around the mock engine
-engine_share  how much of an engine's speed is left behind the pipeline
-load          `millstream bench` against what is measured
-direct        the engine alone, in a process of its own
-machine       what was measured on
-abuse         idle sockets, clients that do not read, cancels: `idle`, `unread`, `cancels`
-peers         their clients, by the thousand
-autobahn      the WebSocket against Autobahn's suite, run by `python -m bench.autobahn`
-results       runs to medians, a table and a file
-engine        our engine beside vLLM, `generate` and transformers' continuous batching
-mixed         inter-token times while others' prompts come in, with and without chunked prefill
-contenders    what `engine` runs, each in a process of its own
-models        models made for measuring
-simulate      the scheduler on a virtual clock, run by `python -m bench.simulate`
-simulation    its parts
-live          isolation, overload and dispatch on a running system
+Each measurement starts what it measures, prints a table and writes `results/`; docs/benchmarks.md
+has the figures. `python -m bench NAME` runs one, except where another command is named.
+
+pipeline_cost, throughput_share            what the pipeline costs around an engine
+gateway_vs_dynamo, failover_vs_dynamo, dynamo  beside NVIDIA Dynamo
+engine_comparison, contenders              our engine beside vLLM and `generate`
+engine_alone, chunked_prefill, gpu         our engine by itself
+backlog, quota_cost, abusive_clients       dispatcher, quotas and gateway at their limits
+autobahn                                   Autobahn's suite (`python -m bench.autobahn`)
+live, simulation, simulate                 scheduling: on running processes, and on a virtual clock
+bench_command, raw_websockets, synthetic_models, machine_info, reporting   what measurements use
 """

@@ -1,4 +1,7 @@
-"""`python -m bench [WHAT…] [--runs N] [--seconds S]`; by default what needs no traces or Dynamo."""
+"""`python -m bench [WHAT…] [--runs N] [--seconds S]` runs measurements by name.
+
+Without a name it runs those that change with the code and need neither traces nor Dynamo.
+"""
 
 import argparse
 from collections.abc import Callable
@@ -8,7 +11,6 @@ from bench import (
     abusive_clients,
     backlog,
     chunked_prefill,
-    embeddings,
     engine_comparison,
     failover_vs_dynamo,
     gateway_vs_dynamo,
@@ -17,15 +19,17 @@ from bench import (
     throughput_share,
 )
 from bench.live import dispatch_latency, isolation, overload
-from bench.simulation.scenarios.overload import ARENA, CODE, CONV, as_it_was, at_random
+from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_random
 
-NEED_MORE = "mixed", "live-b2", "live-b3", "front_ends", "failures"  # traces, or Dynamo
+NEED_TRACES = "mixed", "live-b2", "live-b3"
+NEED_DYNAMO = "front_ends", "failures"
+SETTLED = "idle", "unread", "cancels"  # up to 10,000 sockets, and goals reached long ago
+BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
     "front_ends": gateway_vs_dynamo.measure,
     "failures": failover_vs_dynamo.measure,
     "engine_share": throughput_share.measure,
-    "embeddings": embeddings.measure,
     "engine": engine_comparison.measure,
     "mixed": chunked_prefill.measure,
     "backlog": backlog.measure,
@@ -33,18 +37,17 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "idle": abusive_clients.idle,
     "unread": abusive_clients.unread,
     "cancels": abusive_clients.cancels,
-    "live-b2-10": partial(isolation.measure, 10),
     "live-b2-100": partial(isolation.measure, 100),
     "live-b2-weights": isolation.measure_weights,
     "live-b3": partial(overload.measure, "live-b3", ARENA, at_random, (1, 2, 5)),
     "live-b3-conv": partial(overload.measure, "live-b3-conv", CONV, as_it_was, (1, 5)),
-    "live-b3-code": partial(overload.measure, "live-b3-code", CODE, as_it_was, (1, 5)),
     "live-b3-burst": overload.measure_burst,
     "live-b6": dispatch_latency.measure,
 }
 
 
 def main() -> None:
+    """Run the measurements that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("what", nargs="*", help=" or ".join(MEASUREMENTS), metavar="WHAT")
     parser.add_argument("--runs", type=int, default=3, help="runs to take the median of")
@@ -53,7 +56,7 @@ def main() -> None:
     unknown = set(words.what) - MEASUREMENTS.keys()
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}, only {', '.join(MEASUREMENTS)}")
-    for name in words.what or [n for n in MEASUREMENTS if not n.startswith(NEED_MORE)]:
+    for name in words.what or [n for n in MEASUREMENTS if not n.startswith(BY_NAME_ONLY)]:
         MEASUREMENTS[name](words.runs, words.seconds)
 
 

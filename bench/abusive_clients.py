@@ -1,4 +1,4 @@
-"""What abuse costs others: idle sockets, clients that do not read, storms of cancels.
+"""Measures what abusive clients cost others: idle sockets, clients that do not read, cancel storms.
 
 The services are processes of their own; the clients are in this one. Inter-token times are those of
 honest streams, before (`quiet`) and during the abuse.
@@ -23,8 +23,9 @@ from registry.models import mock_model
 from registry.store import Registry
 from streams.broker.connection import connect
 from tests.support.eventually import eventually
-from tests.support.gateways import KEY, RunningGateway, free_port, register
+from tests.support.gateways import KEY, RunningGateway, register
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess, service_process
 
 IDLE, TALKING = 10_000, 64
@@ -41,8 +42,8 @@ frames_per_second = 100_000
 STALLED = 'millstream_cut_connections_total{reason="stalled"}'
 
 INTER_TOKEN = (
-    Figure("quiet_p99_ms", "inter-token p99 of honest streams without them, ms"),
-    Figure("p99_ms", "and beside them"),
+    Figure("quiet_p99_ms", "inter-token p99 of honest streams without abuse, ms"),
+    Figure("p99_ms", "inter-token p99 of honest streams beside it, ms"),
     Figure("slower_percent", "slower by, %", "≤ 10"),
 )
 IDLE_FIGURES = (
@@ -50,37 +51,40 @@ IDLE_FIGURES = (
     *INTER_TOKEN,
 )
 UNREAD_FIGURES = (
-    Figure("each_kib", f"memory of each of {NOT_READING} that do not read, KiB", "≤ 256"),
-    Figure("kernel_kib", "the most that the gateway's kernel keeps for one, KiB"),
-    Figure("cut_seconds", "from the last one's coming until all are cut, s", "about 10"),
+    Figure("each_kib", f"memory of each of {NOT_READING} clients that do not read, KiB", "≤ 256"),
+    Figure("kernel_kib", "largest send queue of one in the gateway's kernel, KiB"),
+    Figure("cut_seconds", "from the last one's connection until all are cut, s", "about 10"),
     *INTER_TOKEN,
 )
 CANCEL_FIGURES = (
     Figure("a_second", "requests begun and cancelled, per second", "1,000"),
-    Figure("p50_ms", "from the cancel to the end, p50, ms"),
-    Figure("p99_ms", "p99, ms", "≤ 1,000"),
-    Figure("free_seconds", "from the last cancel until nothing runs, s", "≤ 1"),
-    Figure("refused", "requests that were refused", "0"),
+    Figure("p50_ms", "from a request's cancel to its end, p50, ms"),
+    Figure("p99_ms", "from a request's cancel to its end, p99, ms", "≤ 1,000"),
+    Figure("free_seconds", "from the last cancel until no request runs, s", "≤ 1"),
+    Figure("refused", "refused requests", "0"),
     Figure("left_requests", "requests still followed by the gateway", "0"),
-    Figure("left_descriptors", "descriptors more than before, of all services", "0"),
-    Figure("gateway_mib", "memory of the gateway since a tenth of them, MiB"),
-    Figure("dispatcher_mib", "memory of the dispatcher since then, MiB"),
-    Figure("worker_mib", "memory of the worker since then, MiB"),
+    Figure("left_descriptors", "additional open descriptors of all services", "0"),
+    Figure("gateway_mib", "growth of the gateway's memory after a tenth of them, MiB"),
+    Figure("dispatcher_mib", "growth of the dispatcher's memory since then, MiB"),
+    Figure("worker_mib", "growth of the worker's memory since then, MiB"),
 )
 
 
 def idle(runs: int, seconds: float) -> None:
-    """Sockets that say nothing."""
+    """Measure and publish the cost of sockets that send nothing."""
     _measure_and_publish("idle", IDLE_FIGURES, runs, seconds, _idle)
 
 
 def unread(runs: int, seconds: float) -> None:
-    """Clients that ask for half a megabyte and take nothing of it."""
+    """Measure and publish the cost of clients that request half a megabyte and do not read it."""
     _measure_and_publish("unread", UNREAD_FIGURES, runs, seconds, _unread)
 
 
 def cancels(runs: int, seconds: float) -> None:
-    """Requests that are cancelled while they run, for so many seconds; 100,000 are 100."""
+    """Measure and publish the cost of requests that are cancelled while they run.
+
+    There are 1,000 a second for `seconds`; 100 seconds make 100,000.
+    """
     _measure_and_publish("cancels", CANCEL_FIGURES, runs, seconds, _cancels)
 
 
@@ -97,18 +101,18 @@ def _measure_and_publish(
 
 @dataclass(frozen=True)
 class Cell:
-    """A gateway with everything behind it."""
+    """A running gateway with its dispatcher, worker and nats-server."""
 
     gateway: RunningGateway
     services: dict[str, ServiceProcess]
 
     def memory(self, name: str) -> int:
-        """Resident KiB of a service."""
+        """Return the resident memory of a service in KiB."""
         status = Path(f"/proc/{self.services[name].process.pid}/status").read_text()
         return next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)
 
     def descriptors(self) -> int:
-        """Of all services together."""
+        """Return the number of open file descriptors of all services together."""
         pids = [service.process.pid for service in self.services.values()]
         return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
 
@@ -119,7 +123,7 @@ async def _start_cell(itl_ms: float, sequences: int) -> AsyncIterator[Cell]:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         home = Path(directory)
         (home / "tenants.toml").write_text(TENANT)
-        told: dict[str, dict[str, Any]] = {
+        settings: dict[str, dict[str, Any]] = {
             "gateway": {"port": port, "config": home / "tenants.toml", "grace_seconds": 1},
             "dispatcher": {},
             "worker": {"model": '["mock", "quick"]'},
@@ -130,7 +134,7 @@ async def _start_cell(itl_ms: float, sequences: int) -> AsyncIterator[Cell]:
         await _register_quick(broker.url)
         services = {
             name: stack.enter_context(service_process(name, broker.url, home / name, **words))
-            for name, words in told.items()
+            for name, words in settings.items()
         }
         cell = Cell(RunningGateway(port, asyncio.Event()), services)
         await eventually(cell.gateway.is_ready, 60)
@@ -138,7 +142,7 @@ async def _start_cell(itl_ms: float, sequences: int) -> AsyncIterator[Cell]:
 
 
 async def _register_quick(nats_url: str) -> None:
-    """A model whose long answers are there at once."""
+    """Register a model that gives long answers almost at once."""
     async with connect(nats_url, "bench") as broker:
         registry = await Registry.open(broker)
         await registry.add_model(mock_model("quick", ttft_ms=1, itl_ms=1))
@@ -154,13 +158,13 @@ async def _idle(seconds: float) -> Run:
         before = cell.memory("gateway")
         peers = [await RawWebSocket.connect(port, KEY, _ignore) for _ in range(IDLE)]
         each = (cell.memory("gateway") - before) / IDLE
-        beside = await talkers.measure_gaps(2 * seconds)
+        disturbed = await talkers.measure_gaps(2 * seconds)
         for peer in peers:
             peer.transport.abort()
         await asyncio.sleep(3)
         quiet += await talkers.measure_gaps(seconds)
         talkers.close()
-    return {"each_kib": each, **_compare(quiet, beside)}
+    return {"each_kib": each, **_compare(quiet, disturbed)}
 
 
 async def _unread(seconds: float) -> Run:
@@ -178,9 +182,9 @@ async def _unread(seconds: float) -> Run:
         await asyncio.sleep(3)
         before = cell.memory("gateway")
         measuring = asyncio.create_task(talkers.measure_gaps(seconds + 12))
-        deaf = []
+        non_readers = []
         for _ in range(NOT_READING):
-            deaf.append(await _connect_non_reader(port, request_id))
+            non_readers.append(await _connect_non_reader(port, request_id))
             await asyncio.sleep(seconds / 2 / NOT_READING)
         began, most, kernel = time.perf_counter(), 0.0, 0
         async with asyncio.timeout(60):
@@ -188,25 +192,25 @@ async def _unread(seconds: float) -> Run:
                 most = max(most, (cell.memory("gateway") - before) / NOT_READING)
                 kernel = max(kernel, _largest_send_queue(port))
                 await asyncio.sleep(0.25)
-        took = time.perf_counter() - began
-        beside = await measuring
+        cut_seconds = time.perf_counter() - began
+        disturbed = await measuring
         talkers.close()
-    found = {"each_kib": most, "kernel_kib": kernel / KIB, "cut_seconds": took}
-    return {**found, **_compare(quiet, beside)}
+    found = {"each_kib": most, "kernel_kib": kernel / KIB, "cut_seconds": cut_seconds}
+    return {**found, **_compare(quiet, disturbed)}
 
 
 async def _long_answer(port: int) -> str:
-    """The id of a request that has ended, whose answer is about 220 KB."""
+    """Run a request whose answer is about 220 KB, and return its id when it has ended."""
     ids: list[str] = []
     ended = asyncio.get_running_loop().create_future()
 
-    def take(peer: RawWebSocket, frame: dict[str, Any]) -> None:
+    def on_frame(peer: RawWebSocket, frame: dict[str, Any]) -> None:
         if frame["type"] == "accepted":
             ids.append(frame["request_id"])
         elif frame["type"] in ("done", "error"):
             ended.set_result(frame["type"])
 
-    peer = await RawWebSocket.connect(port, KEY, take)
+    peer = await RawWebSocket.connect(port, KEY, on_frame)
     prompt = {"prompt": "x", "max_tokens": 400, "logprobs": 20}
     peer.send_frame(type="generate", id="x", model="quick", **prompt)
     assert await ended == "done"
@@ -215,7 +219,7 @@ async def _long_answer(port: int) -> str:
 
 
 async def _connect_non_reader(port: int, request_id: str) -> RawWebSocket:
-    """A client that asks for the same answer many times, and reads none."""
+    """Connect a client that requests the same answer several times and reads nothing."""
     peer = await RawWebSocket.connect(port, KEY, _ignore, buffer=4096)
     peer.transport.pause_reading()
     for number in range(ANSWERS):
@@ -230,7 +234,7 @@ async def _count_stalled(gateway: RunningGateway) -> float:
 
 
 def _largest_send_queue(port: int) -> int:
-    """The most that is in the kernel's send queue of one of the gateway's sockets, in bytes."""
+    """The largest send queue, in bytes, that the kernel keeps for one of the gateway's sockets."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     local = f":{port:04X}"
     return max(int(row[4].split(":")[0], 16) for row in rows if row[1].endswith(local))
@@ -258,7 +262,7 @@ async def _cancels(seconds: float) -> Run:
 
 
 class _Storm:
-    """Requests at a steady rate, each cancelled a little later."""
+    """Starts requests at a steady rate and cancels each after `RUNNING_SECONDS`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -270,7 +274,7 @@ class _Storm:
 
     @classmethod
     async def run(cls, port: int, count: int) -> "_Storm":
-        """A storm of so many requests, when all of them have ended."""
+        """Start and cancel `count` requests; return when all of them have ended."""
         storm = cls()
         peers = [await RawWebSocket.connect(port, KEY, storm._receive) for _ in range(SOCKETS)]
         storm._began = storm._loop.time()
@@ -285,6 +289,7 @@ class _Storm:
         return storm
 
     def figures(self) -> Run:
+        """The figures of `CANCEL_FIGURES` that concern requests."""
         waits = sorted(self._waits)
         return {
             "a_second": len(waits) / (self._last_cancel - self._began),
@@ -311,11 +316,11 @@ class _Storm:
 
 
 def _ignore(peer: RawWebSocket, frame: dict[str, Any]) -> None:
-    """For clients that want nothing."""
+    """Ignore the frame."""
 
 
-def _compare(quiet: list[float], beside: list[float]) -> Run:
-    before, during = (percentile(sorted(gaps), 0.99) * 1000 for gaps in (quiet, beside))
+def _compare(quiet: list[float], disturbed: list[float]) -> Run:
+    before, during = (percentile(sorted(gaps), 0.99) * 1000 for gaps in (quiet, disturbed))
     return {
         "quiet_p99_ms": before,
         "p99_ms": during,

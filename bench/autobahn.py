@@ -1,8 +1,8 @@
-"""`python -m bench.autobahn`: Autobahn's fuzzing client against the gateway's WebSocket server.
+"""`python -m bench.autobahn` runs Autobahn's fuzzing client against the gateway's WebSocket server.
 
-The suite expects an echo, so an application that echoes is served as the gateway is.
-MILLSTREAM_BENCH_AUTOBAHN names a Python 2.7, and behind a space the directory into which its pip
-has put `autobahntestsuite==0.8.2` with --target.
+The suite expects an echo, so the gateway's server runs an application that echoes.
+MILLSTREAM_BENCH_AUTOBAHN names a Python 2.7 and, after a space, the directory into which its pip
+has installed `autobahntestsuite==0.8.2` with --target.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from bench import machine_info
 from bench.reporting import DIRECTORY
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
-from tests.support.millstream_up import free_port
+from tests.support.ports import free_port
 
 SUITE = "MILLSTREAM_BENCH_AUTOBAHN"
 RUN = """
@@ -29,12 +29,12 @@ sys.path.insert(0, os.environ["SITE"])
 from autobahntestsuite.wstest import run
 run()
 """
-LARGEST_FRAME = 16 * 2**20  # of the suite's
+LARGEST_FRAME = 16 * 2**20  # that the suite sends
 OPTIONAL = ["12.*", "13.*"]  # compression, which we do not offer
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application that sends back what it gets."""
+    """Run a WebSocket as an ASGI application that sends back each message."""
     await receive()
     await send({"type": "websocket.accept"})
     while (event := await receive())["type"] == "websocket.receive":
@@ -42,7 +42,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _report(port: int, home: Path) -> dict[str, dict[str, str]]:
-    """How each case behaved, by its number."""
+    """Run the suite; return its report on each case by the case's number."""
     spec = {
         "outdir": str(home / "report"),
         "servers": [{"agent": "millstream", "url": f"ws://127.0.0.1:{port}"}],
@@ -75,6 +75,7 @@ async def _run() -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
+    """Run the suite and write its report to `results/`; exit with an error if a case failed."""
     if SUITE not in os.environ:
         raise SystemExit(f"autobahn: {SUITE} must name a Python 2.7 with autobahntestsuite")
     cases = asyncio.run(_run())

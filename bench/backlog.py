@@ -1,9 +1,8 @@
-"""What a long backlog costs, and how soon another dispatcher goes on with it.
+"""Measures what a long backlog costs, and how soon another dispatcher continues with it.
 
-(a) A million queued requests of 10,000 tenants in the leader's books: memory of each, time to
-decide who is next and where, and to settle that later. (b) 100,000 queued requests whose leader is
-killed: time until the next one is sent to a worker, and until all are known to the other
-dispatcher.
+(a) A million queued requests of 10,000 tenants in a leader's model state: memory of each, time to
+choose the next one and its worker, and to settle it later. (b) 100,000 queued requests whose leader
+is killed: time until the next one is sent to a worker, and until the other dispatcher knows all.
 """
 
 import asyncio
@@ -32,41 +31,42 @@ from tests.support.services import BrokerClient, broker_client
 QUEUED, TENANTS, DECISIONS = 1_000_000, 10_000, 5_000
 TAKEN_OVER, SIDE_BY_SIDE = 100_000, 256
 FREE, BEAT_SECONDS = 8, 0.1
-MARKS = range(12)  # of a prompt of 3,072 tokens, half of which a worker holds
+PREFIX_HASHES = range(12)  # of a prompt of 3,072 tokens, half of which a worker holds
 VERSION = "1"
 
 FIGURES = (
     Figure("bytes_each", f"memory of each of {QUEUED:,} queued requests, bytes", "≤ 700"),
-    Figure("push_us", "to queue one, µs"),
-    Figure("decision_us", "to choose, charge and place one, µs", "≤ 30"),
-    Figure("settle_us", "to note that it was sent, and later its end, µs"),
-    Figure("small_decision_us", f"to decide with {TENANTS:,} queued, µs"),
-    Figure("small_settle_us", "and to settle, µs"),
-    Figure("first_seconds", f"killed leader of {TAKEN_OVER:,}: next one sent, s", "≤ 3"),
-    Figure("whole_seconds", "and all of them known, s"),
+    Figure("push_us", "time to queue one, µs"),
+    Figure("decision_us", "time to choose, charge and place one, µs", "≤ 30"),
+    Figure("settle_us", "time to record its sending, and later its end, µs"),
+    Figure("small_decision_us", f"time to decide with {TENANTS:,} queued, µs"),
+    Figure("small_settle_us", f"time to settle with {TENANTS:,} queued, µs"),
+    Figure("first_seconds", f"killed leader of {TAKEN_OVER:,}: next one sent after, s", "≤ 3"),
+    Figure("whole_seconds", "killed leader: all of them known after, s"),
 )
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure and publish; `seconds` says nothing here."""
+    """Measure and publish; `seconds` has no effect here."""
     setting = {"queued": QUEUED, "tenants": TENANTS, "taken_over": TAKEN_OVER}
     reporting.publish("backlog", setting, FIGURES, [_run() for _ in range(runs)])
 
 
 def _run() -> Run:
-    return {**_books(), **asyncio.run(_take_over())}
+    return {**_measure_state(), **asyncio.run(_measure_failover())}
 
 
-def _books() -> Run:
+def _measure_state() -> Run:
+    """Part (a): the memory and times of the leader's model state."""
     tracemalloc.start()
-    books = _filled(QUEUED)
+    state = _filled_state(QUEUED)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    del books
+    del state
     began = time.perf_counter()
-    books = _filled(QUEUED)
+    state = _filled_state(QUEUED)
     pushed = time.perf_counter() - began
-    many, few = _decisions(books), _decisions(_filled(TENANTS))
+    many, few = _decisions(state), _decisions(_filled_state(TENANTS))
     return {
         "bytes_each": size / QUEUED,
         "push_us": pushed / QUEUED * 1e6,
@@ -75,15 +75,15 @@ def _books() -> Run:
     }
 
 
-def _filled(count: int) -> ModelState:
-    books = ModelState("model")
+def _filled_state(count: int) -> ModelState:
+    state = ModelState("model")
     for number in range(count):
-        books.queue.enqueue(_queued(number), 0.0)
-    return books
+        state.queue.enqueue(_queued(number), 0.0)
+    return state
 
 
 def _queued(number: int) -> QueuedRequest:
-    """As a leader makes it of headers."""
+    """A queued request like those that a leader makes from headers."""
     reply = f"$JS.ACK.REQUESTS.index_model_0a1b2c3d.1.{number}.{number}.1763748000000000000.1"
     return QueuedRequest(
         request_id=secrets.token_hex(16),
@@ -100,22 +100,22 @@ def _queued(number: int) -> QueuedRequest:
     )
 
 
-def _decisions(books: ModelState) -> Run:
-    """What each step takes with a fleet that always has room."""
-    for worker, held in (("w", MARKS[:6]), ("v", ())):
+def _decisions(state: ModelState) -> Run:
+    """The mean times to decide and to settle, with a fleet that always has room."""
+    for worker, held in (("w", PREFIX_HASHES[:6]), ("v", ())):
         beat = Heartbeat(worker, "model", VERSION, 10**9, 10**12, 0, 0, 10**9, 10**12, 0, 0.0)
-        books.apply_heartbeat(replace(beat, holds=prefix_hashes.pack(held)), 0.0)
+        state.apply_heartbeat(replace(beat, holds=prefix_hashes.pack(held)), 0.0)
     deciding = settling = 0.0
     for number in range(DECISIONS):
         began = time.perf_counter()
-        found = books.select_next(lambda item: VERSION, 0.0)
+        found = state.select_next(lambda item: VERSION, 0.0)
         assert found
         item, _ = found
-        books.reserve(item, VERSION, 0.0)
-        books.place(item.request_id, MARKS, "")
+        state.reserve(item, VERSION, 0.0)
+        state.place(item.request_id, PREFIX_HASHES, "")
         decided = time.perf_counter()
-        books.mark_published(item.request_id, number + 1, duplicate=False)
-        books.settle(item.request_id, 400, 0.0)
+        state.mark_published(item.request_id, number + 1, duplicate=False)
+        state.settle(item.request_id, 400, 0.0)
         deciding += decided - began
         settling += time.perf_counter() - decided
     return {
@@ -124,17 +124,18 @@ def _decisions(books: ModelState) -> Run:
     }
 
 
-async def _take_over() -> Run:
+async def _measure_failover() -> Run:
+    """Part (b): the times after the leader was killed."""
     with tempfile.TemporaryDirectory() as home:
         server = NatsServer(Path(home))
         try:
             async with broker_client(server.url) as c:
-                return await _killed(c, server.url, Path(home))
+                return await _kill_leader(c, server.url, Path(home))
         finally:
             server.kill()
 
 
-async def _killed(c: BrokerClient, url: str, home: Path) -> Run:
+async def _kill_leader(c: BrokerClient, url: str, home: Path) -> Run:
     await _fill(c)
     with service_process("dispatcher", url, home / "first.log") as first:
         await eventually(lambda: _known(c, TAKEN_OVER), seconds=120)
@@ -154,15 +155,15 @@ async def _fill(c: BrokerClient) -> None:
         c.envelope(300, 200, tenant=f"tenant-{number % 100}", deadline_seconds=600)
         for number in range(TAKEN_OVER)
     ]
-    waiting = iter(envelopes)
+    remaining = iter(envelopes)
 
-    async def enter() -> None:
-        for envelope in waiting:
+    async def enqueue_remaining() -> None:
+        for envelope in remaining:
             await c.enqueue(envelope, b"", Lane(envelope.tenant, "mock", Priority.STANDARD))
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(SIDE_BY_SIDE):
-            tasks.create_task(enter())
+            tasks.create_task(enqueue_remaining())
 
 
 async def _known(c: BrokerClient, least: int) -> bool:
@@ -172,12 +173,12 @@ async def _known(c: BrokerClient, least: int) -> bool:
 
 @asynccontextmanager
 async def _worker(c: BrokerClient) -> AsyncIterator[None]:
-    """The beats of a worker that has room and takes nothing."""
+    """Send the heartbeats of a worker that has room and pulls nothing."""
 
     async def beat() -> None:
-        told = Heartbeat("w", "mock", VERSION, FREE, 10**9, 0, 0, FREE, 10**9, 0, 0.0).pack()
+        heartbeat = Heartbeat("w", "mock", VERSION, FREE, 10**9, 0, 0, FREE, 10**9, 0, 0.0).pack()
         while True:
-            await c.broker.publish(subjects.fleet("mock", "w"), told)
+            await c.broker.publish(subjects.fleet("mock", "w"), heartbeat)
             await asyncio.sleep(BEAT_SECONDS)
 
     beating = asyncio.create_task(beat())

@@ -1,4 +1,4 @@
-"""Inter-token times while other prompts come in: chunked prefill against whole prompts.
+"""Compares chunked prefill with whole prompts by inter-token times while other prompts come in.
 
 Arrivals are Poisson at 80 % of the capacity that the same lengths reach in a closed loop; lengths
 are an eighth of those of a trace, whose CSV MILLSTREAM_BENCH_TRACE names: the Azure conversations
@@ -26,7 +26,7 @@ from streams.messages import Sampling
 
 TRACE = "MILLSTREAM_BENCH_TRACE"
 DIVISOR, LOAD, SEQUENCES = 8, 0.8, 32
-CHUNKED, WHOLE = 128, 2048  # tokens of a step: chunks of prompts, or the longest prompt at once
+CHUNKED, WHOLE = 128, 2048  # tokens per step: chunks of prompts, or the longest prompt at once
 FIGURES = tuple(
     Figure(f"{way}_{name}", f"{words}, {way}", goal if way == "chunked" else "")
     for way in ("chunked", "whole")
@@ -40,13 +40,14 @@ FIGURES = tuple(
 
 @dataclass
 class InterTokenTimes:
-    """When each sequence's last token came, and the times between tokens."""
+    """The time of each sequence's last token, and the seconds between tokens of all sequences."""
 
     last: dict[str, float] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     ended: int = 0
 
     def step_engine(self, engine: Engine) -> None:
+        """Run one step of the engine and record the times of its tokens."""
         outputs, now = engine.step(), time.perf_counter()
         for output in outputs:
             assert output.error is None, output.error
@@ -57,7 +58,7 @@ class InterTokenTimes:
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure both ways by turns, and publish."""
+    """Measure both settings in turn, and publish."""
     if TRACE not in os.environ:
         raise SystemExit(f"mixed: {TRACE} must name the CSV of a trace")
     with tempfile.TemporaryDirectory() as home:
@@ -84,14 +85,14 @@ def _run(directory: Path, seconds: float, seed: int) -> Run:
 
 
 def _measure_capacity(engine: Engine, seconds: float, seed: int) -> float:
-    """Requests per second in a closed loop; the engine is empty again afterwards."""
-    asked, gaps, began = _sequences(seed), InterTokenTimes(), time.perf_counter()
-    for sequence in itertools.islice(asked, SEQUENCES):
+    """The engine's requests per second in a closed loop; it is empty again afterwards."""
+    sequences, gaps, began = _sequences(seed), InterTokenTimes(), time.perf_counter()
+    for sequence in itertools.islice(sequences, SEQUENCES):
         engine.add(sequence)
     while (elapsed := time.perf_counter() - began) < seconds:
         before = gaps.ended
         gaps.step_engine(engine)
-        for sequence in itertools.islice(asked, gaps.ended - before):
+        for sequence in itertools.islice(sequences, gaps.ended - before):
             engine.add(sequence)
     rate = gaps.ended / elapsed
     while not engine.idle:
@@ -100,12 +101,12 @@ def _measure_capacity(engine: Engine, seconds: float, seed: int) -> float:
 
 
 def _run_open_loop(engine: Engine, rate: float, seconds: float, seed: int) -> list[float]:
-    """The inter-token times at a Poisson rate."""
-    draw, asked, gaps = Random(seed), _sequences(seed + 1000), InterTokenTimes()
+    """The inter-token times, in seconds, at Poisson arrivals of `rate` a second."""
+    draw, sequences, gaps = Random(seed), _sequences(seed + 1000), InterTokenTimes()
     began, due = time.perf_counter(), 0.0
     while (elapsed := time.perf_counter() - began) < seconds:
         while due <= elapsed:
-            engine.add(next(asked))
+            engine.add(next(sequences))
             due += draw.expovariate(rate)
         if engine.idle:
             time.sleep(max(0.0, due - elapsed))
@@ -115,7 +116,7 @@ def _run_open_loop(engine: Engine, rate: float, seconds: float, seed: int) -> li
 
 
 def _sequences(seed: int) -> Iterator[Sequence]:
-    """New prompts of the trace's lengths, from a place in it that depends on the seed."""
+    """Random prompts with the lengths of the trace from a place in it that depends on the seed."""
     prompts = Prompts(VOCABULARY, seed)
     for number, arrival in enumerate(_lengths(seed)):
         prompt = prompts.make_prompt(max(1, arrival.prompt_tokens // DIVISOR))

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's front end, and workers whose tokens cost nothing.
+"""Runs NVIDIA Dynamo's front end with workers whose tokens cost nothing.
 
 MILLSTREAM_BENCH_DYNAMO names the Python of an environment that has `ai-dynamo` (1.6).
 """
@@ -15,7 +15,8 @@ from typing import Any
 
 from gpu_worker.engines import demo_models
 from millstream.up.demo_conversion import cache_directory
-from tests.support.millstream_up import free_port, wait_until
+from tests.support.millstream_up import wait_until
+from tests.support.ports import free_port
 
 PYTHON = "MILLSTREAM_BENCH_DYNAMO"
 READY_SECONDS = 60.0
@@ -24,7 +25,7 @@ SCRIPT = Path(__file__).parent / "contenders/dynamo_worker.py"
 
 @dataclass(frozen=True)
 class Dynamo:
-    """A running one; its processes by their ids."""
+    """A running Dynamo: its URL and the process ids of front end and workers."""
 
     url: str
     front_end: int
@@ -32,7 +33,7 @@ class Dynamo:
 
 
 def require_dynamo() -> None:
-    """Raises `SystemExit` where there is none."""
+    """Raise `SystemExit` if no environment with Dynamo is named."""
     if PYTHON not in os.environ:
         raise SystemExit(f"{PYTHON} has to name a Python that has ai-dynamo")
 
@@ -46,7 +47,10 @@ def run_dynamo(
     workers: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Dynamo]:
-    """Serves the model `mock`; `words` and `environment` are for the front end."""
+    """Run Dynamo with the model `mock` during the context, which begins when it is ready.
+
+    `words` and `environment` are options of the front end.
+    """
     port = free_port()
     front_end = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     front_end += ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
@@ -55,9 +59,9 @@ def run_dynamo(
     url = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
         first = stack.enter_context(_process(home, environment or {}, *front_end, *words))
-        served = [stack.enter_context(_process(home, {}, *worker)) for _ in range(workers)]
+        running = [stack.enter_context(_process(home, {}, *worker)) for _ in range(workers)]
         wait_until(lambda: _serves(url, workers), READY_SECONDS)
-        yield Dynamo(url, first.pid, [process.pid for process in served])
+        yield Dynamo(url, first.pid, [process.pid for process in running])
 
 
 @contextmanager

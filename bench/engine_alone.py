@@ -1,6 +1,7 @@
-"""The engine alone: `python -m bench.engine_alone DIRECTORY SECONDS SEQUENCES PROMPT OUTPUT` (tokens).
+"""Measures the engine alone, without services, in a closed loop.
 
-A closed loop: a sequence that ends makes room for the next, as clients of `millstream bench` do.
+`python -m bench.engine_alone DIRECTORY SECONDS SEQUENCES PROMPT OUTPUT` (PROMPT and OUTPUT in
+tokens): when a sequence ends the next is added, as clients of `millstream bench` do.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from streams.messages import Sampling
 
 
 def main(directory: Path, seconds: float, *sizes: int) -> None:
-    """Print tokens per second as JSON."""
+    """Print the engine's generated tokens per second as JSON."""
     worker = WorkerSettings(model=(directory.name,))
     options = {
         "max_sequences": worker.max_sequences,
@@ -28,10 +29,10 @@ def main(directory: Path, seconds: float, *sizes: int) -> None:
     engine = factory.build("transformers", directory, options)
     sequences, prompt_tokens, output_tokens = sizes
     prompts = Prompts(inspect_model(directory).vocab_size, seed=0)
-    asked = _sequences(prompts, prompt_tokens, output_tokens)
-    for sequence in itertools.islice(asked, sequences):
+    waiting = _sequences(prompts, prompt_tokens, output_tokens)
+    for sequence in itertools.islice(waiting, sequences):
         engine.add(sequence)
-    print(json.dumps({"tokens_per_second": _keep_full(engine, asked, seconds)}))
+    print(json.dumps({"tokens_per_second": _keep_full(engine, waiting, seconds)}))
 
 
 def _sequences(prompts: Prompts, prompt_tokens: int, output_tokens: int) -> Iterator[Sequence]:
@@ -42,15 +43,15 @@ def _sequences(prompts: Prompts, prompt_tokens: int, output_tokens: int) -> Iter
         yield Sequence(f"s{number}", prompt, sampling)
 
 
-def _keep_full(engine: Engine, asked: Iterator[Sequence], seconds: float) -> float:
-    """Keep the engine full for `seconds`; tokens per second."""
+def _keep_full(engine: Engine, waiting: Iterator[Sequence], seconds: float) -> float:
+    """Keep the engine full for `seconds`; return its tokens per second."""
     began, tokens = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - began) < seconds:
         for output in engine.step():
             assert output.error is None, output.error
             tokens += len(output.tokens)
             if output.finish:
-                engine.add(next(asked))
+                engine.add(next(waiting))
     return tokens / elapsed
 
 

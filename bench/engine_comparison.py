@@ -1,9 +1,12 @@
-"""Our engine beside others: generated tokens per second, prefill included, all prompts at once.
+"""Compares our engine with others by generated tokens per second.
 
-Contenders take turns, each turn in a fresh process that warms up first, as their users have them:
-ours with a worker's allocator, vLLM with the OpenMP runtime that its documentation advises, where
-MILLSTREAM_BENCH_VLLM names the Python of an environment that has it: as the reference figures were
-taken (`--enforce-eager`), and with its layers compiled, which needs a C++ compiler.
+Prefill is included, and all prompts are added at once.
+
+Contenders take turns, each turn in a fresh process that warms up first, configured as their users
+have them: ours with a worker's allocator, vLLM with the OpenMP runtime that its documentation
+advises. vLLM takes part if MILLSTREAM_BENCH_VLLM names the Python of an environment that has it: as
+the reference figures were taken (`--enforce-eager`), and with its layers compiled, which needs a
+C++ compiler.
 """
 
 import json
@@ -23,14 +26,14 @@ from millstream.up.demo_conversion import cache_directory
 from millstream.up.launch_plan import ALLOCATOR_ENVIRONMENT
 
 OURS = "millstream"
-VLLM = {"vllm": 0.9, "vllm_compiled": None}  # and what is to be reached of each
+VLLM = {"vllm": 0.9, "vllm_compiled": None}  # with the share of its rate that is our goal
 VLLM_PYTHON = "MILLSTREAM_BENCH_VLLM"
-ROUNDS = 2  # of one turn
+ROUNDS = 2  # in one turn
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table, and what is to be reached of whom."""
+    """A workload, with our goal as a share of each contender's rate (None: no goal)."""
 
     model: str
     prompt_tokens: int
@@ -44,14 +47,14 @@ class Case:
 
 
 CASES = (
-    Case("llama-28m-fp32", 64, 64, 32, VLLM | {"generate": 1.2, "continuous": 2.0}),
+    Case("llama-28m-fp32", 64, 64, 32, VLLM | {"generate": 1.2}),
     Case("llama-28m-fp32", 512, 32, 32, VLLM),
     Case("gemma-3-270m-bf16", 64, 32, 32, VLLM),
 )
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure every case and publish one table each."""
+    """Measure every case and publish a table for each; `seconds` has no effect here."""
     with tempfile.TemporaryDirectory() as home:
         directories = {
             "llama-28m-fp32": small_llama(Path(home) / "llama"),
@@ -81,13 +84,13 @@ def _at_least(goal: float | None) -> str:
 
 
 def _turn(case: Case, directory: Path) -> Run:
-    """One turn of each: the better of its rounds, which the neighbours disturbed less."""
+    """One turn of each contender: the best of its rounds, which other processes disturbed least."""
     rates = {name: max(_rounds(case, directory, name)) for name in _contenders(case)}
     return rates | {f"over_{name}": rates[OURS] / rates[name] for name in rates if name != OURS}
 
 
 def _contenders(case: Case) -> list[str]:
-    """Ours, and those that it is to be held against and that are there."""
+    """Our engine, and those of the case's contenders that are installed."""
     return [OURS, *(name for name in case.goals if name not in VLLM or VLLM_PYTHON in os.environ)]
 
 
@@ -105,7 +108,7 @@ def _rounds(case: Case, directory: Path, name: str) -> list[float]:
 
 
 def _vllm(python: Path) -> dict[str, str]:
-    """Its settings; the last one is Intel's OpenMP, which its wheel brings along."""
+    """vLLM's environment; the last entry is Intel's OpenMP, which its wheel contains."""
     return {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": "0-1",

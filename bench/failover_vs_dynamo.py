@@ -1,8 +1,8 @@
-"""Streams one of whose two workers dies or freezes, beside NVIDIA Dynamo.
+"""Compares streams of Millstream and NVIDIA Dynamo while one of two workers dies or freezes.
 
 A stream is whole if its text is that of an undisturbed run. A gap is the longest time between two
-events of one stream. Dynamo runs as it comes, and with all that it has against this: migration,
-and a time after which a silent worker is left.
+events of one stream. Dynamo runs with its defaults, and with all its means against such faults:
+migration, and a timeout after which a silent worker is given up.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class _TestedSystem:
 
 @dataclass(frozen=True)
 class _StreamResult:
-    """What a client got, whether that was its end, and its longest wait for more."""
+    """The text that a client got, whether the stream ended well, and its longest gap in seconds."""
 
     text: str
     ended: bool
@@ -58,7 +58,7 @@ class _StreamResult:
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure by turns, each in fresh processes, and publish; `seconds` says nothing here."""
+    """Measure all in turn, each in fresh processes, and publish; `seconds` has no effect here."""
     dynamo.require_dynamo()
     setting = {"streams": STREAMS, "tokens": TOKENS, "ttft_ms": TTFT_MS, "itl_ms": ITL_MS}
     reporting.publish("failures", setting, FIGURES, [_run() for _ in range(runs)])
@@ -93,7 +93,7 @@ def _start_system(way: str, home: Path) -> Iterator[_TestedSystem]:
 
 
 async def _measure_fault(system: _TestedSystem, number: signal.Signals) -> tuple[int, float]:
-    """How many streams are whole, and the longest gap of these."""
+    """Strike one worker with the signal; the number of whole streams, and their longest gap."""
     async with openai.AsyncOpenAI(
         base_url=f"{system.url}/v1", api_key=KEY, max_retries=0, timeout=MOST_SECONDS
     ) as client:
@@ -107,8 +107,8 @@ async def _measure_fault(system: _TestedSystem, number: signal.Signals) -> tuple
                 FROZEN_SECONDS, os.kill, system.workers[0], signal.SIGCONT
             )
         streams = await running
-    wanted = [stream.text for stream in undisturbed]
-    whole = [s for s, text in zip(streams, wanted, strict=True) if s.ended and s.text == text]
+    expected = [stream.text for stream in undisturbed]
+    whole = [s for s, text in zip(streams, expected, strict=True) if s.ended and s.text == text]
     return len(whole), max((stream.gap for stream in whole), default=0.0)
 
 
@@ -128,5 +128,5 @@ async def _run_stream(client: openai.AsyncOpenAI, prompt: str) -> _StreamResult:
                 text += "".join(choice.text for choice in event.choices)
                 ended = any(choice.finish_reason == "length" for choice in event.choices)
     except (openai.OpenAIError, TimeoutError):
-        pass  # it is not whole
+        pass  # the stream counts as not whole
     return _StreamResult(text, ended, gap)

@@ -1,8 +1,8 @@
-"""The gateway beside the front end of NVIDIA Dynamo, which is written in Rust, at the same load.
+"""Compares the gateway with the front end of NVIDIA Dynamo, written in Rust, at the same load.
 
-Both have a worker whose tokens come at the same times and cost next to nothing. Theirs passes
-requests on from process to process, a token at a time; ours stores requests and tokens before
-anybody sees them, and puts what comes at the same time into one chunk.
+Both have a worker whose tokens come at the same times and cost next to nothing. Dynamo passes
+requests from process to process, one token at a time; we store requests and tokens before anybody
+sees them, and put tokens that come at the same time into one chunk.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ FIGURES = (
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure both by turns, each in fresh processes, and publish."""
+    """Measure both in turn, each in fresh processes, and publish."""
     dynamo.require_dynamo()
     setting = {
         "mock_ttft_ms": TTFT_MS,
@@ -52,19 +52,19 @@ def _run(seconds: float) -> Run:
             }
     with (
         tempfile.TemporaryDirectory() as home,
-        dynamo.run_dynamo(Path(home), TTFT_MS, ITL_MS) as it,
+        dynamo.run_dynamo(Path(home), TTFT_MS, ITL_MS) as running,
     ):
-        pids = {"front_end": it.front_end}
-        theirs = _measured("dynamo", it.url, pids, seconds, "--protocol", "sse")
-    spent = theirs["dynamo_us_per_token"]
-    ratios = {f"{way}_ratio": ours[f"{way}_us_per_token"] / spent for way in ("websocket", "sse")}
+        pids = {"front_end": running.front_end}
+        theirs = _measured("dynamo", running.url, pids, seconds, "--protocol", "sse")
+    base = theirs["dynamo_us_per_token"]
+    ratios = {f"{way}_ratio": ours[f"{way}_us_per_token"] / base for way in ("websocket", "sse")}
     return {**ours, **theirs, **ratios}
 
 
 def _measured(way: str, url: str, pids: dict[str, int], seconds: float, *words: str) -> Run:
-    many = ("--concurrency", str(STREAMS), "--output-tokens", str(TOKENS))
+    load = ("--concurrency", str(STREAMS), "--output-tokens", str(TOKENS))
     report = bench_command.run_bench(
-        url, pids, "--model", "mock", *words, *many, "--duration", str(seconds)
+        url, pids, "--model", "mock", *words, *load, "--duration", str(seconds)
     )
     return {
         f"{way}_us_per_token": report["cpu_us_per_token"]["front_end"],

@@ -1,7 +1,8 @@
-"""The engine against its device: decode beside the copy bandwidth, prefill beside the matrix rate.
+"""Compares the engine with its device: decode with copy bandwidth, prefill with matrix rate.
 
-`bench/gpu.sh` runs it. A Llama of 8 billion parameters in bfloat16, with random weights made on the
-device; what does not fit it is left out. Without a GPU only `--tiny` makes sense, and says so.
+`bench/gpu.sh` runs it. The model is a Llama of 8 billion parameters in bfloat16, with random
+weights made on the device; points that do not fit into its memory are left out. Without a GPU only
+`--tiny` makes sense, and the results say so.
 """
 
 import argparse
@@ -34,7 +35,7 @@ GOALS = {1: "≥ 0.75", 64: "≥ 0.6"}  # of the roofline, by batch
 
 @dataclass(frozen=True)
 class ModelScale:
-    """What to measure: a model, the points, and how long."""
+    """The model to measure, the points (batch and context), and the amount of work in each."""
 
     vocabulary: int
     hidden: int
@@ -48,10 +49,11 @@ class ModelScale:
     step_tokens: int
     steps: int
     copied: int  # bytes
-    matrix: int  # rows of a square one
+    matrix: int  # rows of a square matrix
 
     @property
     def config(self) -> LlamaConfig:
+        """The model's configuration."""
         return LlamaConfig(
             vocab_size=self.vocabulary, hidden_size=self.hidden, intermediate_size=self.inner,
             num_hidden_layers=self.layers, num_attention_heads=self.heads,
@@ -70,6 +72,7 @@ TINY = ModelScale(
 
 
 def main() -> None:
+    """Measure on the default device, as the command line says."""
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
     parser.add_argument("--out", type=Path, default=reporting.DIRECTORY, help="where results go")
@@ -81,7 +84,7 @@ def main() -> None:
 
 
 def measure(scale: ModelScale, device: torch.device, out: Path) -> None:
-    """Measure every point that fits, and publish one table."""
+    """Measure every point that fits into the device's memory, and publish one table to `out`."""
     limits = DeviceLimits(copy_bandwidth(scale, device), matrix_rate(scale, device))
     run = {"copy_gb_s": limits.bandwidth / 1e9, "matrix_tflop_s": limits.rate / 1e12}
     failed: dict[str, str] = {}
@@ -95,7 +98,7 @@ def measure(scale: ModelScale, device: torch.device, out: Path) -> None:
             run |= {f"{name}_{what}": value for what, value in point.figures(limits).items()}
     run["same_text"] = share_of_same_text(device)
     run["ours_tokens_s"] = our_rate(scale, device)
-    if device.type == "cuda":  # it takes most of the free memory, which of a CPU is everybody's
+    if device.type == "cuda":  # it takes most of the free memory: on a CPU, other processes' too
         try:
             run["continuous_tokens_s"] = continuous_rate(scale, device)
         except Exception as error:  # another project's code must not cost us our figures
@@ -125,20 +128,20 @@ def _figures(scale: ModelScale) -> Iterator[Figure]:
 
 
 def copy_bandwidth(scale: ModelScale, device: torch.device) -> float:
-    """Bytes per second, read and written, of the device's own copy."""
+    """Measure the device's own copy, in bytes read and written per second."""
     source = torch.ones(scale.copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * scale.copied / _seconds(device, lambda: target.copy_(source))
 
 
 def matrix_rate(scale: ModelScale, device: torch.device) -> float:
-    """Operations per second of a large square product."""
+    """Measure the product of large square matrices, in operations per second."""
     left = torch.randn((scale.matrix, scale.matrix), dtype=scale.dtype, device=device)
     return 2 * scale.matrix**3 / _seconds(device, lambda: left @ left)
 
 
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """The median of some runs."""
+    """The median duration of `work`, after one run to warm up."""
     work()
     return median(_timed(device, work) for _ in range(REPEATS))
 
@@ -158,7 +161,7 @@ def _wait(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What the device can do: bytes per second, operations per second."""
+    """The device's limits: `bandwidth` in bytes per second, `rate` in operations per second."""
 
     bandwidth: float
     rate: float
@@ -166,7 +169,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class Point:
-    """A batch at a context: what had to be moved or computed, and how long it took."""
+    """One batch at one context: operations of its prefill, bytes of a decode step, both times."""
 
     prefill_seconds: float
     operations: float
@@ -174,6 +177,7 @@ class Point:
     bytes: float
 
     def figures(self, limits: DeviceLimits) -> dict[str, float]:
+        """The step's time, and step and prefill as shares of the device's limits."""
         return {
             "step_ms": self.step_seconds * 1000,
             "roofline": self.bytes / limits.bandwidth / self.step_seconds,
@@ -224,7 +228,7 @@ def _prefill(engine: TransformersEngine, batch: int) -> None:
 
 
 def _kv_bytes(scale: ModelScale) -> int:
-    """Of one token."""
+    """Bytes of one token's keys and values."""
     head = scale.hidden // scale.heads
     return 2 * scale.layers * scale.kv_heads * head * scale.dtype.itemsize
 
@@ -236,7 +240,7 @@ def _read_weights(loaded: LoadedCausalLM) -> int:
 
 
 def _operations(scale: ModelScale, batch: int, context: int) -> float:
-    """Of the prompts' layers: two per weight and token, and attention's over half the square."""
+    """Operations of a prefill: two per layer weight and token; attention over half the square."""
     kv = scale.hidden * scale.kv_heads // scale.heads
     weights = scale.layers * scale.hidden * (2 * scale.hidden + 2 * kv + 3 * scale.inner)
     attention = 4 * scale.layers * scale.hidden * context / 2
@@ -244,12 +248,12 @@ def _operations(scale: ModelScale, batch: int, context: int) -> float:
 
 
 def _middle(scale: ModelScale) -> Workload:
-    """The load under which engines are compared: the last batch but one, the shorter context."""
+    """The workload to compare engines with: the last batch but one and the shortest context."""
     return Workload(Path(), scale.contexts[0], scale.steps, scale.batches[-2], 1)
 
 
 def our_rate(scale: ModelScale, device: torch.device) -> float:
-    """Tokens per second under the middle load, prefill included."""
+    """Measure our engine's tokens per second under the middle workload, prefill included."""
     load = _middle(scale)
     tokens = max(scale.step_tokens, load.concurrency + 1)
     engine = fit_engine(_model(scale, device), load.concurrency, tokens)
@@ -267,7 +271,7 @@ def our_rate(scale: ModelScale, device: torch.device) -> float:
 
 
 def continuous_rate(scale: ModelScale, device: torch.device) -> float:
-    """As `ours`, of transformers' own continuous batching."""
+    """Measure the same as `our_rate` of transformers' own continuous batching."""
     load = _middle(scale)
     model = _llama(scale, device)
     model.set_attn_implementation("paged|sdpa")
@@ -279,8 +283,8 @@ def continuous_rate(scale: ModelScale, device: torch.device) -> float:
         outputs = model.generate_batch(
             inputs=prompts, generation_config=settings, progress_bar=False
         )
-        made = sum(len(output.generated_tokens) for output in outputs.values())
-        assert made == load.concurrency * load.output_tokens, made
+        generated = sum(len(output.generated_tokens) for output in outputs.values())
+        assert generated == load.concurrency * load.output_tokens, generated
 
     return _rate(scale, device, load, answer)
 
@@ -298,7 +302,7 @@ def _rate(
 
 
 def _drain(engine: TransformersEngine) -> dict[str, list[int]]:
-    """Every sequence's tokens."""
+    """Run the engine until it is idle; the tokens of each sequence by its id."""
     tokens: dict[str, list[int]] = {}
     while not engine.idle:
         for output in engine.step():
@@ -308,7 +312,7 @@ def _drain(engine: TransformersEngine) -> dict[str, list[int]]:
 
 
 def share_of_same_text(device: torch.device) -> float:
-    """The share of sampled sequences that a float32 model ends alike on the device and a CPU."""
+    """Measure the share of sampled float32 sequences that are equal on the device and on a CPU."""
     torch.manual_seed(0)
     state = _llama(TINY, torch.device("cpu")).state_dict()
     drawn = [_sample_tokens(state, place) for place in (device, torch.device("cpu"))]
@@ -336,15 +340,15 @@ def _model(scale: ModelScale, device: torch.device) -> LoadedCausalLM:
 
 
 def _llama(scale: ModelScale, device: torch.device) -> LlamaForCausalLM:
-    """Random weights, made where they are to be: 8 billion take a minute on a CPU."""
+    """A Llama with random weights, made on the device: on a CPU 8 billion take a minute."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(scale.dtype)
     try:
         with device:
-            made: LlamaForCausalLM = LlamaForCausalLM(scale.config).train(False)
+            model: LlamaForCausalLM = LlamaForCausalLM(scale.config).train(False)
     finally:
         torch.set_default_dtype(default)
-    return made
+    return model
 
 
 def _described(model: LlamaForCausalLM, scale: ModelScale) -> LoadedCausalLM:
@@ -355,7 +359,7 @@ def _described(model: LlamaForCausalLM, scale: ModelScale) -> LoadedCausalLM:
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return "the CPU: these figures say nothing of a GPU"
+    return "the CPU: these figures say nothing about a GPU"
 
 
 if __name__ == "__main__":

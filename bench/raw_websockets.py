@@ -1,4 +1,4 @@
-"""Raw WebSocket clients by the thousand: what one costs must not be what is measured."""
+"""Minimal WebSocket clients, so cheap that thousands of them do not disturb a measurement."""
 
 import asyncio
 import socket
@@ -19,31 +19,36 @@ OnFrame = Callable[["RawWebSocket", dict[str, Any]], None]
 
 
 class RawWebSocket(asyncio.Protocol):
-    """One socket; `took` gets each frame of the gateway as it comes."""
+    """A WebSocket to a gateway; `on_frame` gets each frame that comes."""
 
     transport: asyncio.Transport
 
-    def __init__(self, took: OnFrame) -> None:
-        self._on_frame = took
+    def __init__(self, on_frame: OnFrame) -> None:
+        self._on_frame = on_frame
         self._data = b""
         self.open = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def connect(cls, port: int, key: str, took: OnFrame, buffer: int | None = None) -> Self:
-        """A socket after its handshake; `buffer` bounds what the kernel takes for it."""
+    async def connect(
+        cls, port: int, key: str, on_frame: OnFrame, buffer: int | None = None
+    ) -> Self:
+        """Connect and return the socket after its handshake.
+
+        `buffer` limits the bytes that the kernel receives for it.
+        """
         loop = asyncio.get_running_loop()
-        made = socket.socket()
+        connection = socket.socket()
         if buffer:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        made.setblocking(False)
-        await loop.sock_connect(made, ("127.0.0.1", port))
-        _, peer = await loop.create_connection(lambda: cls(took), sock=made)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connection.setblocking(False)
+        await loop.sock_connect(connection, ("127.0.0.1", port))
+        _, peer = await loop.create_connection(lambda: cls(on_frame), sock=connection)
         peer.transport.write(HANDSHAKE.format(key=key).encode())
         await peer.open
         return peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not derived from it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.open.done():
@@ -63,10 +68,11 @@ class RawWebSocket(asyncio.Protocol):
                 self._write(PONG, payload)
 
     def send_frame(self, **frame: Any) -> None:
+        """Send a frame with these fields; its JSON must be shorter than 126 bytes."""
         self._write(TEXT, orjson.dumps(frame))
 
     def _next_frame(self) -> tuple[int, bytes] | None:
-        """The next whole frame, if there is one."""
+        """Opcode and payload of the next complete frame; None if there is none yet."""
         data = self._data
         if len(data) < 2:
             return None
@@ -80,12 +86,12 @@ class RawWebSocket(asyncio.Protocol):
         return data[0], data[start : start + size]
 
     def _write(self, opcode: int, payload: bytes) -> None:
-        assert len(payload) < 126, "all that is said here is short"
+        assert len(payload) < 126, "longer frames have another header"
         self.transport.write(bytes([opcode, 0x80 | len(payload)]) + NO_MASK + payload)
 
 
 class StreamingClients:
-    """Sockets that each have one stream after another, and the times between their tokens."""
+    """WebSockets that each run one stream after another, with the times between their tokens."""
 
     def __init__(self, port: int, key: str, tokens: int) -> None:
         self._port, self._key, self._tokens = port, key, tokens
@@ -94,6 +100,7 @@ class StreamingClients:
         self._gaps: list[float] | None = None
 
     async def open(self, count: int, spread_seconds: float) -> None:
+        """Open `count` sockets, spread over so many seconds, and start a stream on each."""
         for _ in range(count):
             peer = await RawWebSocket.connect(self._port, self._key, self._receive)
             self.peers.append(peer)
@@ -101,14 +108,15 @@ class StreamingClients:
             await asyncio.sleep(spread_seconds / count)
 
     async def measure_gaps(self, seconds: float) -> list[float]:
-        """Seconds between chunks, by token, that came in so long from now on."""
-        found: list[float] = []
-        self._gaps = found
+        """Return the seconds between chunks, per token, of the next `seconds` on all sockets."""
+        gaps: list[float] = []
+        self._gaps = gaps
         await asyncio.sleep(seconds)
         self._gaps = None
-        return found
+        return gaps
 
     def close(self) -> None:
+        """Drop all sockets."""
         for peer in self.peers:
             peer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Runs to medians, a table for people and a file for later."""
+"""Publishes the runs of a measurement: a table with medians for people, and a file of results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Run = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Figure:
-    """One measure: its key in a run, its words, and the goal that it is held against."""
+    """A measured value: its key in a run, its description in the table, and its goal, if any."""
 
     key: str
     words: str
@@ -33,7 +33,10 @@ def publish(
     runs: Sequence[Run],
     directory: Path = DIRECTORY,
 ) -> None:
-    """Print every run and the medians; write them with the machine to `directory`."""
+    """Print all runs with their medians, and write these with the machine's description to a file.
+
+    The file is `<name>-<date>.json` in `directory`.
+    """
     medians = {figure.key: median(run[figure.key] for run in runs) for figure in figures}
     Console().print(_table(name, figures, runs, medians))
     content = {
@@ -54,13 +57,13 @@ def publish(
 def _table(
     name: str, figures: Sequence[Figure], runs: Sequence[Run], medians: Mapping[str, float]
 ) -> Table:
-    grid = Table(title=name, title_justify="left")
-    grid.add_column("")
+    table = Table(title=name, title_justify="left")
+    table.add_column("")
     for number in range(len(runs)):
-        grid.add_column(f"run {number + 1}", justify="right")
-    grid.add_column("median", justify="right")
-    grid.add_column("goal")
+        table.add_column(f"run {number + 1}", justify="right")
+    table.add_column("median", justify="right")
+    table.add_column("goal")
     for figure in figures:
         values = [*(run[figure.key] for run in runs), medians[figure.key]]
-        grid.add_row(figure.words, *(f"{value:,.2f}" for value in values), figure.goal)
-    return grid
+        table.add_row(figure.words, *(f"{value:,.2f}" for value in values), figure.goal)
+    return table

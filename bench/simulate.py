@@ -28,7 +28,7 @@ from bench.simulation.scenarios import (
 from millstream.bench import plot
 from simulation.step_model import StepModel
 
-WIDTH = 120  # where the output is no terminal
+WIDTH = 120  # columns where the output is no terminal
 TRACES = "MILLSTREAM_BENCH_TRACES"
 SCENARIOS: tuple[Scenario, ...] = (
     *fairness.SCENARIOS,
@@ -41,36 +41,49 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the named scenarios and print a table of each; write JSON and a PNG if asked.
+
+    `arguments` replace those of the command line.
+    """
     parser = _parser()
-    words = parser.parse_args(arguments)
-    chosen = [each for each in SCENARIOS if _named(each.name, words.what)]
-    if strange := [what for what in words.what if not any(_named(s.name, [what]) for s in chosen)]:
+    options = parser.parse_args(arguments)
+    chosen = [each for each in SCENARIOS if _begins_with_any(each.name, options.what)]
+    if unknown := [
+        what for what in options.what if not any(_begins_with_any(s.name, [what]) for s in chosen)
+    ]:
         names = ", ".join(scenario.name for scenario in SCENARIOS)
-        parser.error(f"no scenario begins with {strange[0]!r}; there are {names}")
-    if words.plot:
+        parser.error(f"no scenario begins with {unknown[0]!r}; there are {names}")
+    if options.plot:
         plot.require_matplotlib()
-    setting = Setting(_worker(parser, words), words.traces)
+    setting = Setting(_worker(parser, options), options.traces)
     report = SimulationReport(sys.argv[1:] if arguments is None else list(arguments), setting)
     console = Console(width=max(WIDTH, Console().width))
     for scenario in chosen:
-        seeds = [scenario.measure(setting, seed) for seed in range(words.seeds)]
+        seeds = [scenario.measure(setting, seed) for seed in range(options.seeds)]
         console.print(table(report.add(scenario, seeds)))
-    if words.json:
-        report.write(words.json)
-    if words.plot:
-        plots.draw(words.plot, report.measured)
+    if options.json:
+        report.write(options.json)
+    if options.plot:
+        plots.draw(options.plot, report.measured)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__)
-    parser.add_argument("what", nargs="*", metavar="SCENARIO", help="its name, or the start of it")
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="SCENARIO",
+        help="name of a scenario, or the start of it; all without",
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every seed's values")
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
     traces = Path(os.environ.get(TRACES, "traces"))
     parser.add_argument("--traces", type=Path, default=traces, help=f"directory (or ${TRACES})")
     worker = parser.add_argument_group("the worker, where a scenario does not bring its own")
-    worker.add_argument("--worker", type=Path, metavar="FILE.json", help="these as JSON")
+    worker.add_argument(
+        "--worker", type=Path, metavar="FILE.json", help="the options below as JSON"
+    )
     for each in fields(StepModel):
         assert each.default is not MISSING
         name = f"--{each.name.replace('_', '-')}"
@@ -78,17 +91,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _named(name: str, starts: Sequence[str]) -> bool:
+def _begins_with_any(name: str, starts: Sequence[str]) -> bool:
+    """True if a name begins with one of `starts`, or there are none."""
     return not starts or any(name.startswith(start) for start in starts)
 
 
-def _worker(parser: argparse.ArgumentParser, words: argparse.Namespace) -> StepModel:
-    """What the file says, and the options over it."""
-    given = {f.name: value for f in fields(StepModel) if (value := getattr(words, f.name))}
+def _worker(parser: argparse.ArgumentParser, options: argparse.Namespace) -> StepModel:
+    """The worker's step model: the file's values, with the options given over them."""
+    given = {f.name: value for f in fields(StepModel) if (value := getattr(options, f.name))}
     read = TypeAdapter(StepModel)
     try:
-        told = read.validate_json(words.worker.read_bytes()) if words.worker else StepModel()
-        return read.validate_python(vars(told) | given)
+        base = read.validate_json(options.worker.read_bytes()) if options.worker else StepModel()
+        return read.validate_python(vars(base) | given)
     except (OSError, ValidationError) as error:
         parser.error(f"--worker: {error}")
 

@@ -1,4 +1,4 @@
-"""Models made for measuring: real shapes, random weights."""
+"""Makes models for measurements, with real shapes and random weights."""
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -8,10 +8,10 @@ VOCABULARY = 10_240
 
 
 def small_llama(directory: Path) -> Path:
-    """A Llama of 28 million parameters in float32.
+    """Save a Llama of 28 million parameters in float32 to `directory`, and return that.
 
-    Made in a process of its own: whoever measures has no torch yet when its engine chooses the
-    OpenMP runtime, like a worker.
+    The model is made in a process of its own: like a worker, the measuring process must not have
+    imported torch when its engine chooses the OpenMP runtime.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         process.submit(_make_llama, directory).result()

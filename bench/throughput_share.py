@@ -1,4 +1,4 @@
-"""How much of an engine's speed is left behind the pipeline: tokens/s through it and without it.
+"""Measures how much of an engine's speed remains behind the pipeline: tokens/s with and without it.
 
 Both run with 32 sequences of 64 prompt and 32 output tokens at once, one after the other, several
 times; the figure is the ratio of the medians.
@@ -30,7 +30,7 @@ FIGURES = (
 
 
 def measure(runs: int, seconds: float) -> None:
-    """Measure both by turns, each in fresh processes, and publish."""
+    """Measure both in turn, each in fresh processes, and publish."""
     directory = demo_models.find_model(MODEL, cache_directory(), lambda stage, done: None)
     through, direct = [], []
     for _ in range(runs):
@@ -70,7 +70,7 @@ def _through(directory: Path, seconds: float) -> float:
 
 
 def _direct(directory: Path, seconds: float) -> float:
-    """The engine as a worker would build it, with a worker's allocator, and nothing else."""
+    """The tokens/s of the engine alone, built as in a worker and with a worker's allocator."""
     sizes = map(str, (SEQUENCES, PROMPT_TOKENS, OUTPUT_TOKENS))
     command = [sys.executable, "-m", "bench.engine_alone", str(directory), str(seconds), *sizes]
     environment = {**os.environ, **ALLOCATOR_ENVIRONMENT}

@@ -1,8 +1,8 @@
-"""Why a request waits: what `millstream why` asks a leader, as plain data. Pure.
+"""Explains why a request waits, as plain data for `millstream why`. Pure.
 
-Times are seconds; `now` is epoch time. What is ahead is as the fair order will serve it (see
-`backlog`): of the tenant itself what it has queued before, of each other tenant what is served
-until then.
+Times are seconds; `now` is epoch seconds. What counts as ahead of a request is what the fair order
+will serve before it (see `queue_position`): of its own tenant what that has queued before, of each
+other tenant what is served until then.
 """
 
 from collections import Counter
@@ -19,61 +19,61 @@ Facts = dict[str, Any]
 
 
 def explain_request(
-    books: ModelState, request_id: str, version: str | None, now: float
+    state: ModelState, request_id: str, version: str | None, now: float
 ) -> Facts | None:
-    """How a request stands; None for one that neither waits nor runs.
+    """Explain where a request stands; None for one that neither waits nor runs.
 
     `version` is the one that would serve it.
     """
-    if item := books.queue.get(request_id):
-        return _queued(books, item, version, now) | {
-            "tenant_stands": explain_tenant(books, item.tenant)
+    if item := state.queue.get(request_id):
+        return _queued(state, item, version, now) | {
+            "tenant_stands": explain_tenant(state, item.tenant)
         }
-    if flight := books.in_flight.get(request_id):
-        return _in_flight(books, request_id, flight, now)
+    if flight := state.in_flight.get(request_id):
+        return _in_flight(state, request_id, flight, now)
     return None
 
 
-def explain_tenant(books: ModelState, tenant: str) -> Facts:
-    """What a tenant has waiting and running here, what it was charged, and its share of late."""
-    pressure = books.build_pressure()
+def explain_tenant(state: ModelState, tenant: str) -> Facts:
+    """Report a tenant's waiting and running requests, its counter, waits and recent share."""
+    pressure = state.build_pressure()
     waiting = Counter[str]()
-    for name, priority, lane in books.queue.tenant_queues():
+    for name, priority, tenant_queue in state.queue.tenant_queues():
         if name == tenant:
-            waiting[priority] += lane.queued
-    held = [flight for flight in books.in_flight.values() if flight.tenant == tenant]
+            waiting[priority] += tenant_queue.queued
+    held = [flight for flight in state.in_flight.values() if flight.tenant == tenant]
     return {
         "tenant": tenant,
-        "model": books.model,
-        "weight": books.queue.weight(tenant),
-        "counter": round(books.queue.counter(tenant), 1),
+        "model": state.model,
+        "weight": state.queue.weight(tenant),
+        "counter": round(state.queue.counter(tenant), 1),
         "queued": dict(waiting),
         "in_flight": len(held),
         "in_flight_tokens": sum(flight.cost for flight in held),
-        "times_its_share": times_its_share(books, tenant),
+        "times_its_share": times_its_share(state, tenant),
         "estimated_wait_seconds": {p.value: pressure.estimated_wait(tenant, p) for p in Priority},
-        "fleet": _fleet(books.fleet.last_heartbeats()),
+        "fleet": _fleet(state.fleet.last_heartbeats()),
     }
 
 
-def times_its_share(books: ModelState, tenant: str) -> float | None:
-    """What it has used in the last minute over its weight's part; None if nobody used anything.
+def times_its_share(state: ModelState, tenant: str) -> float | None:
+    """A tenant's usage of the last minute over its fair share of it; None if nobody used anything.
 
-    The part is of those that have used anything, wait or run.
+    Its fair share is by weight among the tenants that have used anything, wait or run.
     """
-    used = books.recent_usage()
-    if not used:
+    usage = state.recent_usage()
+    if not usage:
         return None
-    flying = {flight.tenant for flight in books.in_flight.values()}
-    waiting = {name for name, _, _ in books.queue.tenant_queues()}
-    weights = sum(books.queue.weight(t) for t in {tenant, *used, *flying, *waiting})
-    part = books.queue.weight(tenant) / weights * sum(used.values())
-    return round(used.get(tenant, 0.0) / part, 2)
+    in_flight_tenants = {flight.tenant for flight in state.in_flight.values()}
+    waiting = {name for name, _, _ in state.queue.tenant_queues()}
+    weights = sum(state.queue.weight(t) for t in {tenant, *usage, *in_flight_tenants, *waiting})
+    fair_usage = state.queue.weight(tenant) / weights * sum(usage.values())
+    return round(usage.get(tenant, 0.0) / fair_usage, 2)
 
 
-def find_blocking_reason(books: ModelState, version: str | None, cost: int) -> str:
-    """Why a request of this cost that would be next is not sent at once."""
-    workers = books.fleet.last_heartbeats()
+def find_blocking_reason(state: ModelState, version: str | None, cost: int) -> str:
+    """The reason why the next request, of this cost, is not sent at once."""
+    workers = state.fleet.last_heartbeats()
     if not workers:
         return "no_workers"
     of_version = [beat for beat in workers if beat.version == version]
@@ -89,16 +89,16 @@ def find_blocking_reason(books: ModelState, version: str | None, cost: int) -> s
     return "kept_for_others"
 
 
-def _queued(books: ModelState, item: QueuedRequest, version: str | None, now: float) -> Facts:
-    before = [each for each in _own(books, item.tenant, item.priority) if each.seq < item.seq]
-    others = _others_ahead(books, item, sum(each.cost for each in before))
+def _queued(state: ModelState, item: QueuedRequest, version: str | None, now: float) -> Facts:
+    before = [each for each in _own(state, item.tenant, item.priority) if each.seq < item.seq]
+    others = _others_ahead(state, item, sum(each.cost for each in before))
     requests, tokens = others["requests"] + len(before), others["tokens"]
     tokens += sum(each.cost for each in before)
     return {
         "request_id": item.request_id,
         "state": "queued",
         "tenant": item.tenant,
-        "model": books.model,
+        "model": state.model,
         "version": version,
         "pinned": bool(item.version),
         "priority": item.priority.value,
@@ -110,59 +110,70 @@ def _queued(books: ModelState, item: QueuedRequest, version: str | None, now: fl
         "ahead": requests,
         "ahead_tokens": tokens,
         "estimated_wait_seconds": _rounded(
-            books.estimator.service_rate.estimate_wait(tokens + item.cost)
+            state.estimator.service_rate.estimate_wait(tokens + item.cost)
         ),
-        "reason": "behind_others" if requests else find_blocking_reason(books, version, item.cost),
+        "reason": "behind_others" if requests else find_blocking_reason(state, version, item.cost),
     }
 
 
-def _own(books: ModelState, tenant: str, priority: Priority) -> list[QueuedRequest]:
-    lanes = (lane for t, p, lane in books.queue.tenant_queues() if (t, p) == (tenant, priority))
-    return [item for lane in lanes for item in lane.items if not item.is_removed]
+def _own(state: ModelState, tenant: str, priority: Priority) -> list[QueuedRequest]:
+    """A tenant's queued requests of one priority."""
+    tenant_queues = (
+        tenant_queue
+        for t, p, tenant_queue in state.queue.tenant_queues()
+        if (t, p) == (tenant, priority)
+    )
+    return [
+        item for tenant_queue in tenant_queues for item in tenant_queue.items if not item.is_removed
+    ]
 
 
-def _others_ahead(books: ModelState, item: QueuedRequest, own_tokens: int) -> dict[str, int]:
-    """Requests and tokens of others: all that is more urgent, and of its like up to its level."""
-    charge, queue = books.estimator.service_rate.charge_per_token, books.queue
+def _others_ahead(state: ModelState, item: QueuedRequest, own_tokens: int) -> dict[str, int]:
+    """Requests and tokens of other tenants that are served first.
+
+    These are all that are more urgent, and those of the same priority up to the counter that the
+    request's tenant will have at its turn.
+    """
+    charge, queue = state.estimator.service_rate.charge_per_token, state.queue
     waiting = collect_backlogs(queue)
     level = queue.counter(item.tenant) + charge * own_tokens / queue.weight(item.tenant)
     requests = tokens = 0.0
-    for priority, theirs in waiting.items():
-        for basin in theirs:
-            part = 1.0
+    for priority, backlogs in waiting.items():
+        for backlog in backlogs:
+            fraction = 1.0
             if priority is item.priority:
-                weight = queue.weight(basin.tenant)
-                part = _part(basin, item, basin.tokens_below(level, charge, weight))
-            requests += part * basin.requests
-            tokens += part * basin.tokens
+                weight = queue.weight(backlog.tenant)
+                fraction = _fraction(backlog, item, backlog.tokens_below(level, charge, weight))
+            requests += fraction * backlog.requests
+            tokens += fraction * backlog.tokens
         if priority is item.priority:
             break
     return {"requests": round(requests), "tokens": round(tokens)}
 
 
-def _part(basin: LaneBacklog, item: QueuedRequest, tokens: float) -> float:
-    """The part of a backlog that so many tokens are; of its own tenant's, nothing."""
-    return 0.0 if basin.tenant == item.tenant else tokens / basin.tokens
+def _fraction(backlog: LaneBacklog, item: QueuedRequest, tokens: float) -> float:
+    """The fraction of a backlog that so many tokens are; 0 for the request's own tenant."""
+    return 0.0 if backlog.tenant == item.tenant else tokens / backlog.tokens
 
 
-def _in_flight(books: ModelState, request_id: str, flight: InFlightRequest, now: float) -> Facts:
+def _in_flight(state: ModelState, request_id: str, flight: InFlightRequest, now: float) -> Facts:
     return {
         "request_id": request_id,
         "state": "in_flight",
         "tenant": flight.tenant,
-        "model": books.model,
+        "model": state.model,
         "version": flight.version,
         "priority": flight.priority.value,
         "reserved_tokens": flight.cost,
         "dispatched_seconds_ago": round(now - flight.dispatched_at, 3),
         "deadline_in_seconds": round(flight.deadline / 1000 - now, 3),
-        "is_pulled": bool(flight.seq) and flight.seq not in books.fleet.pending_sequences,
+        "is_pulled": bool(flight.seq) and flight.seq not in state.fleet.pending_sequences,
     }
 
 
-def _fleet(beats: list[Heartbeat]) -> list[Facts]:
+def _fleet(heartbeats: list[Heartbeat]) -> list[Facts]:
     names = "worker", "version", "free_sequences", "free_tokens", "running", "waiting", "draining"
-    return [{name: getattr(beat, name) for name in names} for beat in beats]
+    return [{name: getattr(beat, name) for name in names} for beat in heartbeats]
 
 
 def _rounded(seconds: float | None) -> float | None:

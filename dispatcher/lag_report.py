@@ -1,4 +1,4 @@
-"""What `millstream lag` asks a leader for: every lane and every worker, as plain data."""
+"""The report that `millstream lag` asks a leader for: lanes and workers, as plain data."""
 
 from collections import Counter
 from dataclasses import asdict, replace
@@ -12,51 +12,56 @@ _Key = tuple[str, Priority]
 MAX_LANES = 2000  # the deepest; a report must fit one message
 
 
-def build_lag_report(books: ModelState, now: float) -> dict[str, Any]:
-    """Lanes (deepest first) and workers of one model; times in seconds, `now` since the epoch."""
-    lanes = sorted(_lanes(books, now), key=lambda lane: -lane["tokens"])
+def build_lag_report(state: ModelState, now: float) -> dict[str, Any]:
+    """Report the lanes (deepest first, `MAX_LANES` at most) and the workers of one model.
+
+    Times are seconds; `now` is epoch seconds.
+    """
+    lanes = sorted(_lanes(state, now), key=lambda lane: -lane["tokens"])
     return {
-        "model": books.model,
+        "model": state.model,
         "lanes": lanes[:MAX_LANES],
         "lanes_left_out": max(0, len(lanes) - MAX_LANES),
-        "workers": [_worker(books, beat) for beat in books.fleet.last_heartbeats()],
+        "workers": [_worker(state, beat) for beat in state.fleet.last_heartbeats()],
     }
 
 
-def _worker(books: ModelState, beat: Heartbeat) -> dict[str, Any]:
-    """Its last beat, and how many marks of prefixes and adapters it holds."""
-    told = asdict(replace(beat, progress=[], holds=b"", dropped=b""))
-    del told["holds"], told["dropped"], told["holds_only"]
-    return told | {"marks": books.prefix_router.get_index(beat.version).count_hashes(beat.worker)}
+def _worker(state: ModelState, beat: Heartbeat) -> dict[str, Any]:
+    """A worker's last heartbeat, with the number of prefix and adapter hashes that it holds."""
+    report = asdict(replace(beat, progress=[], holds=b"", dropped=b""))
+    del report["holds"], report["dropped"], report["holds_only"]
+    return report | {"marks": state.prefix_router.get_index(beat.version).count_hashes(beat.worker)}
 
 
-def _lanes(books: ModelState, now: float) -> list[dict[str, Any]]:
-    flying = Counter((f.tenant, f.priority) for f in books.in_flight.values())
-    pressure = books.build_pressure()
-    queued, tokens, accepted = _waiting(books)
+def _lanes(state: ModelState, now: float) -> list[dict[str, Any]]:
+    in_flight = Counter((f.tenant, f.priority) for f in state.in_flight.values())
+    pressure = state.build_pressure()
+    queued, tokens, accepted = _waiting(state)
     return [
         {
             "tenant": tenant,
-            "model": books.model,
+            "model": state.model,
             "priority": str(priority),
             "queued": queued[tenant, priority],
             "tokens": tokens[tenant, priority],
             "oldest_age_seconds": _age(accepted.get((tenant, priority)), now),
-            "in_flight": flying[tenant, priority],
+            "in_flight": in_flight[tenant, priority],
             "estimated_wait_seconds": pressure.estimated_wait(tenant, priority),
         }
-        for tenant, priority in queued.keys() | flying.keys()
+        for tenant, priority in queued.keys() | in_flight.keys()
     ]
 
 
-def _waiting(books: ModelState) -> tuple[Counter[_Key], Counter[_Key], dict[_Key, int]]:
-    """Requests, tokens and the oldest acceptance (ms) by lane, whatever version is pinned."""
+def _waiting(state: ModelState) -> tuple[Counter[_Key], Counter[_Key], dict[_Key, int]]:
+    """Requests, tokens and the oldest acceptance (epoch ms) by lane, over all pinned versions."""
     queued, tokens, accepted = Counter[_Key](), Counter[_Key](), dict[_Key, int]()
-    for tenant, priority, lane in books.queue.tenant_queues():
+    for tenant, priority, tenant_queue in state.queue.tenant_queues():
         key = tenant, priority
-        queued[key] += lane.queued
-        tokens[key] += lane.tokens
-        accepted[key] = min(lane.head.accepted, accepted.get(key, lane.head.accepted))
+        queued[key] += tenant_queue.queued
+        tokens[key] += tenant_queue.tokens
+        accepted[key] = min(
+            tenant_queue.head.accepted, accepted.get(key, tenant_queue.head.accepted)
+        )
     return queued, tokens, accepted
 
 

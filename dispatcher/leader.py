@@ -1,10 +1,14 @@
-"""The leader of one model: an index of everything queued, and what it hears and tells."""
+"""The leader of one model: receives its messages, runs its timers, and keeps its state.
+
+Messages are queued requests, heartbeats, ledger records, cancels and queries; timers requeue,
+reconcile, report pressure to gateways and save checkpoints.
+"""
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import structlog
@@ -39,15 +43,15 @@ log = structlog.get_logger()
 
 INDEX_BATCH = 2000
 TICK_SECONDS = 0.2
-PRESSURE_TIME_FRACTION = 0.05  # of the time may be spent on what is told
-MAX_PRESSURE_SECONDS = 1.0  # gateways trust it for two
+PRESSURE_TIME_FRACTION = 0.05  # of the time may be spent on building pressure reports
+MAX_PRESSURE_SECONDS = 1.0  # between two reports; gateways trust one for two seconds
 REQUEUE_SECONDS = 0.2
 RECONCILE_SECONDS = 2.0
-CANCEL_MEMORY_SECONDS = 30.0  # a cancel may overtake its request
+CANCEL_MEMORY_SECONDS = 30.0  # since a cancel may overtake its request
 
 
 class Leader:
-    """Dispatches one model's requests for as long as `run` runs; one at a time, by lease."""
+    """Dispatches one model's requests while `run` runs; one leader at a time, by lease."""
 
     def __init__(
         self, broker: Broker, registry: Registry, tenants: Tenants, model: str, shards: int
@@ -70,7 +74,11 @@ class Leader:
         self._failover = LeaderFailover(broker, self.state)
 
     async def run(self) -> None:
-        """Lead until cancelled. Everything known is rebuilt from the broker first."""
+        """Lead until cancelled. All state is rebuilt from the broker first.
+
+        It ends with an exception group if a task fails, as with `IndexLost`; a new leader must
+        begin anew.
+        """
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._event_handlers())
             index = await declaration.replace_index_consumer(self._broker, self.model)
@@ -81,32 +89,34 @@ class Leader:
             await self._run_tasks(index)
 
     async def _restore_state(self) -> None:
-        """Know what is in flight, and go on with the tenants' counters where they were."""
+        """Restore the tenants' counters, and learn what is in flight."""
         await self._failover.restore()
         self._apply_tenant_settings()
         await self._in_flight_reconciler.reconcile()
         await self._failover.replay_ledger()
 
-    async def _run_tasks(self, name: str) -> None:
+    async def _run_tasks(self, index: str) -> None:
         pull = PullLoop(
-            self._broker, topology.REQUESTS, name, lambda: INDEX_BATCH, self._on_request
+            self._broker, topology.REQUESTS, index, lambda: INDEX_BATCH, self._on_request
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(pull.run(), name="index")
-            tasks.create_task(self._dispatch_loop.run(), name="send")
-            tasks.create_task(self._terminals.run(), name="end")
-            tasks.create_task(_run_every(TICK_SECONDS, self._tick), name="tell")
-            tasks.create_task(_run_every(CHECK_SECONDS, self._check_failures), name="failures")
-            tasks.create_task(_run_every(REQUEUE_SECONDS, self._requeue_stranded), name="recall")
-            tasks.create_task(
-                _run_every(RECONCILE_SECONDS, lambda: self._reconcile(name)), name="audit"
-            )
-            tasks.create_task(_run_every(CHECKPOINT_SECONDS, self._failover.save), name="keep")
+            tasks.create_task(self._dispatch_loop.run(), name="dispatch")
+            tasks.create_task(self._terminals.run(), name="terminals")
+            for task, seconds, act in self._timers(index):
+                tasks.create_task(_run_every(task, seconds, act), name=task)
+
+    def _timers(self, index: str) -> Iterator[tuple[str, float, Callable[[], Awaitable[None]]]]:
+        yield "tick", TICK_SECONDS, self._tick
+        yield "failures", CHECK_SECONDS, self._check_failures
+        yield "requeue", REQUEUE_SECONDS, self._requeue_stranded
+        yield "reconcile", RECONCILE_SECONDS, lambda: self._reconcile(index)
+        yield "checkpoint", CHECKPOINT_SECONDS, self._failover.save
 
     async def _subscribe(self, stack: AsyncExitStack, handlers: dict[str, MessageHandler]) -> None:
         for subject, handler in handlers.items():
-            subscribed = await self._broker.subscribe(subject, handler)
-            stack.push_async_callback(subscribed.unsubscribe)
+            subscription = await self._broker.subscribe(subject, handler)
+            stack.push_async_callback(subscription.unsubscribe)
 
     def _event_handlers(self) -> dict[str, MessageHandler]:
         return {
@@ -123,10 +133,10 @@ class Leader:
             subjects.report(self.model): self._on_report,
         }
 
-    # What comes in
+    # Messages
 
     def _on_request(self, delivery: Delivery) -> None:
-        """A queued request's headers; called for each, and again for all after a take-over."""
+        """Take in a queued request's headers; a new leader gets those of all requests again."""
         try:
             item = _parse_queued(delivery)
         except (KeyError, ValueError) as error:
@@ -136,7 +146,7 @@ class Leader:
         if item.request_id in self._terminals:
             return
         if flight := self.state.in_flight.get(item.request_id):
-            if flight.seq:  # only the acknowledgement of its dispatch got lost
+            if flight.seq:  # published before: only its acknowledgement was lost
                 self._terminals.acknowledge(item)
             return
         self._enqueue(item)
@@ -159,7 +169,7 @@ class Leader:
             await self._handle_dead_worker(worker)
 
     async def _handle_dead_worker(self, worker: str) -> None:
-        """Give back what a worker held that has died."""
+        """Have the broker deliver again what a dead worker held."""
         held = self.state.remove_worker(worker)
         for reply in held:
             await self._broker.publish(reply, b"-NAK")
@@ -179,12 +189,14 @@ class Leader:
         self._cancel(tenant, request_id)
 
     def _cancel(self, tenant: str, request_id: str) -> None:
+        """End a queued request as cancelled; workers hear of the cancel themselves."""
         item = self.state.queue.get(request_id)
         if item and item.tenant == tenant:
             self.state.queue.remove(request_id)
             self._terminals.end_request(item, "cancelled")
 
     async def _on_advisory(self, msg: Msg) -> None:
+        """End work that has used up its deliveries, if it is of this model."""
         message = await self._broker.get(topology.WORK, json.loads(msg.data)["stream_seq"])
         if message is None or not subjects.is_work(message.subject):
             return
@@ -192,6 +204,7 @@ class Leader:
             await dead_letters.end_undeliverable(self._broker, message, self._shards)
 
     async def _on_find(self, msg: Msg) -> None:
+        """Answer a query for a request that this leader knows."""
         tenant, request_id = subjects.parse_request_id(msg.subject)
         known = self.state.queue.get(request_id) or self.state.in_flight.get(request_id)
         if known and known.tenant == tenant:
@@ -206,17 +219,17 @@ class Leader:
         await self._broker.publish(msg.reply, json.dumps(answer).encode())
 
     def _explain(self, asked: dict[str, str], now: float) -> explain.Facts | None:
-        """What `millstream why` asks: how a request or a tenant stands."""
+        """Answer `millstream why`: where a request or a tenant stands."""
         if tenant := asked.get("tenant"):
             return explain.explain_tenant(self.state, tenant)
         item = self.state.queue.get(asked["request_id"])
         version = self._dispatch_loop.resolve_version(item) if item else None
         return explain.explain_request(self.state, asked["request_id"], version, now)
 
-    # What happens by time
+    # Timers
 
     async def _tick(self) -> None:
-        """Expire what is late, notice silent workers, and tell the gateways how things stand."""
+        """End late requests, notice silent workers, and report pressure to the gateways."""
         for item in self.state.queue.pop_expired(self._clock.now()):
             self._terminals.end_request(
                 item, "deadline_exceeded", "the deadline passed in the queue"
@@ -241,11 +254,14 @@ class Leader:
             await self._handle_dead_worker(worker)
 
     async def _requeue_stranded(self) -> None:
-        for stray in self.state.find_stranded(self._clock.now()):
-            await self._requeuer.requeue(stray)
+        for stranded in self.state.find_stranded(self._clock.now()):
+            await self._requeuer.requeue(stranded)
 
     def _measure_pressure(self) -> Pressure:
-        """With ten thousand tenants it takes a while; then it is told less often."""
+        """Build the pressure report, and decide when to build the next.
+
+        With ten thousand tenants it takes a while; then it is built less often.
+        """
         began = time.monotonic()
         pressure = self.state.build_pressure()
         spent = time.monotonic() - began
@@ -253,12 +269,12 @@ class Leader:
         return pressure
 
     def _observe_blocked(self) -> None:
-        """What the next in line has waited for since the last time."""
+        """Count the time since the last tick for the reason why the next request still waits."""
         if head := self.state.queue.peek(self._clock.now()):
-            why = explain.find_blocking_reason(
+            reason = explain.find_blocking_reason(
                 self.state, self._dispatch_loop.resolve_version(head), head.cost
             )
-            observe_blocked(self.model, why, TICK_SECONDS)
+            observe_blocked(self.model, reason, TICK_SECONDS)
 
     async def _reconcile(self, consumer: str) -> None:
         await self._in_flight_reconciler.reconcile()
@@ -277,7 +293,11 @@ class Leader:
         )
 
 
-async def _run_every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+async def _run_every(task: str, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+    """Call `act` every so many seconds until cancelled; an error of the broker is only logged.
+
+    `IndexLost` is raised: then leadership ends.
+    """
     while True:
         await asyncio.sleep(seconds)
         try:
@@ -285,11 +305,11 @@ async def _run_every(seconds: float, act: Callable[[], Awaitable[None]]) -> None
         except IndexLost:
             raise
         except (BrokerUnavailable, StoreRefused, NatsError, TimeoutError) as error:
-            log.warning("leader_interrupted", reason=repr(error))
+            log.warning("leader_task_failed", task=task, reason=repr(error))
 
 
 def _parse_queued(delivery: Delivery) -> QueuedRequest:
-    """Raises KeyError or ValueError for headers that are not ours."""
+    """Parse a delivery of REQUESTS. Raises KeyError or ValueError for headers that are not ours."""
     envelope = Envelope.from_headers(delivery.headers)
     return QueuedRequest(
         request_id=envelope.request_id,

@@ -1,4 +1,4 @@
-"""Which dispatcher is to lead which model. Pure."""
+"""Assigns each model to the dispatcher that should lead it. Pure."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -6,24 +6,25 @@ from hashlib import blake2b
 
 
 def assign_models(models: Collection[str], dispatchers: Collection[str]) -> dict[str, str]:
-    """A dispatcher for each model: as many for each as can be, and the same wherever it is asked.
+    """Assign a dispatcher to each model: as evenly as can be, and the same wherever it is computed.
 
-    Little moves when a model or a dispatcher comes or goes: rendezvous hashing (Thaler and
+    Few models move when a model or a dispatcher comes or goes: rendezvous hashing (Thaler and
     Ravishankar, 1998) with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018). Without
     dispatchers nothing is assigned.
     """
     if not dispatchers:
         return {}
-    most = -(-len(models) // len(dispatchers))
-    found: dict[str, str] = {}
+    max_models = -(-len(models) // len(dispatchers))
+    assigned: dict[str, str] = {}
     loads = Counter[str]()
     for model in sorted(models):
-        free = (dispatcher for dispatcher in dispatchers if loads[dispatcher] < most)
+        free = (dispatcher for dispatcher in dispatchers if loads[dispatcher] < max_models)
         chosen = max(free, key=lambda dispatcher: _weight(model, dispatcher))
-        found[model] = chosen
+        assigned[model] = chosen
         loads[chosen] += 1
-    return found
+    return assigned
 
 
 def _weight(model: str, dispatcher: str) -> bytes:
+    """The rendezvous hash of a model and a dispatcher."""
     return blake2b(f"{model}\0{dispatcher}".encode(), digest_size=8).digest()

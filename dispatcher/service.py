@@ -1,6 +1,6 @@
-"""`millstream dispatcher`: for each registered model, lead it or stand by.
+"""`millstream dispatcher`: for each registered model, leads it or stands by.
 
-The models are spread over the dispatchers that are there; who comes is handed its part.
+The models are spread over the dispatchers that are there; one that joins is handed its share.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _RETRY_SECONDS = 0.25
 
 
 async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
-    """Dispatch until `stop`; then leases are given up, so that standbys go on at once."""
+    """Dispatch until `stop` is set; then release all leases, so that standbys take over at once."""
     if settings.metrics_port:
         start_http_server(settings.metrics_port)
     async with AsyncExitStack() as stack:
@@ -43,15 +43,15 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(tenants.close)
         await declaration.wait_for_stream(broker, topology.REQUESTS)
         await sync_clock(broker)
-        candidacy = LeaderElection(broker, registry, tenants, settings)
+        election = LeaderElection(broker, registry, tenants, settings)
         async with asyncio.TaskGroup() as tasks:
-            standing = tasks.create_task(candidacy.run(), name="candidacy")
+            campaigning = tasks.create_task(election.run(), name="election")
             await stop.wait()
-            standing.cancel()
+            campaigning.cancel()
 
 
 class LeaderElection:
-    """One dispatcher's part in leading the models: a lease of each, wanted where assigned."""
+    """A dispatcher's campaigns for leading models: a lease for each, wanted where assigned."""
 
     def __init__(
         self, broker: Broker, registry: Registry, tenants: Tenants, settings: DispatcherSettings
@@ -67,9 +67,9 @@ class LeaderElection:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Stand for every model, as models come, until cancelled.
+        """Campaign for every model, as models come, until cancelled.
 
-        They stay when a model goes: what was queued for it must still be ended.
+        A campaign goes on when its model is removed: what was queued for it must still be ended.
         """
         self._registry.on_change(self._changed.set)
         self._members.on_change = self._changed.set
@@ -87,8 +87,11 @@ class LeaderElection:
             await self._members.leave()
 
     def _campaign_for(self, model: str) -> Coroutine[None, None, None]:
+        """Make the lease of a model, and the coroutine that leads while the lease is held."""
         settings = self._settings
-        make = partial(Leader, self._broker, self._registry, self._tenants, model, settings.shards)
+        make_leader = partial(
+            Leader, self._broker, self._registry, self._tenants, model, settings.shards
+        )
         lease = self._leases[model] = Lease(
             self._broker,
             f"dispatcher.{model}",
@@ -97,26 +100,30 @@ class LeaderElection:
             self._scale,
             lambda: model in self._assigned,
         )
-        return _campaign(lease, make)
+        return _campaign(lease, make_leader)
 
     def _assign(self) -> None:
+        """Compute anew which models this dispatcher should lead, and wake all leases."""
         members, registered = self._members.members, self._registry.models.keys()
-        found = assign_models(registered, members)
-        ours = {model for model, chosen in found.items() if chosen == self._settings.id}
-        # who comes may never have heard of those that are gone: whoever has stands for them
-        self._assigned = ours | (self._leases.keys() - registered)
+        assigned_to = assign_models(registered, members)
+        own = {model for model, chosen in assigned_to.items() if chosen == self._settings.id}
+        # A new dispatcher may never have heard of removed models: those who have campaign for them
+        self._assigned = own | (self._leases.keys() - registered)
         for lease in self._leases.values():
             lease.wake()
 
 
-async def _campaign(lease: Lease, make: Callable[[], Leader]) -> None:
-    """Lead while the lease is ours, each time with a new leader that knows nothing yet."""
+async def _campaign(lease: Lease, make_leader: Callable[[], Leader]) -> None:
+    """Lead while the lease is held, each time with a new leader that knows nothing yet.
+
+    The lease is released when the model is assigned to another dispatcher, and at the end.
+    """
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(lease.run(), name="lease")
             while True:
                 await lease.gained.wait()
-                await _lead(lease, make())
+                await _lead(lease, make_leader())
                 if not lease.is_wanted():
                     await lease.release()
     finally:
@@ -124,16 +131,19 @@ async def _campaign(lease: Lease, make: Callable[[], Leader]) -> None:
 
 
 async def _lead(lease: Lease, leader: Leader) -> None:
-    """Lead until the lease is lost; a leader that the broker interrupted is made anew."""
-    leading = asyncio.create_task(leader.run(), name="leader")
-    losing = asyncio.create_task(lease.wait_until_lost(), name="lost")
+    """Lead until the lease is lost; returns after `_RETRY_SECONDS` if the broker interrupted it.
+
+    Other errors of the leader are raised.
+    """
+    leader_task = asyncio.create_task(leader.run(), name="leader")
+    lost_task = asyncio.create_task(lease.wait_until_lost(), name="lost")
     try:
-        await asyncio.wait({leading, losing}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({leader_task, lost_task}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        losing.cancel()
-        leading.cancel()
-        await asyncio.wait({leading})
-    if not leading.cancelled() and (error := leading.exception()):
+        lost_task.cancel()
+        leader_task.cancel()
+        await asyncio.wait({leader_task})
+    if not leader_task.cancelled() and (error := leader_task.exception()):
         if not _is_transient(error):
             raise error
         log.warning("leader_interrupted", model=leader.model, reason=repr(error))
@@ -141,7 +151,7 @@ async def _lead(lease: Lease, leader: Leader) -> None:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """True for what passes when the broker is back."""
+    """True for errors that pass when the broker is back."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_transient(each) for each in error.exceptions)
     passing = (BrokerUnavailable, StoreRefused, nats.errors.Error, TimeoutError)

@@ -1,4 +1,4 @@
-"""Ask several things at once and print the first answer as it comes: client.py [URL [MODEL [KEY]]].
+"""Sends several requests at once and prints one answer as it comes: client.py [URL [MODEL [KEY]]].
 
 Kill the gateway meanwhile, or start a second one and name it too: the text stays the same.
 """

@@ -1,4 +1,4 @@
-"""Submit a prompt over NATS and print the answer as it comes: producer.py [URL [MODEL]]."""
+"""Submits a prompt over NATS and prints the answer as it comes: producer.py [URL [MODEL]]."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ async def main(url: str = "nats://127.0.0.1:4222", model: str = "gemma-3-270m") 
     headers = {"Content-Type": "application/json", "Nats-Msg-Id": uuid.uuid4().hex, "Route": route}
     subject = f"infer.submit.default.{model}.interactive"
     await nc.jetstream().publish(subject, json.dumps(body).encode(), headers=headers)
-    printed = 0  # characters: after a disaster all may be said again
+    printed = 0  # characters; after a disaster the answer may be sent again from its start
     async for message in replies.messages:
         record = msgpack.unpackb(message.data)
         if record["type"] == "chunk":

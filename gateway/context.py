@@ -1,4 +1,4 @@
-"""What every face of the gateway needs: who is asking, and the ways in and back."""
+"""The parts of one gateway, as every entry point gets them, and authentication of its clients."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from streams.errors import Refused, Unauthenticated
 
 @dataclass(frozen=True)
 class GatewayContext:
-    """One gateway's parts, put together by its service."""
+    """The parts of one gateway, built by its service and shared by all entry points."""
 
     settings: GatewaySettings
     broker: Broker
@@ -31,11 +31,11 @@ class GatewayContext:
     relay: Relay
     offload_thread: OffloadThread = field(default_factory=OffloadThread)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of answers over HTTP
+    record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def authenticate(self, key: str | None) -> Tenant:
-        """The tenant of a credential; raises `Unauthenticated`."""
+        """Return the tenant of an API key; raises `Unauthenticated` for none or an unknown one."""
         if not key:
             raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
         tenant = self.tenants.authenticate(key)
@@ -44,16 +44,16 @@ class GatewayContext:
         return tenant
 
     def check_not_draining(self) -> None:
-        """Raises `Refused` while draining: another gateway takes what is new."""
+        """Raise `Refused` while this gateway drains: another one takes new requests."""
         if self.draining.is_set():
             raise Refused("this gateway is shutting down")
 
     @property
     def has_had_workers(self) -> bool:
-        """True once any model has had a worker: what waits from then on waits in a queue."""
+        """True once any model has had a worker: requests that come without one wait in a queue."""
         return self.submitter.has_had_workers
 
     @property
     def worker_counts(self) -> dict[str, int]:
-        """Live workers of each registered model."""
+        """The number of live workers of each registered model."""
         return {name: self.submitter.worker_count(name) for name in self.registry.models}

@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's shape over HTTP, an `error` frame over WebSocket."""
+"""Errors as HTTP responses in OpenAI's shape, also for WebSocket handshakes that are refused."""
 
 import orjson
 from starlette.responses import Response
@@ -9,7 +9,7 @@ from streams.errors import MillstreamError, http_status
 
 
 def error_response(error: MillstreamError) -> Response:
-    """The HTTP answer of an error."""
+    """Return the HTTP response of an error, with its status and `Retry-After`."""
     return Response(
         orjson.dumps(error_body(error)),
         http_status(error.code),
@@ -19,19 +19,19 @@ def error_response(error: MillstreamError) -> Response:
 
 
 def parse_bearer(header: str) -> str | None:
-    """The key in an Authorization header, whatever the case of its scheme."""
+    """Return the key of an `Authorization: Bearer` header; None for any other scheme."""
     scheme, _, key = header.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else None
 
 
 async def deny_websocket(send: Send, error: MillstreamError) -> None:
-    """Refuse a WebSocket handshake with the HTTP answer of an error (ASGI's denial response)."""
-    answer = error_response(error)
+    """Refuse a WebSocket handshake with the HTTP response of an error (ASGI's denial response)."""
+    response = error_response(error)
     await send(
         {
             "type": "websocket.http.response.start",
-            "status": answer.status_code,
-            "headers": answer.raw_headers,
+            "status": response.status_code,
+            "headers": response.raw_headers,
         }
     )
-    await send({"type": "websocket.http.response.body", "body": answer.body})
+    await send({"type": "websocket.http.response.body", "body": response.body})

@@ -1,4 +1,4 @@
-"""What the gateway sees of its requests, as Prometheus metrics with bounded labels."""
+"""Prometheus metrics of the gateway's requests and connections, with bounded labels."""
 
 import time
 from bisect import bisect_left
@@ -25,20 +25,22 @@ FIRST_TOKEN = Histogram(
 )
 STAGE = Histogram(
     "millstream_stage_seconds",
-    "Time spent in each stage of the walk.",
+    "Time spent in each stage of a request.",
     ["model", "stage"],
     buckets=BUCKET_SECONDS,
 )
 REQUESTS = Counter(
     "millstream_requests_total", "Requests by how they ended.", ["tenant", "model", "outcome"]
 )
-REFUSED = Counter("millstream_refused_total", "Requests refused at the door.", ["tenant", "code"])
+REFUSED = Counter(
+    "millstream_refused_total", "Requests refused by the gateway.", ["tenant", "code"]
+)
 TOKENS = Counter(
     "millstream_tokens_total", "Tokens of ended requests.", ["tenant", "model", "direction"]
 )
 OPEN_WEBSOCKETS = Gauge("millstream_open_websockets", "Open WebSockets.")
 CUT_CONNECTIONS = Counter(
-    "millstream_cut_connections_total", "Connections that were ended for abuse.", ["reason"]
+    "millstream_cut_connections_total", "Connections closed for abuse.", ["reason"]
 )
 FOLLOWED_REQUESTS = Gauge(
     "millstream_followed_requests", "Requests whose replies are relayed here."
@@ -46,9 +48,9 @@ FOLLOWED_REQUESTS = Gauge(
 
 
 class BucketCounts:
-    """How many times fell into each bucket; `observe` is a fifth of a `Histogram`'s work.
+    """Counts of observed times in each bucket; `observe` costs a fifth of a `Histogram`'s.
 
-    It is called for each chunk, by the event loop alone.
+    It is called for each chunk, and by the event loop alone, so it needs no lock.
     """
 
     def __init__(self) -> None:
@@ -56,23 +58,25 @@ class BucketCounts:
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
+        """Count one time."""
         self.counts[bisect_left(BUCKET_SECONDS, seconds)] += 1
         self.sum += seconds
 
 
 class InterTokenHistogram(Collector):
-    """The time between the tokens of a request, by model and priority, as a histogram."""
+    """Histogram of the time between the tokens of a request, by model and priority."""
 
     def __init__(self) -> None:
         self._times = defaultdict[tuple[str, str], BucketCounts](BucketCounts)
 
     def labels(self, model: str, priority: str) -> BucketCounts:
+        """Return the counts to which requests of this model and priority add."""
         return self._times[model, priority]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(
             "millstream_inter_token_seconds",
-            "Between the tokens of a request, chunk by chunk.",
+            "Time between the tokens of a request, averaged over each chunk.",
             labels=["model", "priority"],
         )
         bounds = [*map(floatToGoString, BUCKET_SECONDS), "+Inf"]
@@ -95,7 +99,7 @@ _TENANT_LABELS = TenantLabels(_remove_tenant_series)
 
 
 def count_refused(tenant: str, code: str) -> None:
-    """A request did not come in."""
+    """Count a request that was not accepted."""
     _TENANT_LABELS.record_use(tenant, 1, time.monotonic())
     REFUSED.labels(_TENANT_LABELS.label_for(tenant), code).inc()
 
@@ -103,7 +107,8 @@ def count_refused(tenant: str, code: str) -> None:
 class RequestMetrics:
     """Observes one request, record by record.
 
-    One that is resumed (`arrived` None) has no times, and its model is known once it has started.
+    A resumed request (`arrived` None) has no times; its model is known from its `started` record.
+    `arrived` is in seconds of `time.perf_counter`.
     """
 
     def __init__(self, tenant: str, model: str, priority: str, arrived: float | None) -> None:
@@ -115,10 +120,11 @@ class RequestMetrics:
 
     @classmethod
     def for_resumed(cls, tenant: str) -> Self:
+        """Return the observer of a request that was resumed here."""
         return cls(tenant, "", "", None)
 
     def observe(self, record: Record) -> None:
-        """One record has come."""
+        """Take the next record of the request's log."""
         kind = record["type"]
         if kind == "chunk":
             if self._arrived_at is not None:

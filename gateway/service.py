@@ -1,4 +1,4 @@
-"""`millstream gateway`: the door, from its first connection to its last drained request."""
+"""`millstream gateway`: builds a gateway's parts, runs them, and drains its requests at the end."""
 
 import asyncio
 import socket
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`; then finish what is under way and take nothing new."""
+    """Serve until `stop`; then take no new requests and finish those under way."""
     listener = listen(settings)
     scale = Scale(settings.replicas, settings.shards)
     async with AsyncExitStack() as stack:
@@ -43,16 +43,16 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         tenants = await Tenants.open(broker, replicas=settings.replicas)
         stack.push_async_callback(tenants.close)
         await _declare_tenants(tenants, settings)
-        door = await _build_context(stack, settings, broker, registry, tenants)
-        await _declare_streams(door, scale)
+        context = await _build_context(stack, settings, broker, registry, tenants)
+        await _declare_streams(context, scale)
         await sync_clock(broker)
-        await _serve(door, scale, listener, stop)
+        await _serve(context, scale, listener, stop)
 
 
 async def _declare_tenants(tenants: Tenants, settings: GatewaySettings) -> None:
-    """Only what this gateway was given: others may have been given the rest.
+    """Store the tenants of this gateway's settings; other gateways may have other ones.
 
-    An empty table `[tenants]` removes all that came from a configuration.
+    An empty table `[tenants]` removes all tenants that came from a configuration.
     """
     if "tenants" in settings.model_fields_set:
         await tenants.apply_config(settings.tenants)
@@ -74,88 +74,89 @@ async def _build_context(
     grammars = GrammarChecker()
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    preparation = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
-    intake = Submitter(broker, preparation, relay)
-    await intake.open(settings.replicas)
-    door = GatewayContext(settings, broker, registry, tenants, tokenizers, intake, relay)
-    stack.callback(door.offload_thread.close)
-    return door
+    validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
+    submitter = Submitter(broker, validator, relay)
+    await submitter.open(settings.replicas)
+    context = GatewayContext(settings, broker, registry, tenants, tokenizers, submitter, relay)
+    stack.callback(context.offload_thread.close)
+    return context
 
 
-async def _declare_streams(door: GatewayContext, scale: Scale) -> None:
-    """Declare the streams, every lane bounded by the highest limit of any tenant."""
-    limits = [tenant.max_queued for tenant in door.tenants.by_name.values()]
+async def _declare_streams(context: GatewayContext, scale: Scale) -> None:
+    """Declare the streams, with every lane bounded by the highest limit of any tenant."""
+    limits = [tenant.max_queued for tenant in context.tenants.by_name.values()]
     most = max(limits, default=TenantSettings().max_queued)
-    door.submitter.max_queued = await declaration.declare(door.broker, scale, most)
+    context.submitter.max_queued = await declaration.declare(context.broker, scale, most)
 
 
 async def _serve(
-    door: GatewayContext, scale: Scale, listener: socket.socket, stop: asyncio.Event
+    context: GatewayContext, scale: Scale, listener: socket.socket, stop: asyncio.Event
 ) -> None:
-    server = GatewayServer(build_config(build_app(door), door.settings))
+    server = GatewayServer(build_config(build_app(context), context.settings))
     async with asyncio.TaskGroup() as tasks:
-        relaying = tasks.create_task(door.relay.run(), name="relay")
-        counting = tasks.create_task(door.submitter.quotas.run(), name="quotas")
-        following = tasks.create_task(_follow_tenants(door, scale), name="tenants")
-        warming = tasks.create_task(_warm_tokenizers(door), name="tokenizers")
+        relaying = tasks.create_task(context.relay.run(), name="relay")
+        counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
+        tracking = tasks.create_task(_follow_tenants(context, scale), name="tenants")
+        warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
-        log.info("listening", host=host, port=port, route=door.relay.route)
+        log.info("listening", host=host, port=port, route=context.relay.route)
         await stop.wait()
-        door.draining.set()
-        for task in (following, warming):
+        context.draining.set()
+        for task in (tracking, warming):
             task.cancel()
-        await _wait_until_drained(door)
-        for reader in door.record_queues:
-            reader.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
+        await _wait_until_drained(context)
+        for queue in context.record_queues:
+            queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
         for task in (relaying, counting):
             task.cancel()
-        await door.relay.close()
+        await context.relay.close()
 
 
-async def _wait_until_drained(door: GatewayContext) -> None:
-    """Wait until nobody waits for an answer, at most as long as the process may drain.
+async def _wait_until_drained(context: GatewayContext) -> None:
+    """Wait until no client waits for a response, for at most 0.9 of the time to drain.
 
-    Requests whose clients have left, or leave then, can be resumed at another gateway.
+    Requests whose clients have left, or leave meanwhile, can be resumed at another gateway.
     """
-    deadline = asyncio.get_running_loop().time() + 0.9 * door.settings.drain_seconds
-    while door.relay.reader_count and asyncio.get_running_loop().time() < deadline:
+    deadline = asyncio.get_running_loop().time() + 0.9 * context.settings.drain_seconds
+    while context.relay.reader_count and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)
 
 
-async def _follow_tenants(door: GatewayContext, scale: Scale) -> None:
-    """An ingress for each tenant, as tenants come and go; lanes bounded as their limits change.
+async def _follow_tenants(context: GatewayContext, scale: Scale) -> None:
+    """Run an ingress for each tenant that publishes to NATS, and bound lanes by tenants' limits.
 
-    A broker that restarts has lost the streams that it kept in memory: they are declared again.
+    Both are brought up to date whenever tenants change. A broker that restarts has lost the streams
+    that it kept in memory, so after each reconnect they are declared again.
     """
     changed = asyncio.Event()
-    door.tenants.on_change(changed.set)
-    door.broker.on_reconnect.append(changed.set)
+    context.tenants.on_change(changed.set)
+    context.broker.on_reconnect.append(changed.set)
     ingresses: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:
         while True:
             changed.clear()
-            await retry_forever(partial(_declare_streams, door, scale))
-            names = {name for name, tenant in door.tenants.by_name.items() if tenant.publishes}
+            await retry_forever(partial(_declare_streams, context, scale))
+            names = {name for name, tenant in context.tenants.by_name.items() if tenant.publishes}
             for name in names - ingresses.keys():
-                ingress = NatsIngress(door, name, scale)
+                ingress = NatsIngress(context, name, scale)
                 ingresses[name] = tasks.create_task(ingress.run(), name=f"ingress-{name}")
             for name in ingresses.keys() - names:
                 ingresses.pop(name).cancel()
             await changed.wait()
 
 
-async def _warm_tokenizers(door: GatewayContext) -> None:
-    """Load tokenisers before requests come: the first one would wait for a second or more."""
+async def _warm_tokenizers(context: GatewayContext) -> None:
+    """Load tokenisers before requests come: else a model's first one waits a second or more."""
     changed = asyncio.Event()
-    door.registry.on_change(changed.set)
+    context.registry.on_change(changed.set)
     while True:
         changed.clear()
-        for model in list(door.registry.models.values()):
+        for model in list(context.registry.models.values()):
             try:
-                await door.tokenizers.warm(model, model.default)
+                await context.tokenizers.warm(model, model.default)
             except MillstreamError as error:
                 log.error("tokenizer_unusable", model=model.name, reason=str(error))
         await changed.wait()

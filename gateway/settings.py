@@ -7,14 +7,14 @@ from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not
 
 
 class GatewaySettings(ServiceSettings):
-    """The door: where it listens, whom it knows, what it bounds."""
+    """Settings of a gateway: its address, its tenants, its limits."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8080, description="port for HTTP and WebSocket")
     api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
     tenants: dict[Slug, TenantSettings] = Field({}, description="who may come in")
     grace_seconds: float = Field(
-        10, ge=0, description="time that requests live on after their socket dropped"
+        10, ge=0, description="time that requests live on after their connection dropped"
     )
     max_body_bytes: int = Field(1_000_000, ge=1, description="largest HTTP body or WebSocket frame")
     max_connections: int = Field(

@@ -1,4 +1,4 @@
-"""Which tenants have metrics of their own: those of most use, so that labels stay few. Pure."""
+"""Tenant labels of metrics: the tenants that use most have their own, so labels stay few. Pure."""
 
 from collections.abc import Callable
 from heapq import nlargest
@@ -6,31 +6,31 @@ from heapq import nlargest
 MAX_TENANTS = 20
 OTHER = "other"
 RANK_SECONDS = 300.0
-TAKEOVER_RATIO = 1.5  # times the use of whose label is taken: of two that are alike one keeps it
+TAKEOVER_RATIO = 1.5  # times the use of the tenant that loses its label: near equals do not swap
 
 
 class TenantLabels:
-    """The first tenants are named, later those who use most; the rest are `other`.
+    """Gives labels to the first tenants, later to those who use most; the rest are `other`.
 
-    `forget` is called with a tenant that is named no more. What was used counts half after each
-    look. Times are in seconds of any one clock.
+    `on_unnamed` is called with a tenant that has lost its label. Tenants are ranked every
+    `RANK_SECONDS`, after which past use counts half. Times are in seconds of any one clock.
     """
 
-    def __init__(self, forget: Callable[[str], None]) -> None:
-        self._on_unnamed = forget
+    def __init__(self, on_unnamed: Callable[[str], None]) -> None:
+        self._on_unnamed = on_unnamed
         self._named: set[str] = set()
         self._used: dict[str, float] = {}
         self._rank_at = 0.0
 
     def label_for(self, tenant: str) -> str:
-        """Its label of the moment."""
+        """Return the tenant's label of the moment: its name or `other`."""
         if tenant not in self._named and len(self._named) < MAX_TENANTS:
             self._named.add(tenant)
         return tenant if tenant in self._named else OTHER
 
     def record_use(self, tenant: str, tokens: float, now: float) -> None:
-        """It has used so many."""
-        self.label_for(tenant)  # a free place is its own
+        """Add `tokens` to the tenant's use; from time to time this ranks the tenants again."""
+        self.label_for(tenant)  # takes a free label
         self._used[tenant] = self._used.get(tenant, 0.0) + tokens
         if now >= self._rank_at:
             self._rank_at = now + RANK_SECONDS
@@ -38,7 +38,7 @@ class TenantLabels:
             self._used = {name: used / 2 for name, used in self._used.items() if used > 1}
 
     def _reassign_labels(self) -> None:
-        """Give labels of those who use least to those who use most."""
+        """Give the labels of tenants that use least to those that use most."""
         used = self._used
         least = sorted(self._named, key=lambda name: used.get(name, 0.0))
         others = used.keys() - self._named

@@ -1,4 +1,4 @@
-"""When a worker has to be gone: a signal says so, or an operator by `millstream drain`."""
+"""A worker's drain: the deadline that a signal or `millstream drain` sets, and the final report."""
 
 import asyncio
 import json
@@ -15,16 +15,17 @@ log = structlog.get_logger()
 
 
 class DrainReport(NamedTuple):
-    """What became of the requests that a worker had when it began to leave."""
+    """How many of the requests held when the drain began were finished here or handed over."""
 
     finished: int = 0
     handed_over: int = 0
 
 
 class DrainController:
-    """The time that is left, once `begun`; of several that were told the soonest counts.
+    """The worker's drain deadline; `started` is set once there is one.
 
-    Who drains this worker is answered twice: when it was heard, and when the worker is empty.
+    Of several deadlines the soonest counts. An operator's drain request gets two replies: the
+    seconds left as soon as it arrives, and the `DrainReport` when the worker is empty.
     """
 
     def __init__(self, broker: Broker, worker: str) -> None:
@@ -34,33 +35,37 @@ class DrainController:
         self._reply_subjects: list[str] = []
 
     async def listen(self) -> None:
-        """Until the connection closes. Raises `BrokerUnavailable`."""
+        """Subscribe to drain requests until the connection closes. Raises `BrokerUnavailable`."""
         await self._broker.subscribe(subjects.drain(self._worker), self._on_drain)
 
     async def drain_on_stop(self, stop: asyncio.Event, seconds: float) -> None:
-        """Leave within so many seconds of `stop`."""
+        """Wait for `stop`, then start a drain that ends within `seconds`."""
         await stop.wait()
         self.start_within(seconds)
 
     def start_within(self, seconds: float) -> None:
+        """Start draining now, to end within `seconds`, or sooner if an earlier call said so."""
         self._deadline = min(self._deadline, asyncio.get_running_loop().time() + seconds)
         self.started.set()
 
     def seconds_left(self) -> float:
-        """Not below zero."""
+        """Return the seconds until the deadline: never below zero, infinite without a drain."""
         return max(0.0, self._deadline - asyncio.get_running_loop().time())
 
-    async def send_report(self, drained: DrainReport) -> None:
-        """Tell those who asked that the worker is empty."""
-        report = json.dumps(drained._asdict()).encode()
+    async def send_report(self, report: DrainReport) -> None:
+        """Send the report to every operator who asked for the drain.
+
+        Best effort: without a broker it is only logged that the report was not sent.
+        """
+        payload = json.dumps(report._asdict()).encode()
         try:
-            for asker in self._reply_subjects:
-                await self._broker.publish(asker, report)
+            for reply_subject in self._reply_subjects:
+                await self._broker.publish(reply_subject, payload)
         except BrokerUnavailable as error:
             log.warning("drain_not_reported", reason=str(error))
 
     async def _on_drain(self, msg: Msg) -> None:
         self.start_within(json.loads(msg.data)["within"])
         self._reply_subjects.append(msg.reply)
-        heard = json.dumps({"within": round(self.seconds_left(), 1)}).encode()
-        await self._broker.publish(msg.reply, heard)
+        answer = json.dumps({"within": round(self.seconds_left(), 1)}).encode()
+        await self._broker.publish(msg.reply, answer)

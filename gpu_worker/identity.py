@@ -1,4 +1,4 @@
-"""Who a worker is: what its claims, heartbeats and ledger records say. Pure."""
+"""A worker's identity for one model, as claims, heartbeats and ledger records give it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from streams.subjects import Priority
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """Who serves: what the claim and the ledger say."""
+    """A worker's id, the model version that it serves, the token log shards and latency goals."""
 
     model: str
     version: str

@@ -1,4 +1,4 @@
-"""Finished attempts and beats as Prometheus metrics."""
+"""Prometheus metrics of a worker: finished requests, heartbeats and engine counters."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from streams.messages import Heartbeat
 
 STAGES = Histogram(
     "millstream_worker_stage_seconds",
-    "Time a request spent in a stage of its walk.",
+    "Seconds that a request spent in a stage: queue, dispatch, prefill, decode, total.",
     ["model", "stage"],
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
@@ -21,69 +21,78 @@ FINISHED = Counter(
 )
 TOKENS = Counter(
     "millstream_worker_tokens_total",
-    "Tokens of ended requests; `cached` are those of the prompt that a prefix cache had.",
+    "Tokens of ended requests; `cached`: prompt tokens found in a prefix cache.",
     ["model", "direction"],
 )
 ADAPTERS = Counter(
     "millstream_worker_adapter_requests_total",
-    "Ended requests that ran with an adapter; beyond the first fifty adapters as `other`.",
+    "Ended requests that used an adapter; adapters after the first fifty count as `other`.",
     ["model", "adapter", "outcome"],
 )
 MOST_ADAPTERS = 50
 _adapters: set[tuple[str, str]] = set()
 _POOL = ["model", "version"]
 FREE_SEQUENCES = Gauge(
-    "millstream_worker_free_sequences", "Credit: sequences that may still be taken.", _POOL
+    "millstream_worker_free_sequences", "Credit: sequences that can still be accepted.", _POOL
 )
 FREE_TOKENS = Gauge("millstream_worker_free_kv_tokens", "Credit: KV tokens not reserved.", _POOL)
 BATCH_FILL = Gauge(
-    "millstream_worker_batch_fill_ratio", "Running sequences over the most there may be.", _POOL
+    "millstream_worker_batch_fill_ratio", "Running sequences over the maximum.", _POOL
 )
 RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", _POOL)
 
 
 class EngineStatsCollector(Collector):
-    """What the loaded engines count, as they count it. A new engine of a model begins at zero."""
+    """Exports the counters of the loaded engines, read from `EngineStats` at each scrape.
+
+    A new engine of a model begins at zero.
+    """
 
     def __init__(self) -> None:
         self._stats: dict[tuple[str, str], EngineStats] = {}
 
     def set_stats(self, model: str, version: str, stats: EngineStats | None) -> None:
-        """From now on show `stats` of this engine; None: nothing."""
+        """Export `stats` for this model version from now on; None: export nothing for it."""
         self._stats.pop((model, version), None)
         if stats:
             self._stats[model, version] = stats
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the metric families as of now; called by prometheus_client."""
         engines = self._stats.copy()
-        for name, (what, field) in _COUNTED.items():
-            family = CounterMetricFamily(f"millstream_worker_{name}", what, labels=_POOL)
-            for pool, stats in engines.items():
-                family.add_metric(pool, getattr(stats, field))
+        for name, (help_text, field) in _COUNTERS.items():
+            family = CounterMetricFamily(f"millstream_worker_{name}", help_text, labels=_POOL)
+            for labels, stats in engines.items():
+                family.add_metric(labels, getattr(stats, field))
             yield family
         kv = GaugeMetricFamily(
             "millstream_worker_kv_tokens",
-            "Room of the KV cache: `used` by sequences, `cached` of past prompts, `free`.",
+            "KV cache in tokens: `used` by sequences, `cached` from past prompts, `free`.",
             labels=[*_POOL, "state"],
         )
         seconds = CounterMetricFamily(
-            "millstream_worker_step_seconds", "Time spent in steps.", labels=[*_POOL, "part"]
+            "millstream_worker_step_seconds",
+            "Seconds spent in each part of the engine's steps.",
+            labels=[*_POOL, "part"],
         )
-        for pool, stats in engines.items():
+        for labels, stats in engines.items():
             for state in ("used", "cached", "free"):
-                kv.add_metric([*pool, state], getattr(stats, f"kv_{state}"))
+                kv.add_metric([*labels, state], getattr(stats, f"kv_{state}"))
             for part, spent in stats.seconds.copy().items():
-                seconds.add_metric([*pool, part], spent)
+                seconds.add_metric([*labels, part], spent)
         yield from (kv, seconds)
 
 
-_COUNTED = {
+_COUNTERS = {
     "steps": ("Steps of the engine.", "steps"),
-    "prefilled_tokens": ("Prompt tokens computed, again after a preemption.", "prefilled"),
+    "prefilled_tokens": (
+        "Prompt tokens computed; those recomputed after a preemption count again.",
+        "prefilled",
+    ),
     "generated_tokens": ("Tokens that the engine sampled.", "generated"),
-    "preemptions": ("Sequences that gave their KV to others, to be computed again.", "preemptions"),
+    "preemptions": ("Sequences that lost their KV to others and are recomputed.", "preemptions"),
     "query_tokens": ("Prompt tokens looked up in the prefix cache.", "query_tokens"),
-    "hit_tokens": ("Prompt tokens found there.", "hit_tokens"),
+    "hit_tokens": ("Prompt tokens found in the prefix cache.", "hit_tokens"),
     "adapter_loads": ("Adapters loaded.", "adapter_loads"),
 }
 ENGINE_STATS = EngineStatsCollector()
@@ -91,7 +100,7 @@ REGISTRY.register(ENGINE_STATS)
 
 
 def observe_finished(finished: FinishedRequest) -> None:
-    """Count one ended request."""
+    """Count one ended request: its outcome, tokens, adapter and seconds per stage."""
     record = finished.record
     FINISHED.labels(record.model, record.outcome).inc()
     TOKENS.labels(record.model, "prompt").inc(record.prompt_tokens)
@@ -106,16 +115,16 @@ def observe_finished(finished: FinishedRequest) -> None:
 
 
 def _adapter_label(model: str, adapter: str) -> str:
-    """The first adapters seen keep their names as labels."""
+    """Return the adapter's name as a label for the first fifty adapters seen, then `other`."""
     if len(_adapters) < MOST_ADAPTERS:
         _adapters.add((model, adapter))
     return adapter if (model, adapter) in _adapters else "other"
 
 
 def observe_heartbeat(beat: Heartbeat) -> None:
-    """Show a worker's credit."""
-    pool = beat.model, beat.version
-    FREE_SEQUENCES.labels(*pool).set(beat.free_sequences)
-    FREE_TOKENS.labels(*pool).set(beat.free_tokens)
-    BATCH_FILL.labels(*pool).set(beat.running / beat.max_sequences)
-    RATE.labels(*pool).set(beat.tokens_per_second)
+    """Set the gauges of one model version from its heartbeat: credit, batch fill, tokens/s."""
+    labels = beat.model, beat.version
+    FREE_SEQUENCES.labels(*labels).set(beat.free_sequences)
+    FREE_TOKENS.labels(*labels).set(beat.free_tokens)
+    BATCH_FILL.labels(*labels).set(beat.running / beat.max_sequences)
+    RATE.labels(*labels).set(beat.tokens_per_second)

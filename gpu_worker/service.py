@@ -1,4 +1,4 @@
-"""`millstream worker`: load models, announce credit, serve, drain."""
+"""The worker service (`millstream worker`): loads models, announces credit, serves, drains."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -32,36 +32,39 @@ from streams.records.token_log_cache import RecordsQuery
 
 log = structlog.get_logger()
 
-REGISTRATION_WAIT_SECONDS = 60.0  # for a model to be registered that the worker shall serve
+REGISTRATION_WAIT_SECONDS = 60.0  # how long a configured model may take to be registered
 T = TypeVar("T")
 
 
 async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Serve the configured models until `stop` or a drain; loading ends at once."""
+    """Serve the configured models until `stop` is set or a drain is requested, then drain.
+
+    A drain that begins while models are still loading ends the service without waiting for them.
+    """
     if settings.metrics_port:
         start_http_server(settings.metrics_port)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(connect(settings.nats, f"worker-{settings.id}"))
-        leaving = DrainController(broker, settings.id)
-        await leaving.listen()
-        following = asyncio.create_task(
-            leaving.drain_on_stop(stop, settings.drain_seconds), name="stop"
+        drain = DrainController(broker, settings.id)
+        await drain.listen()
+        stop_task = asyncio.create_task(
+            drain.drain_on_stop(stop, settings.drain_seconds), name="stop"
         )
-        stack.callback(following.cancel)
+        stack.callback(stop_task.cancel)
         registry = await Registry.open(broker, replicas=settings.replicas)
         stack.push_async_callback(registry.close)
-        drained = DrainReport()
-        keeper = await _run_unless(leaving.started, _build_manager(broker, registry, settings))
-        if keeper is not None:
-            stack.push_async_callback(keeper.close)
-            await _run_unless(leaving.started, keeper.preload())
-            if not leaving.started.is_set():
-                drained = await _serve(broker, keeper, settings, leaving)
-        await leaving.send_report(drained)
+        report = DrainReport()
+        manager = await _run_unless(drain.started, _build_manager(broker, registry, settings))
+        if manager is not None:
+            stack.push_async_callback(manager.close)
+            await _run_unless(drain.started, manager.preload())
+            if not drain.started.is_set():
+                report = await _serve(broker, manager, settings, drain)
+        await drain.send_report(report)
 
 
 async def _run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns, or None as soon as `stop` is set; it is cancelled then."""
+    """Run `work` and return its result; once `stop` is set, cancel it and return None."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,63 +78,72 @@ async def _run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
 async def _build_manager(
     broker: Broker, registry: Registry, settings: WorkerSettings
 ) -> ModelManager:
-    """The models' places, none loaded yet. Raises `DoesNotFit` for one that is too large alone."""
-    found = {}
+    """Return a manager of the configured models, none of which is loaded yet.
+
+    Raises `ModelNotFound`, and `DoesNotFit` for a model that is too large even alone.
+    """
+    versions = {}
     for name in settings.model:
         model, version = await _resolve(registry, name)
-        found[f"{model.name}@{version.id}"] = model, version
-    budget, shares = await _plan_memory(found, settings)
-    places = {
+        versions[f"{model.name}@{version.id}"] = model, version
+    budget, shares = await _plan_memory(versions, settings)
+    models = {
         name: ManagedModel(
             _build_server(broker, model, version, settings), model, version, shares[name] or None
         )
-        for name, (model, version) in found.items()
+        for name, (model, version) in versions.items()
     }
-    books = EvictionPlanner(budget, shares, settings.min_residency_seconds)
-    return ModelManager(places, books, Loader(settings))
+    planner = EvictionPlanner(budget, shares, settings.min_residency_seconds)
+    return ModelManager(models, planner, Loader(settings))
 
 
 async def _plan_memory(
-    found: dict[str, tuple[Model, Version]], settings: WorkerSettings
+    versions: dict[str, tuple[Model, Version]], settings: WorkerSettings
 ) -> tuple[int, dict[str, int]]:
-    """The budget and each model's share of it; a share of 0 is not bounded."""
+    """Return the memory budget and each model's share of it, in bytes; a share of 0 is unbounded.
+
+    Without `--memory`, a single model and models without weights are not bounded.
+    """
     if settings.memory is None and (
-        len(found) == 1 or not any(weight_bytes(version) for _, version in found.values())
+        len(versions) == 1 or not any(weight_bytes(version) for _, version in versions.values())
     ):
-        return 0, dict.fromkeys(found, 0)
-    least = {name: await _needed_bytes(*each, settings) for name, each in found.items()}
+        return 0, dict.fromkeys(versions, 0)
+    needed = {name: await _needed_bytes(*each, settings) for name, each in versions.items()}
     if settings.memory is not None:
-        return settings.memory, model_eviction.divide_budget(settings.memory, least)
+        return settings.memory, model_eviction.divide_budget(settings.memory, needed)
     free, share = await run_in_thread(factory.free_memory, "memory")
-    budget = model_eviction.compute_budget(free, least.values(), share)
-    return budget, model_eviction.divide_budget(budget, least)
+    budget = model_eviction.compute_budget(free, needed.values(), share)
+    return budget, model_eviction.divide_budget(budget, needed)
 
 
 async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings) -> int:
-    """The least that a model is planned with; 0 for one without weights here."""
+    """Return the least memory, in bytes, to plan for a model; 0 for one without weights here."""
     size = weight_bytes(version)
     if not size or version.directory is None:
         return 0
-    grown = await run_in_thread(
+    size_ratio = await run_in_thread(
         partial(factory.loaded_size_ratio, Path(version.directory)), "memory"
     )
     adapter_bytes = settings.adapter_bytes if model.engine == "transformers" else 0
-    return model_eviction.estimate_needed_bytes(int(size * grown), adapter_bytes)
+    return model_eviction.estimate_needed_bytes(int(size * size_ratio), adapter_bytes)
 
 
 def _build_server(
     broker: Broker, model: Model, version: Version, settings: WorkerSettings
 ) -> ModelServer:
-    who = WorkerIdentity(model.name, version.id, settings.id, settings.shards, model.goals)
+    identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards, model.goals)
     timeout = settings.engine_timeout_seconds
-    return ModelServer(broker, who, model.context_length, observe_finished, timeout)
+    return ModelServer(broker, identity, model.context_length, observe_finished, timeout)
 
 
 async def _resolve(registry: Registry, name: str) -> tuple[Model, Version]:
-    """Waits a while for a model that is still to be registered; raises `ModelNotFound`."""
+    """Return a registered model and version, waiting up to a minute for its registration.
+
+    Raises `ModelNotFound` after that.
+    """
     if not _is_registered(registry, name):
         log.warning("waiting_for_model", model=name, at_most_seconds=REGISTRATION_WAIT_SECONDS)
-    with suppress(BrokerUnavailable):  # it did not come: `resolve` says so by its name
+    with suppress(BrokerUnavailable):  # never registered: `resolve` then raises with the name
         await registry.wait_until(
             lambda: _is_registered(registry, name), seconds=REGISTRATION_WAIT_SECONDS
         )
@@ -146,24 +158,27 @@ def _is_registered(registry: Registry, name: str) -> bool:
     return True
 
 
-async def _subscribe(broker: Broker, worker: str, pools: list[ModelServer]) -> BrokerSubscription:
-    """Answer what is asked of a worker, or of all; returns what is to end first."""
+async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) -> BrokerSubscription:
+    """Answer the questions asked of this worker or of all workers, until the connection closes.
+
+    Returns the subscription to "who serves this request?", which a drained worker ends first.
+    """
 
     async def on_cancel(msg: Msg) -> None:
         tenant, request_id = subjects.parse_request_id(msg.subject)
-        for pool in pools:
-            pool.cancel(tenant, request_id)
+        for server in servers:
+            server.cancel(tenant, request_id)
 
     async def on_find(msg: Msg) -> None:
-        if any(pool.has_request(*subjects.parse_request_id(msg.subject)) for pool in pools):
+        if any(server.has_request(*subjects.parse_request_id(msg.subject)) for server in servers):
             await broker.publish(msg.reply, b"known")
 
     async def on_alive(msg: Msg) -> None:
         await broker.publish(msg.reply)
 
     async def on_written(msg: Msg) -> None:
-        question = messages.from_wire(RecordsQuery, messages.unpack(msg.data))
-        pages = (pool.read_cached_log(question) for pool in pools)
+        query = messages.from_wire(RecordsQuery, messages.unpack(msg.data))
+        pages = (server.read_cached_log(query) for server in servers)
         page = next(filter(None, pages), None)
         if page or msg.subject != subjects.WRITTEN_BY_ANY:
             await broker.publish(msg.reply, messages.pack(page))
@@ -176,40 +191,45 @@ async def _subscribe(broker: Broker, worker: str, pools: list[ModelServer]) -> B
 
 
 async def _serve(
-    broker: Broker, keeper: ModelManager, settings: WorkerSettings, leaving: DrainController
+    broker: Broker, manager: ModelManager, settings: WorkerSettings, drain: DrainController
 ) -> DrainReport:
-    pools = keeper.servers
+    """Serve until the drain starts, then drain every model server and report the work's fate."""
+    servers = manager.servers
     await declaration.wait_for_stream(broker, topology.WORK)
     await sync_clock(broker)
-    finding = await _subscribe(broker, settings.id, pools)
+    finds = await _subscribe(broker, settings.id, servers)
     async with asyncio.TaskGroup() as tasks:
-        running = [
+        serving = [
             tasks.create_task(
-                pool.run(settings.beat_seconds, settings.ack_wait_seconds), name=pool.identity.model
+                server.run(settings.beat_seconds, settings.ack_wait_seconds),
+                name=server.identity.model,
             )
-            for pool in pools
+            for server in servers
         ]
-        keeping = tasks.create_task(keeper.run(), name="keeper")
-        showing = tasks.create_task(_export_metrics(pools, settings.beat_seconds), name="metrics")
-        await leaving.started.wait()
-        held = sum(pool.credit.held for pool in pools)
-        log.info("draining", attempts=held, at_most_seconds=round(leaving.seconds_left(), 1))
-        handed_over = sum(await asyncio.gather(*(p.drain(leaving.seconds_left) for p in pools)))
-        drained = DrainReport(held - handed_over, handed_over)
-        log.info("drained", **drained._asdict())
-        await finding.unsubscribe()
-        for task in (*running, keeping, showing):
+        managing = tasks.create_task(manager.run(), name="model-manager")
+        exporting = tasks.create_task(
+            _export_metrics(servers, settings.beat_seconds), name="metrics"
+        )
+        await drain.started.wait()
+        held = sum(server.credit.held for server in servers)
+        log.info("draining", attempts=held, at_most_seconds=round(drain.seconds_left(), 1))
+        handed_over = sum(await asyncio.gather(*(s.drain(drain.seconds_left) for s in servers)))
+        report = DrainReport(held - handed_over, handed_over)
+        log.info("drained", **report._asdict())
+        await finds.unsubscribe()
+        for task in (*serving, managing, exporting):
             task.cancel()
-    return drained
+    return report
 
 
-async def _export_metrics(pools: list[ModelServer], seconds: float) -> None:
+async def _export_metrics(servers: list[ModelServer], seconds: float) -> None:
+    """Export credit and engine stats every `seconds`; on cancel the engine stats disappear."""
     try:
         while True:
-            for pool in pools:
-                observe_heartbeat(pool.build_heartbeat())
-                ENGINE_STATS.set_stats(pool.identity.model, pool.identity.version, pool.stats)
+            for server in servers:
+                observe_heartbeat(server.build_heartbeat())
+                ENGINE_STATS.set_stats(server.identity.model, server.identity.version, server.stats)
             await asyncio.sleep(seconds)
     finally:
-        for pool in pools:
-            ENGINE_STATS.set_stats(pool.identity.model, pool.identity.version, None)
+        for server in servers:
+            ENGINE_STATS.set_stats(server.identity.model, server.identity.version, None)

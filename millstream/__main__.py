@@ -1,4 +1,4 @@
-"""`python -m millstream` is the command `millstream`."""
+"""`python -m millstream` runs the command `millstream`."""
 
 import sys
 

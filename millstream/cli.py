@@ -1,7 +1,7 @@
-"""The command line: words to a command, flags to its settings, its coroutine to a process.
+"""The command line: picks the command, parses its flags into settings and runs it as a process.
 
-Options are generated from the settings' fields, so that a flag, its variable, its key in the file
-and its line in `--help` cannot differ.
+Options are generated from the settings' fields, so that a flag, its environment variable, its key
+in the TOML file and its line in `--help` cannot differ.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from pydantic_core import PydanticUndefined
 from millstream import process_lifecycle
 from millstream.command_table import COMMANDS, Command, find_command
 from millstream.settings_loader import (
-    ENV_PREFIX,
     UsageError,
     fields_by_key,
     is_flag_only,
@@ -29,20 +28,23 @@ from millstream.settings_loader import (
     suggest_nearest,
     to_flag,
 )
-from streams.settings import Settings
+from streams.settings import ENV_PREFIX, Settings
 
 USAGE_STATUS = 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse, except that errors are raised and long options are never guessed from a prefix."""
+    """An `argparse` parser that raises `UsageError` for bad arguments instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command and return the exit status: 0 done, 1 failed, 2 not understood."""
+    """Run the command that `words` name (by default `sys.argv`) and return the exit status.
+
+    0: done; 1: failed; 2: the words or settings were not understood, or no command was given.
+    """
     words = sys.argv[1:] if words is None else words
     try:
         if not words or words[0] in ("-h", "--help", "--version"):
@@ -56,7 +58,10 @@ def main(words: list[str] | None = None) -> int:
 
 
 def parse_settings(command: Command, words: list[str]) -> Settings:
-    """The command's settings with `words` as flags. Raises `UsageError`; `--help` exits."""
+    """Return the command's settings: `words` parsed as flags, the rest from environment and file.
+
+    Raises `UsageError`; `--help` prints and exits.
+    """
     settings = command.load_settings()
     options, unknown = make_parser(command).parse_known_args(words)
     if unknown:
@@ -100,9 +105,12 @@ def _print_overview(words: list[str]) -> int:
 
 
 def make_parser(command: Command) -> CommandParser:
-    """An option for every field of the command's settings but its tables."""
+    """Return a parser with an option for each field of the command's settings, except tables.
+
+    Options may not be abbreviated, and those that are not given are absent from the result.
+    """
     settings = command.load_settings()
-    made = CommandParser(
+    parser = CommandParser(
         prog=f"millstream {command.name}",
         description=command.help,
         epilog=_make_epilog(settings),
@@ -113,8 +121,8 @@ def make_parser(command: Command) -> CommandParser:
     for name in _order_own_first(settings):
         info = settings.model_fields[name]
         if not is_table(info):
-            _add_option(made, settings_key(name, info), info)
-    return made
+            _add_option(parser, settings_key(name, info), info)
+    return parser
 
 
 def _make_epilog(settings: type[Settings]) -> str:
@@ -124,19 +132,19 @@ def _make_epilog(settings: type[Settings]) -> str:
         for key, info in fields_by_key(settings).items()
         if is_table(info)
     ]
-    asked = [
+    flag_only = [
         k for k, i in fields_by_key(settings).items() if is_flag_only(i) and not is_positional(i)
     ]
-    but = f" but {', '.join(map(to_flag, asked))}" if asked else ""
+    exceptions = f" but {', '.join(map(to_flag, flag_only))}" if flag_only else ""
     everywhere = (
-        f"Every option{but} can also be {ENV_PREFIX}<OPTION> in the environment"
+        f"Every option{exceptions} can also be {ENV_PREFIX}<OPTION> in the environment"
         " or a key of the file."
     )
     return everywhere + "".join(tables)
 
 
 def _order_own_first(settings: type[Settings]) -> list[str]:
-    """Field names with the command's own before those that many commands share."""
+    """Field names, the command's own first, then those inherited from shared settings classes."""
     depth = {
         name: i
         for i, base in enumerate(settings.__mro__)
@@ -149,19 +157,19 @@ def _declared_fields(base: type) -> list[str]:
     return list(vars(base).get("__annotations__", {}))
 
 
-def _add_option(made: CommandParser, key: str, info: FieldInfo) -> None:
+def _add_option(parser: CommandParser, key: str, info: FieldInfo) -> None:
     text = describe_option(info)
     if is_positional(info):
-        made.add_argument(key, metavar=key.upper(), help=text, nargs="?")
+        parser.add_argument(key, metavar=key.upper(), help=text, nargs="?")
     elif info.annotation is bool:
-        made.add_argument(to_flag(key), action="store_true", help=text)
+        parser.add_argument(to_flag(key), action="store_true", help=text)
     else:
         action = "append" if is_list(info) else "store"
-        made.add_argument(to_flag(key), metavar=_metavar(key, info), help=text, action=action)
+        parser.add_argument(to_flag(key), metavar=_metavar(key, info), help=text, action=action)
 
 
 def _metavar(key: str, info: FieldInfo) -> str:
-    """What stands for the value in `--help`: the choices, N, or the key's last word."""
+    """The placeholder for the value in `--help`: the choices, N, or the key's last word."""
     if get_origin(info.annotation) is Literal:
         return "|".join(get_args(info.annotation))
     numbers = {int, float} & {info.annotation, *get_args(info.annotation)}
@@ -169,7 +177,7 @@ def _metavar(key: str, info: FieldInfo) -> str:
 
 
 def describe_option(info: FieldInfo) -> str:
-    """The line of `--help`: what the setting means, and its default."""
+    """Return the option's text in `--help`: the field's description and its default, if any."""
     text = (info.description or "").replace("%", "%%")
     return f"{text} ({_describe_default(info)})".replace(" ()", "")
 

@@ -1,6 +1,7 @@
-"""The command table: what `millstream` can do, and where its settings and code live.
+"""The table of all commands of `millstream`, each with its settings class and its coroutine.
 
-Both are named, not imported: `millstream lag` loads no gateway, and the base install no torch.
+Both are given as `module:name` and imported when the command runs: `millstream lag` loads no
+gateway, and the base install needs no torch.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,10 @@ CommandFunction = Callable[[Any, Any], Awaitable[int | None]]
 
 @dataclass(frozen=True)
 class Command:
-    """One command: its words, its line in the help, its settings class and its coroutine."""
+    """A command: its words, its line in the help, its settings class and its coroutine.
+
+    `settings` and `run` are written `module:name`.
+    """
 
     name: str
     help: str
@@ -23,15 +27,19 @@ class Command:
     run: str
 
     def load_settings(self) -> type[Settings]:
+        """Import and return the settings class."""
         return cast(type[Settings], _import_target(self.settings))
 
     def load_run(self) -> CommandFunction:
-        """The coroutine function `run(settings, stop)`; what it returns is the exit status."""
+        """Import and return the coroutine function `run(settings, stop)`.
+
+        Its result is the process's exit status; None means 0.
+        """
         return cast(CommandFunction, _import_target(self.run))
 
 
-def _import_target(place: str) -> object:
-    module, name = place.split(":")
+def _import_target(target: str) -> object:
+    module, name = target.split(":")
     return getattr(import_module(module), name)
 
 
@@ -142,7 +150,7 @@ COMMANDS = (
 
 
 def find_command(words: list[str]) -> tuple[Command, list[str]] | None:
-    """The command that `words` begin with, and the words behind it."""
+    """Return the command that `words` begin with and the remaining words; None if there is none."""
     for command in COMMANDS:
         name = command.name.split()
         if words[: len(name)] == name:

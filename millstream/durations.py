@@ -1,4 +1,4 @@
-"""Durations as people write them: `20s`, `15m`, `2h`, `7d`, or a number of seconds."""
+"""A pydantic type for durations such as `20s`, `15m`, `2h`, `7d`, or a number of seconds."""
 
 import re
 from typing import Annotated
@@ -10,7 +10,10 @@ _PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z")
 
 
 def parse_duration(value: object) -> object:
-    """The seconds of a duration; what is no text is left to be checked as a number."""
+    """Convert a duration written as text to seconds; return other values for pydantic to check.
+
+    Raises `ValueError` for text that is not a duration.
+    """
     if not isinstance(value, str):
         return value
     found = _PATTERN.match(value)

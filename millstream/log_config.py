@@ -1,4 +1,4 @@
-"""Log events of every process: one JSON object a line on stderr, or colours on a terminal."""
+"""Logging of every process: one JSON object per line on stderr, or colours on a terminal."""
 
 import logging
 import sys
@@ -19,22 +19,25 @@ _SHARED_PROCESSORS: Sequence[Processor] = (
 
 
 def configure(level: LogLevel, stream: TextIO = sys.stderr) -> None:
-    """Send our events, and those of libraries that use `logging`, to `stream` in one form."""
+    """Send our log events, and those of libraries that use `logging`, to `stream` in one format.
+
+    Our events are written from `level` on, those of libraries at least from `warning`.
+    """
     least = getattr(logging, level.upper())
-    rendering = _make_renderers(stream)
+    renderers = _make_renderers(stream)
     structlog.configure(
-        processors=[*_SHARED_PROCESSORS, *rendering],
+        processors=[*_SHARED_PROCESSORS, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_make_stdlib_formatter(rendering))
+    handler.setFormatter(_make_stdlib_formatter(renderers))
     logging.basicConfig(level=max(least, logging.WARNING), handlers=[handler], force=True)
 
 
 def _make_renderers(stream: TextIO) -> list[Processor]:
-    """Tracebacks are plain text: a local variable may hold a prompt or a key."""
+    """Renderers without local variables in tracebacks: these may hold a prompt or a key."""
     if stream.isatty():
         return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_dump_json)]
@@ -44,8 +47,8 @@ def _dump_json(event: object, **_: object) -> str:
     return orjson.dumps(event, default=repr).decode()
 
 
-def _make_stdlib_formatter(rendering: list[Processor]) -> logging.Formatter:
+def _make_stdlib_formatter(renderers: list[Processor]) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=_SHARED_PROCESSORS,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
     )

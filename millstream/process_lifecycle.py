@@ -1,6 +1,7 @@
-"""The life of a process: loop, signals, the drain clock and the exit status.
+"""Runs a command as a process: event loop, signals, drain timeout and exit status.
 
-The first SIGTERM or SIGINT sets the stop event and starts the clock; a second one kills at once.
+The first SIGTERM or SIGINT sets the stop event and starts the drain timeout; a second one kills
+the process at once.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ log = structlog.get_logger()
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE, FAILED = 0, 1
-ENGINE_THREADS = ("engine-", "load-")  # of a worker; they are daemons
+ENGINE_THREADS = ("engine-", "load-")  # name prefixes of a worker's daemon threads
 
 
 class DrainTimeout(MillstreamError):
-    """What was running did not finish in time."""
+    """The process did not finish its work within the drain timeout of `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"not drained within {seconds:g} s")
@@ -37,8 +38,9 @@ class DrainTimeout(MillstreamError):
 def run_process(run: CommandFunction, settings: Settings) -> int:
     """Run `run(settings, stop)` to its end and return the exit status.
 
-    0 unless `run` returned another; 1 after an error, which is told to the operator, with a
-    traceback where it is our own fault rather than theirs or the machine's.
+    0 unless `run` returned another; 1 after an error. A `MillstreamError` or `OSError` is reported
+    to the operator as one sentence or event; any other error is our own fault and is logged with
+    its traceback.
     """
     status = FAILED
     log_config.configure(settings.log_level)
@@ -55,7 +57,10 @@ def run_process(run: CommandFunction, settings: Settings) -> int:
 
 
 def _exit_past_engine_threads(status: int) -> None:
-    """End now if an engine still loads, or hangs: its native code would abort Python's own end."""
+    """Exit without Python's finalisation while an engine thread still loads a model or hangs.
+
+    Its native code would abort the interpreter's shutdown.
+    """
     if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -69,7 +74,7 @@ def _first_error(errors: BaseException) -> BaseException:
 
 
 def _report_error(error: BaseException, settings: Settings) -> None:
-    """A service writes an event, a command for people a sentence."""
+    """Report an error: a service logs an event, any other command prints a sentence to stderr."""
     if isinstance(settings, ServiceSettings):
         log.error("stopped", error=str(error), kind=type(error).__name__)
     else:
@@ -77,9 +82,9 @@ def _report_error(error: BaseException, settings: Settings) -> None:
 
 
 def _tune_garbage_collector() -> None:
-    """Modules live for ever: do not look at them again; look at the rest every 50,000 objects.
+    """Exclude the loaded modules from garbage collection, and collect every 50,000 objects.
 
-    Collections stop the event loop; with Python's defaults they took 3 % of a busy gateway.
+    Collections stop the event loop; with Python's defaults they took 3 % of a busy gateway's time.
     """
     gc.collect()
     gc.freeze()
@@ -87,14 +92,14 @@ def _tune_garbage_collector() -> None:
 
 
 async def _run_with_signals(run: CommandFunction, settings: Settings) -> int | None:
-    """The service with the signals and the drain clock around it; the first error ends them all."""
+    """Run the service beside the drain timeout and the lag gauge; the first error ends them all."""
     stop = asyncio.Event()
     _install_signal_handlers(stop)
     async with asyncio.TaskGroup() as group:
         service = group.create_task(_run_service(run, settings, stop), name="service")
-        clock = group.create_task(_enforce_drain_timeout(stop, settings), name="drain clock")
+        timeout = group.create_task(_enforce_drain_timeout(stop, settings), name="drain timeout")
         lag = group.create_task(event_loop_lag.measure_lag(), name="loop lag")
-        service.add_done_callback(lambda _: (clock.cancel(), lag.cancel()))
+        service.add_done_callback(lambda _: (timeout.cancel(), lag.cancel()))
     return service.result()
 
 
@@ -117,7 +122,7 @@ def _install_signal_handlers(stop: asyncio.Event) -> None:
 
 
 def _begin_drain(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Set `stop`, and leave the next signal to the kernel, which needs no live event loop."""
+    """Set `stop` and restore the default handlers: the next signal kills even a hung process."""
     stop.set()
     for number in SIGNALS:
         loop.remove_signal_handler(number)

@@ -18,11 +18,11 @@ from streams.settings import (
 )
 from streams.subjects import token
 
-CLOSING_SECONDS = 4.5  # for the goodbyes of all services, one after the other
+CLOSING_SECONDS = 4.5  # for all services to close their connections, one after the other
 
 
 class UpSettings(Settings):
-    """One machine's whole Millstream."""
+    """Settings of `millstream up`: all services on one machine."""
 
     model: tuple[str, ...] = Field(
         ("gemma-3-270m",),
@@ -53,15 +53,18 @@ class UpSettings(Settings):
     drain_seconds: float = Field(
         5, ge=0, description="time to finish what runs after the first SIGTERM or SIGINT"
     )
-    tenants: dict[Slug, TenantSettings] = Field({}, description="who may come in")
+    tenants: dict[Slug, TenantSettings] = Field(
+        {}, description="tenants that may send requests, with their keys and quotas"
+    )
 
     @property
     def shutdown_timeout_seconds(self) -> float:
+        """Seconds from the first signal until the process fails: all services drain and close."""
         return self.drain_seconds + CLOSING_SECONDS
 
 
 class LagSettings(ClientSettings):
-    """How to show the lanes and workers."""
+    """Settings of `millstream lag`."""
 
     watch: bool = Field(False, description="show again every second until interrupted")
     as_json: bool = Field(
@@ -70,19 +73,22 @@ class LagSettings(ClientSettings):
 
 
 class DrainSettings(ClientSettings):
-    """Whom to drain."""
+    """Settings of `millstream drain`."""
 
     worker: Slug = Field(
         description="id of the worker, as `millstream lag` shows it",
         json_schema_extra=POSITIONAL,
     )
     within: Duration = Field(
-        20, ge=0, description="time until it has to be gone, as 20s", json_schema_extra=FLAG_ONLY
+        20,
+        ge=0,
+        description="time after which the worker must have ended, such as 20s",
+        json_schema_extra=FLAG_ONLY,
     )
 
 
 class UsageSettings(ClientSettings):
-    """Whose use to show."""
+    """Settings of `millstream usage`."""
 
     tenant: Slug | None = Field(
         None, description="tenant to show, with its keys; default: all", json_schema_extra=FLAG_ONLY
@@ -91,7 +97,7 @@ class UsageSettings(ClientSettings):
 
 
 class WhySettings(ClientSettings):
-    """Whose standing to explain."""
+    """Settings of `millstream why`: one request or one tenant."""
 
     request_id: RequestId | None = Field(
         None,
@@ -108,7 +114,7 @@ class WhySettings(ClientSettings):
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
     @model_validator(mode="after")
-    def _is_about_one(self) -> "WhySettings":
+    def _check_subject(self) -> "WhySettings":
         if (self.request_id is None) == (self.tenant is None):
             raise ValueError("give either REQUEST_ID or --tenant")
         if self.request_id:

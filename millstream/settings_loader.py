@@ -1,6 +1,7 @@
-"""Where settings come from: flags, then `MILLSTREAM_*`, then one TOML file for all commands.
+"""Loads a command's settings from flags, then `MILLSTREAM_*`, then one TOML file for all commands.
 
-A key that another command knows is passed over; one that no command knows stops the start.
+A key in the environment or file that only another command knows is ignored; one that no command
+knows is a `UsageError`, so that a typo stops the start.
 """
 
 import json
@@ -17,69 +18,76 @@ from pydantic.fields import FieldInfo
 
 from millstream.command_table import COMMANDS
 from millstream.up import state_file
-from streams.settings import DATA_DIR, DiscoverySettings, Settings
+from streams.settings import DATA_DIR, ENV_PREFIX, DiscoverySettings, Settings
 
-ENV_PREFIX = "MILLSTREAM_"
 DEFAULT_FILE = Path("millstream.toml")
 ENVIRONMENT_ONLY = {"config", "cache_dir"}
 
 
 class UsageError(Exception):
-    """The command line, environment or file cannot be understood; the text is for the user."""
+    """The command line, environment or settings file is invalid; the text is for the user."""
 
 
 @dataclass
 class RawSettings:
-    """Raw values by key, and for each the words that say where it came from."""
+    """Unvalidated values by key, and for each key its origin, as shown in error messages."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
-    def set(self, key: str, value: object, place: str) -> None:
+    def set(self, key: str, value: object, origin: str) -> None:
+        """Set a value, replacing one from an earlier source."""
         self.values[key] = value
-        self.origins[key] = place
+        self.origins[key] = origin
 
 
 def settings_key(name: str, info: FieldInfo) -> str:
+    """The key of a field in the file, in flags and in variables: its alias, else its name."""
     return info.alias or name
 
 
 def fields_by_key(settings: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The settings' keys as a person writes them in the file."""
+    """All fields of a settings class by their keys, as a person writes them in the file."""
     return {settings_key(name, info): info for name, info in settings.model_fields.items()}
 
 
 def is_table(info: FieldInfo) -> bool:
-    """True for what only the file can hold: a table of tables."""
+    """True for a field that is a table of tables, which only the file can hold."""
     return get_origin(info.annotation) is dict
 
 
 def row_model(table: FieldInfo) -> type[BaseModel]:
-    """What each row of a table is."""
+    """The model class of each row of a table field."""
     return cast(type[BaseModel], get_args(table.annotation)[1])
 
 
 def is_list(info: FieldInfo) -> bool:
+    """True for a field with several values: a repeatable flag, or a list in the file."""
     return get_origin(info.annotation) is tuple
 
 
 def is_positional(info: FieldInfo) -> bool:
+    """True for a field that is given on the command line without a flag."""
     extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("positional"))
 
 
 def is_flag_only(info: FieldInfo) -> bool:
-    """True for what is asked once, and is no setting of an installation."""
+    """True for a field that only the command line can give, never environment or file.
+
+    Such a field belongs to one invocation; it is not a setting of an installation.
+    """
     extra = info.json_schema_extra
     return is_positional(info) or (isinstance(extra, dict) and bool(extra.get("flag_only")))
 
 
 def to_flag(key: str) -> str:
+    """The command-line flag of a key: `nats_port` is `--nats-port`."""
     return "--" + key.replace("_", "-")
 
 
 def suggest_nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the known name closest to `name`, or nothing if none is near."""
+    """Return `; did you mean …?` with the known name closest to `name`; empty if none is near."""
     close = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -87,38 +95,46 @@ def suggest_nearest(name: str, known: Iterable[str]) -> str:
 def load_settings(
     settings: type[Settings], flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Frozen settings from all sources. Raises `UsageError` that names key, value and place."""
+    """Return frozen settings of the given class from flags, environment and file.
+
+    Discovery settings take addresses that nobody gave from a running `millstream up`. Raises
+    `UsageError`, which names key, value and origin.
+    """
     path = _find_config_file(flags, environment)
-    found = RawSettings()
-    _read_file(found, path)
-    _read_environment(found, environment)
+    raw = RawSettings()
+    _read_file(raw, path)
+    _read_environment(raw, environment)
     for key, value in flags.items():
-        found.set(key, value, to_flag(key))
+        raw.set(key, value, to_flag(key))
     if issubclass(settings, DiscoverySettings):
-        _add_running_up(found, flags)
+        _add_running_up(raw, flags)
     known = fields_by_key(settings)
-    taken = {k for k in found.values.keys() & known if k in flags or not is_flag_only(known[k])}
-    values = {key: _split_list(found.values[key], known[key]) for key in taken}
+    used = {k for k in raw.values.keys() & known if k in flags or not is_flag_only(known[k])}
+    values = {key: _split_list(raw.values[key], known[key]) for key in used}
     try:
         return settings.model_validate({**values, "config": path}, context={"flags": flags.keys()})
     except ValidationError as error:
-        raise UsageError(_describe_errors(error, found, known)) from None
+        raise UsageError(_describe_errors(error, raw, known)) from None
 
 
-def _add_running_up(found: RawSettings, flags: Mapping[str, Any]) -> None:
-    """Addresses of a running `millstream up`; a data directory that was named must have one."""
-    data_dir = Path(str(found.values.get("data_dir", DATA_DIR)))
+def _add_running_up(raw: RawSettings, flags: Mapping[str, Any]) -> None:
+    """Add the addresses of the `millstream up` that runs in the data directory.
+
+    They replace those of environment and file only if `--data-dir` was given as a flag; then it is
+    a `UsageError` if none runs there and no address was given.
+    """
+    data_dir = Path(str(raw.values.get("data_dir", DATA_DIR)))
     named = "data_dir" in flags
     up = state_file.read(data_dir)
     if named and up is None and not {"nats", "url"} & flags.keys():
         raise UsageError(f"no `millstream up` runs in {data_dir}")
     for key, value in (("nats", up.nats), ("url", up.url)) if up else ():
-        if key not in found.values or (named and key not in flags):
-            found.set(key, value, str(state_file.path(data_dir)))
+        if key not in raw.values or (named and key not in flags):
+            raw.set(key, value, str(state_file.path(data_dir)))
 
 
 def _split_list(value: object, info: FieldInfo) -> object:
-    """A list given as one string is comma-separated, or JSON where a value holds a comma."""
+    """Split a list given as one string: at commas, or as JSON if it begins with `[`."""
     if not (isinstance(value, str) and is_list(info)):
         return value
     if value.startswith("["):
@@ -140,7 +156,7 @@ def _find_config_file(flags: Mapping[str, Any], environment: Mapping[str, str]) 
     return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
 
 
-def _read_file(found: RawSettings, path: Path | None) -> None:
+def _read_file(raw: RawSettings, path: Path | None) -> None:
     if path is None:
         return
     try:
@@ -151,21 +167,21 @@ def _read_file(found: RawSettings, path: Path | None) -> None:
     for key, value in table.items():
         if key not in known:
             raise UsageError(f"{path}: {key}: unknown key{suggest_nearest(key, known)}")
-        found.set(key, value, f"{path}: {key}")
+        raw.set(key, value, f"{path}: {key}")
 
 
-def _read_environment(found: RawSettings, environment: Mapping[str, str]) -> None:
+def _read_environment(raw: RawSettings, environment: Mapping[str, str]) -> None:
     known = {ENV_PREFIX + key.upper() for key in _all_known_keys(tables=False) | ENVIRONMENT_ONLY}
     for variable, value in environment.items():
         if not variable.startswith(ENV_PREFIX):
             continue
         if variable not in known:
             raise UsageError(f"unknown variable {variable}{suggest_nearest(variable, known)}")
-        found.set(variable.removeprefix(ENV_PREFIX).lower(), value, variable)
+        raw.set(variable.removeprefix(ENV_PREFIX).lower(), value, variable)
 
 
 def _all_known_keys(tables: bool = True) -> set[str]:
-    """Every key that some command knows."""
+    """The keys that at least one command accepts from file or environment."""
     classes = [command.load_settings() for command in COMMANDS]
     return {
         key
@@ -176,10 +192,10 @@ def _all_known_keys(tables: bool = True) -> set[str]:
 
 
 def _describe_errors(
-    error: ValidationError, found: RawSettings, known: Mapping[str, FieldInfo]
+    error: ValidationError, raw: RawSettings, known: Mapping[str, FieldInfo]
 ) -> str:
     return "\n".join(
-        _describe_error(e["loc"], e["type"], e["msg"], e["input"], found, known)
+        _describe_error(e["loc"], e["type"], e["msg"], e["input"], raw, known)
         for e in error.errors()
     )
 
@@ -189,7 +205,7 @@ def _describe_error(
     kind: str,
     message: str,
     value: object,
-    found: RawSettings,
+    raw: RawSettings,
     known: Mapping[str, FieldInfo],
 ) -> str:
     message = message.removeprefix("Value error, ")
@@ -197,14 +213,14 @@ def _describe_error(
         return message
     key = str(loc[0])
     if kind == "missing" and len(loc) == 1:
-        return f"{_shown_name(key, known[key])} is required"
-    place = ".".join([found.origins[key], *map(str, loc[1:])])
+        return f"{_display_name(key, known[key])} is required"
+    origin = ".".join([raw.origins[key], *map(str, loc[1:])])
     if kind == "extra_forbidden":
         nearest = suggest_nearest(str(loc[-1]), fields_by_key(row_model(known[key])))
-        return f"{place}: unknown key{nearest}"
+        return f"{origin}: unknown key{nearest}"
     shown = "" if "key" in key or key == "tenants" else f", not {value!r}"
-    return f"{place}: {message}{shown}"
+    return f"{origin}: {message}{shown}"
 
 
-def _shown_name(key: str, info: FieldInfo) -> str:
+def _display_name(key: str, info: FieldInfo) -> str:
     return key.upper() if is_positional(info) else to_flag(key)

@@ -1,11 +1,10 @@
-"""Who can serve what, and for whom: models, versions, artifacts and tenants in NATS KV.
+"""Models, versions, adapters, aliases and tenants in NATS KV: what can be served, and for whom.
 
-models     the records, and which names they may have
-artifacts  the files of a version: which are allowed, what they hash to, what they say
-adapters   what is served of LoRA adapters, and what is refused
-tensors    the shapes in a safetensors file
-view       a KV bucket as a live mapping
-store      the registry: models, adapters and aliases over the bucket `registry`
-tenants    tenants and the hashes of their keys over the bucket `tenants`
-commands   `millstream models add|list|show`
+artifacts          hashes a version's files and refuses those that could run code
+model_inspection   reads engine, task, lengths and chat template from a model directory
+remote_models      makes the record of a model that another server runs
+lora_adapters, safetensors_header   check a peft adapter against its model, by tensor shapes
+models, tenant_records              the records: Model, Version, Adapter, Alias; Tenant, ApiKey
+kv_view            a KV bucket as a live mapping, written by compare-and-set
+store, tenants     registry and tenants over such views; services look up here without waiting
 """

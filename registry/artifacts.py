@@ -1,7 +1,8 @@
-"""The files of a model version: which may be there, and what they hash to.
+"""Artifacts, the files of a model version: checked against a list of types and hashed with sha256.
 
-Only files that cannot run code are taken: safetensors, GGUF, JSON and tokeniser files. Pickles,
-scripts, symbolic links and configurations that ask for remote code are refused by name.
+Only files that cannot run code are accepted: safetensors, GGUF, JSON and tokeniser files. Pickles,
+scripts, symbolic links and configurations that ask for remote code are refused; the error names the
+file.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ SHORT_DIGEST = 12
 
 
 class ArtifactError(MillstreamError):
-    """Something is wrong with a file of a version; `path` is relative to its directory."""
+    """A file of a version is at fault; `path` is relative to the version's directory."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -34,18 +35,18 @@ class ArtifactError(MillstreamError):
 
 
 class ArtifactRefused(ArtifactError):
-    """A file that a model version must not have, or one that does not say what it has to."""
+    """A version must not have this file, or the file lacks something that it must say."""
 
 
 class ArtifactChanged(ArtifactError):
-    """The files are not the ones that were registered; `path` is the first that differs."""
+    """The files are not those that were registered; `path` is the first that differs."""
 
 
 def hash_files(directory: Path) -> dict[str, str]:
-    """The sha256 (hex) of every file of a version, by relative path, in order of path.
+    """Return the sha256 (hex) of every file of a version by relative path, in order of path.
 
-    Documentation is left out. Raises `ArtifactRefused` for a file that must not be there. Reads
-    every byte: call it in a thread.
+    Documentation and hidden files are left out. Raises `ArtifactRefused` for a file that must not
+    be there. Reads every byte: call it in a thread.
     """
     root = _resolve_root(directory)
     paths = sorted(_walk_files(root))
@@ -57,7 +58,11 @@ def hash_files(directory: Path) -> dict[str, str]:
 
 
 def verify_files(directory: Path, files: Mapping[str, str]) -> None:
-    """Return if `directory` holds exactly `files`, else raise `ArtifactChanged` for the first."""
+    """Check that `directory` holds exactly `files` (sha256 by path); documentation may differ.
+
+    Raises `ArtifactChanged` for the first file that differs, `ArtifactRefused` for a file that must
+    not be there. Reads every byte: call it in a thread.
+    """
     for path in files:
         _check_relative(path)
     found = hash_files(directory)
@@ -66,7 +71,10 @@ def verify_files(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def read_verified(directory: Path, path: str, sha256: str) -> bytes:
-    """The content of a registered file; raises `ArtifactChanged` if it is another by now."""
+    """Return the content of a registered file.
+
+    Raises `ArtifactChanged` if it is missing or its sha256 (hex) is another by now.
+    """
     _check_relative(path)
     try:
         content = (directory / path).read_bytes()
@@ -77,13 +85,13 @@ def read_verified(directory: Path, path: str, sha256: str) -> bytes:
 
 
 def combine_digests(files: Mapping[str, str]) -> str:
-    """One sha256 (hex) over all files, independent of their order."""
+    """Return one sha256 (hex) over all files and their paths, independent of their order."""
     lines = "".join(f"{files[path]}  {path}\n" for path in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; raises `ArtifactRefused` if it is none."""
+    """Return the content of a JSON file; raises `ArtifactRefused` if it is not JSON."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -106,7 +114,7 @@ def _resolve_root(directory: Path) -> Path:
 
 
 def _walk_files(root: Path, below: str = "") -> Iterator[str]:
-    """Relative paths of the allowed files; raises for the forbidden ones."""
+    """Yield relative paths of a version's files; raises `ArtifactRefused` for a forbidden one."""
     for entry in sorted(os.scandir(root / below), key=lambda e: e.name):
         path = f"{below}{entry.name}"
         if entry.is_symlink():
@@ -120,7 +128,10 @@ def _walk_files(root: Path, below: str = "") -> Iterator[str]:
 
 
 def _is_wanted(path: str) -> bool:
-    """Whether a file belongs to the version; raises `ArtifactRefused` for what must not."""
+    """Return whether a file belongs to a version; False for documentation.
+
+    Raises `ArtifactRefused` for a file that must not be there.
+    """
     name = PurePosixPath(path.lower())
     if name.suffix in PICKLES:
         raise ArtifactRefused(path, f"may hold a pickle, which can run code ({name.suffix})")
@@ -141,7 +152,7 @@ def _sha256(path: Path) -> str:
 
 
 def _check_json(root: Path, path: str) -> None:
-    """Refuse configurations that run code or lead out of the directory."""
+    """Raise `ArtifactRefused` for a configuration that runs code or leads out of the directory."""
     content = read_json(root / path)
     if isinstance(content, dict):
         if "auto_map" in content:
@@ -153,7 +164,7 @@ def _check_json(root: Path, path: str) -> None:
 
 
 def _weight_map(content: dict[str, Any]) -> dict[str, Any]:
-    """The tensor -> file map of a sharded model's index."""
+    """Return the map from tensor to file in a sharded model's index; empty if there is none."""
     weights = content.get("weight_map")
     return weights if isinstance(weights, dict) else {}
 

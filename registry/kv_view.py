@@ -1,9 +1,10 @@
-"""A NATS KV bucket as a live mapping: read once, kept current, looked up without waiting.
+"""KV view: a NATS KV bucket as an in-memory mapping, kept current and looked up without waiting.
 
-nats-py's own watcher is not used: it can call its first look complete before the values have come
-(the consumer's information overtakes them), and a repair that fails is never tried again. Instead
-the bucket republishes what it has stored; the view reads the bucket as a whole when it begins,
-after each reconnect and every `RESYNC_SECONDS`, and applies what is republished by revision.
+nats-py's own watcher is not used: it can report its first read as complete before the values have
+come (the consumer's information overtakes them), and a repair that fails is never tried again.
+Instead the bucket republishes each message that it stores; the view reads the whole bucket when it
+opens, after each reconnect and every `RESYNC_SECONDS`, and applies republished messages by
+revision.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class KvEntry:
-    """One key's newest value, or its deletion (`value` is None)."""
+    """A key's newest value or, if `value` is None, its deletion."""
 
     key: str
     revision: int
@@ -44,10 +45,11 @@ class KvEntry:
 
 
 class KvView(Generic[T]):
-    """The decoded values of a bucket by key. They stay while the broker is away.
+    """The decoded values of a bucket by key; they stay unchanged while the broker is unreachable.
 
-    One task reads the bucket anew; `close` ends it. A value that cannot be decoded is left out and
-    logged, so that one bad record, or one of a newer release, harms nobody else.
+    `open` starts a task that keeps them current; `close` ends it. A value that cannot be decoded
+    (ValueError) is left out and logged, so that one bad record, or one of a newer release, does not
+    affect the others.
     """
 
     def __init__(self, broker: Broker, name: str, decode: Decode[T], replicas: int) -> None:
@@ -64,13 +66,13 @@ class KvView(Generic[T]):
 
     @property
     def values(self) -> Mapping[str, T]:
-        """The values of this moment; look them up, do not keep the mapping."""
+        """The current values; look them up, but do not keep the mapping: a reload replaces it."""
         return self._values
 
     async def open(self, seconds: float = OPEN_SECONDS) -> Self:
-        """Start following the bucket; returns when its contents are here.
+        """Start following the bucket; returns once its contents are loaded.
 
-        Raises `BrokerUnavailable` if they have not come after `seconds`.
+        Raises `BrokerUnavailable` if they are not after `seconds`; the view is closed then.
         """
         self._broker.on_reconnect.append(self._stale.set)
         self._task = asyncio.create_task(self._keep_current(), name=f"view-{self._name}")
@@ -93,14 +95,20 @@ class KvView(Generic[T]):
         if self._subscription:
             await self._subscription.unsubscribe()
 
-    async def wait_until(self, holds: Callable[[], bool], seconds: float = OPEN_SECONDS) -> None:
-        """Wait until `holds()`, asked again at each change, or raise `BrokerUnavailable`."""
+    async def wait_until(
+        self, condition: Callable[[], bool], seconds: float = OPEN_SECONDS
+    ) -> None:
+        """Wait until `condition()` is true; it is checked at once and after each change.
+
+        Raises `BrokerUnavailable` after `seconds`.
+        """
         try:
             async with asyncio.timeout(seconds):
-                while not holds():
+                while not condition():
                     await self._changed.wait()
         except TimeoutError:
-            raise BrokerUnavailable(f"no news of bucket {self._name!r} in {seconds:g} s") from None
+            reason = f"bucket {self._name!r} is not in the awaited state after {seconds:g} s"
+            raise BrokerUnavailable(reason) from None
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Call `observer` after each change, on the event loop; it must neither block nor raise."""
@@ -109,14 +117,15 @@ class KvView(Generic[T]):
     async def write(self, key: str, change: Change[T]) -> None:
         """Replace one value by compare-and-set; returns when this view shows the outcome.
 
-        `change` gets the current value and returns the bytes to store, or None to delete the key;
-        it is asked again after a lost race. Nothing is written where nothing would change.
+        `change` gets the current value (None: no such key) and returns the bytes to store, or None
+        to delete the key; it is called again after a lost race. Nothing is written where nothing
+        would change. Raises `BrokerUnavailable` or `StoreRefused`.
         """
         while not await self._try_write(key, change):
             pass
 
     async def _try_write(self, key: str, change: Change[T]) -> bool:
-        """False after a lost race, once the winner's value is here."""
+        """Write once; returns False after a lost race, once the winner's value is in the view."""
         current, known = self._values.get(key), self._revisions.get(key, 0)
         wanted = change(current)
         if current == (wanted if wanted is None else self._decode(key, wanted)):
@@ -149,12 +158,12 @@ class KvView(Generic[T]):
             except (NatsError, BrokerUnavailable, OSError) as error:
                 log.warning("kv_view_interrupted", bucket=self._name, error=repr(error))
                 await asyncio.sleep(RETRY_SECONDS)
-            except Exception:  # a fault of ours or of an observer's: a dead view would be worse
+            except Exception:  # a bug of ours or of an observer: a dead view would be worse
                 log.exception("kv_view_failed", bucket=self._name)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _reload(self) -> None:
-        """Replace everything by what the bucket holds, and by what came while it was read."""
+        """Replace all values by those in the bucket and those republished while it was read."""
         self._stale.clear()
         await declare_bucket(self._broker, self._name, self._replicas)
         if self._subscription is None:
@@ -189,7 +198,7 @@ class KvView(Generic[T]):
         return KvEntry(subject[len(self._subject("")) :], seq, None if deleted else data)
 
     def _apply(self, entry: KvEntry) -> bool:
-        """Take an entry unless a newer one of its key is known; True if it was taken."""
+        """Apply an entry unless a newer one of its key is known; returns True if it was applied."""
         if entry.revision <= self._revisions.get(entry.key, 0):
             return False
         self._revisions[entry.key] = entry.revision
@@ -212,9 +221,10 @@ class KvView(Generic[T]):
 
 
 async def declare_bucket(broker: Broker, name: str, replicas: int) -> None:
-    """Create the bucket, or make it readable as we read it; its replicas may grow, never shrink.
+    """Create a KV bucket, or update one to republish its changes and allow direct gets.
 
-    Safe from several services at once: the one that comes too late is refused and tries again.
+    Its number of replicas may grow, but never shrinks. Safe from several services at once: one that
+    comes too late gets nats-py's error, and its view tries again.
     """
     republish = RePublish(src=f"$KV.{name}.>", dest=_changes_subject(name))
     try:
@@ -233,7 +243,7 @@ def _changes_subject(name: str) -> str:
 
 
 def _bucket_config(name: str, replicas: int, republish: RePublish) -> StreamConfig:
-    """A KV bucket as every NATS client makes it (ADR-8), and republished."""
+    """Configure a KV bucket as every NATS client does (ADR-8), with republishing."""
     return StreamConfig(
         name=f"KV_{name}",
         subjects=[f"$KV.{name}.>"],

@@ -1,7 +1,7 @@
-"""LoRA adapters as peft saves them: what is served, and what is refused, by name and reason.
+"""LoRA adapters as peft saves them: checks that one can be served with its model, or says why not.
 
 An adapter's files say which modules of the model get `x Aᵀ Bᵀ · scale` added to their output
-(Hu et al., https://arxiv.org/abs/2106.09685). Ranks are read off the weights.
+(Hu et al., https://arxiv.org/abs/2106.09685). Ranks are read from the weights' shapes.
 """
 
 import math
@@ -16,13 +16,14 @@ from registry.models import Adapter, Model, Version
 from registry.safetensors_header import TensorShape, read_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-ENGINE = "transformers"  # the one that serves adapters
+ENGINE = "transformers"  # the only engine that serves adapters
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _LAYER = re.compile(r"(?:^|\.)(\d+\..+)")
 _PLAIN = re.compile(r"[\w.]+")
-_CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")  # ways to begin a training
+# Initialisations that change the base model's weights, so that the adapter does not fit the base.
+_CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 
-# Read here, or without meaning once trained. Any other key of a configuration must be unset.
+# Keys that are read here or have no effect after training; any other key must be unset.
 _SERVED = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules",
     "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
@@ -34,7 +35,7 @@ _SERVED = frozenset({
 
 @dataclass(frozen=True)
 class LoraPair:
-    """The two tensors of one module, by their names: A `[rank, inputs]`, B `[outputs, rank]`."""
+    """The two tensors of one module by name: `a` is `[rank, inputs]`, `b` is `[outputs, rank]`."""
 
     a: str
     b: str
@@ -44,10 +45,10 @@ class LoraPair:
 
 
 def adapter_from(directory: Path, name: str, model: Model, version: Version) -> Adapter:
-    """A record of the adapter in `directory`, which was trained on `version` of `model`.
+    """Make the record of the adapter in `directory`, which was trained on `version` of `model`.
 
-    Raises `ArtifactRefused` for what cannot be served. Reads and hashes every file: call it in a
-    thread.
+    Raises `ArtifactRefused` for an adapter that cannot be served. Reads and hashes every file: call
+    it in a thread.
     """
     if model.engine != ENGINE:
         reason = f"is no adapter for {model.name!r}: the engine {model.engine!r} serves none"
@@ -75,7 +76,7 @@ def adapter_from(directory: Path, name: str, model: Model, version: Version) -> 
 
 
 def check_config(config: Any) -> None:
-    """Raise `ArtifactRefused` for an adapter that is more, or something else, than plain LoRA."""
+    """Raise `ArtifactRefused` unless an adapter's configuration is that of plain LoRA."""
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else config
         raise ArtifactRefused(CONFIG, f"peft_type is {kind!r}; only 'LORA' is served")
@@ -84,16 +85,19 @@ def check_config(config: Any) -> None:
             raise ArtifactRefused(CONFIG, f"{key} is set, which is not served")
     if config.get("bias", "none") != "none":
         raise ArtifactRefused(CONFIG, f"bias is {config['bias']!r}; only 'none' is served")
-    begun = str(config.get("init_lora_weights")).lower()
-    if begun.startswith(_CHANGES_BASE):
-        reason = f"init_lora_weights {begun!r} has changed the base; save it converted to LoRA"
+    initialisation = str(config.get("init_lora_weights")).lower()
+    if initialisation.startswith(_CHANGES_BASE):
+        reason = (
+            f"init_lora_weights {initialisation!r} has changed the base; save it converted to LoRA"
+        )
         raise ArtifactRefused(CONFIG, reason)
 
 
 def pair_tensors(tensors: Mapping[str, TensorShape]) -> dict[str, LoraPair]:
-    """The modules that get something added, by their paths in the model.
+    """Pair an adapter's A and B tensors; returns the pairs by their module's path in the model.
 
-    Raises `ArtifactRefused` for a tensor that is not one of two that fit each other.
+    Raises `ArtifactRefused` for a tensor without its counterpart, and for shapes that do not fit
+    each other.
     """
     sides: dict[str, dict[str, str]] = {}
     for tensor in sorted(tensors):
@@ -117,9 +121,10 @@ def _make_pair(
 
 
 def lora_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """What a module's addition is multiplied by: alpha over the rank, or over its root (rsLoRA).
+    """Return the factor of a module's addition: alpha / rank, or alpha / √rank (rsLoRA).
 
-    Raises `ArtifactRefused` for an alpha that is no number, or a pattern that is no plain path.
+    Raises `ArtifactRefused` for an alpha that is not a finite number, or an alpha pattern that is
+    not a plain path.
     """
     alpha = config.get("lora_alpha")
     for path, value in (config.get("alpha_pattern") or {}).items():
@@ -134,7 +139,10 @@ def lora_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
 
 
 def _check_modules(found: Mapping[str, LoraPair], known: Mapping[str, set[TensorShape]]) -> None:
-    """Refuse modules that the model lacks, or has in another shape, as far as its files tell."""
+    """Raise `ArtifactRefused` for modules that the model lacks or has in another shape.
+
+    `known` is empty where the model's files could not be read: then only the paths are checked.
+    """
     for module, pair in found.items():
         place = _path_in_layer(module)
         if place is None:
@@ -149,7 +157,7 @@ def _check_modules(found: Mapping[str, LoraPair], known: Mapping[str, set[Tensor
 
 
 def _read_module_shapes(version: Version) -> dict[str, set[TensorShape]]:
-    """The shapes of a model's weights by place; empty where its files are not here to be read."""
+    """Return the shapes of a model's weights by path in the layer; empty without local files."""
     found: dict[str, set[TensorShape]] = {}
     for path in version.files:
         file = Path(version.directory or "") / path
@@ -161,6 +169,9 @@ def _read_module_shapes(version: Version) -> dict[str, set[TensorShape]]:
 
 
 def _path_in_layer(module: str) -> str | None:
-    """A module's path from its layer's number on: what is before differs between formats."""
+    """Return a module's path from its layer's number on; None outside the layers.
+
+    The part before the number differs between formats.
+    """
     match = _LAYER.search(module)
     return match[1] if match else None

@@ -1,4 +1,4 @@
-"""What a model's own files say about it: engine, lengths, vocabulary, chat template."""
+"""Reads a model's engine, task, lengths, vocabulary and chat template from its own files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The fields of a `Model` that follow from its files."""
+    """Fields of a `Model` that follow from its files."""
 
     engine: EngineKind
     task: Task
@@ -32,7 +32,10 @@ class ModelDescription:
 
 
 def inspect_model(directory: Path) -> ModelDescription:
-    """What the files in `directory` say; raises `ArtifactRefused` where they say too little."""
+    """Read the description of the model in `directory`.
+
+    Raises `ArtifactRefused` if the files do not say enough.
+    """
     config = _read_config(directory)
     architectures = [str(each) for each in config.get("architectures") or []]
     if any(each.endswith(_CLASSIFIES) for each in architectures):
@@ -55,18 +58,18 @@ def inspect_model(directory: Path) -> ModelDescription:
 
 
 def model_from(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
-    """A record with one version made of the files in `directory`.
+    """Make a model's record with one version, which consists of the files in `directory`.
 
-    The version's id is the first 12 hex digits of the digest unless given. Reads and hashes every
-    file: call it in a thread.
+    The version's id is the first 12 hex digits of the digest unless given; `fields` override what
+    the files say. Raises `ArtifactRefused`. Reads and hashes every file: call it in a thread.
     """
     files = hash_files(directory)
-    whole = combine_digests(files)
+    digest = combine_digests(files)
     made = Version(
-        id=version or whole[:SHORT_DIGEST],
+        id=version or digest[:SHORT_DIGEST],
         directory=str(directory.resolve()),
         files=files,
-        digest=whole,
+        digest=digest,
     )
     return Model(
         **{**vars(inspect_model(directory)), **fields},
@@ -77,7 +80,7 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
 
 
 def read_context_length(directory: Path) -> int:
-    """The longest sequence, by config.json; raises `ArtifactRefused` where it says none."""
+    """Read the longest sequence in tokens from config.json; raises `ArtifactRefused` if absent."""
     return _first_number(_read_config(directory), _LENGTHS)
 
 
@@ -92,7 +95,10 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
-    """The first of `keys` with a positive number; multimodal models have them in `text_config`."""
+    """Return the value of the first of `keys` that is a positive number.
+
+    Multimodal models have them in `text_config`. Raises `ArtifactRefused` if there is none.
+    """
     for part in (config, config.get("text_config") or {}):
         for key in keys:
             if isinstance(part.get(key), int) and part[key] > 0:
@@ -116,15 +122,16 @@ def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescri
         "classify",
         _longest_input(directory, config),
         _first_number(config, ("vocab_size",)),
-        num_labels=len(config.get("id2label") or ()) or 2,  # what transformers takes for granted
+        num_labels=len(config.get("id2label") or ()) or 2,  # the default of transformers
     )
 
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
-    """What the model has positions for, or was trained for if that is less."""
+    """Return the tokens that the model has positions for, or was trained with if that is less."""
     lengths = [_first_number(config, _LENGTHS)]
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
-        lengths[0] -= int(config.get("pad_token_id", 1)) + 1  # theirs begin behind the padding's id
+        # These models number their positions from the padding token's id + 1.
+        lengths[0] -= int(config.get("pad_token_id", 1)) + 1
     for name, key in _TRAINED_LENGTHS:
         file = directory / name
         if file.exists() and isinstance(limit := read_json(file).get(key), int) and limit > 0:
@@ -133,7 +140,7 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 
 
 def _dimensions(directory: Path, config: dict[str, Any]) -> int:
-    """The width of the last dense module, or of the encoder."""
+    """Return the width of an embedding: of the last dense module, else of the encoder."""
     dense = [int(module["out_features"]) for module in _dense_modules(directory)]
     return dense[-1] if dense else _first_number(config, ("hidden_size", "dim", "d_model"))
 
@@ -145,7 +152,10 @@ def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_chat_template(directory: Path) -> str | None:
-    """From chat_template.jinja, else tokenizer_config.json (of several, the `default` one)."""
+    """Read the chat template from chat_template.jinja, else from tokenizer_config.json.
+
+    Of several templates there, the one named `default`. None if there is none.
+    """
     file = directory / "chat_template.jinja"
     if file.exists():
         return file.read_text()

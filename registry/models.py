@@ -1,4 +1,4 @@
-"""Records of the registry: a model, its versions, its limits and latency goals."""
+"""Records of the registry: models with their versions, limits and prices; adapters and aliases."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
 MOCK_VERSION = "1"
-# What a new version of a model keeps of the model as it was, where it says nothing else.
+# Fields that a newly added version leaves as they are in the model's record, unless it sets them.
 INHERITED_FIELDS = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
@@ -25,10 +25,10 @@ _RESERVED = {
 
 
 def validate_name(name: str) -> str:
-    """Return `name` if a model, version or alias may be called so; else a `ValueError` says why.
+    """Return `name` if it is valid for a model, version or alias; else raise ValueError with why.
 
-    Any printable characters but spaces, `*`, `>` and `@`; at most 128, and short enough to be one
-    escaped subject token.
+    Any printable characters except spaces, `*`, `>` and `@`; at most 128, and short enough to be
+    one escaped subject token.
     """
     if not 1 <= len(name) <= MAX_NAME:
         raise ValueError(f"the name must have 1 to {MAX_NAME} characters, it has {len(name)}")
@@ -58,13 +58,13 @@ class Record(BaseModel):
 
 
 class LatencyGoals(Record):
-    """What a priority's latency should be: goals, not promises. None means no goal."""
+    """Latency that a priority of a model should see: a goal, not a promise. None: no goal."""
 
     time_to_first_token_ms: float | None = Field(default=None, gt=0)
 
 
 class Version(Record):
-    """One immutable set of files; `options` go to the engine as they are."""
+    """An immutable set of a model's files; `options` are passed to the engine unchanged."""
 
     id: ModelName
     directory: str | None = None
@@ -74,7 +74,7 @@ class Version(Record):
 
 
 class Model(Record):
-    """A name that clients ask for, what it can do, and the versions that can serve it."""
+    """A model that clients ask for by name: its task, engine, limits, prices and versions."""
 
     name: ModelName
     engine: EngineKind
@@ -90,8 +90,8 @@ class Model(Record):
     goals: dict[Priority, LatencyGoals] = {}
     chat_template: str | None = None
     prompt_price: float | None = Field(default=None, ge=0)  # of a million prompt tokens
-    completion_price: float | None = Field(default=None, ge=0)  # of a million generated ones
-    has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, what they cost is estimated
+    completion_price: float | None = Field(default=None, ge=0)  # of a million generated tokens
+    has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, and their tokens are estimated
     created: int = Field(default_factory=lambda: int(time.time()))  # epoch seconds
 
     @model_validator(mode="after")
@@ -103,20 +103,24 @@ class Model(Record):
 
     @property
     def default(self) -> Version:
+        """The version that serves requests which do not pin one."""
         return self.versions[self.default_version]
 
     @property
     def price(self) -> Price:
-        """What each token costs; nothing where no price was told."""
+        """The price of each token; 0 where the record has none."""
         return Price.per_million(self.prompt_price or 0.0, self.completion_price or 0.0)
 
     def token_count(self, tokens: Sequence[int]) -> int:
-        """How many tokens an encoded text is: exact with a tokeniser, else from its bytes."""
+        """Return the number of tokens of an encoded text.
+
+        Exact with a tokeniser; without one, estimated from its UTF-8 bytes, rounded up.
+        """
         return len(tokens) if self.has_tokenizer else -(-len(tokens) // BYTES_PER_TOKEN)
 
 
 class Adapter(Record):
-    """A LoRA adapter of one model, which clients ask for as `id`; its digest is its version."""
+    """A LoRA adapter of one model; clients ask for it by `id`, and its digest is its version."""
 
     name: Annotated[str, AfterValidator(token)]
     model: ModelName
@@ -130,18 +134,19 @@ class Adapter(Record):
 
     @property
     def id(self) -> str:
+        """The name that clients use: `model:name`."""
         return f"{self.model}:{self.name}"
 
     @property
     def ref(self) -> messages.AdapterRef:
-        """What a request carries."""
+        """The copy of this record that a request carries."""
         return messages.AdapterRef(
             self.name, self.digest, self.directory, self.files, self.parameters
         )
 
 
 class Alias(Record):
-    """Another name of a model, or of one of its versions."""
+    """Another name for a model or for one of its versions."""
 
     name: ModelName
     model: ModelName
@@ -149,7 +154,10 @@ class Alias(Record):
 
 
 def mock_model(name: str = "mock", *, context_length: int = 8192, **options: float) -> Model:
-    """A model of the mock engine: its tokens are UTF-8 bytes, so n ASCII letters are n tokens."""
+    """Make a model of the mock engine; `options` are that engine's.
+
+    Its tokens are UTF-8 bytes, so n ASCII letters are n tokens.
+    """
     version = Version(id=MOCK_VERSION, options=options)
     return Model(
         name=name,

@@ -1,5 +1,7 @@
-"""A model that another server runs: where it is and how it is spoken to; files, if any, are its
-tokeniser's. A secret is never part of it: the key is named by a variable of the worker's.
+"""Makes the record of a model that another server runs: its URL, API and limits.
+
+Its files, if any, are those of its tokeniser. The record never holds a secret: it names the
+environment variable of the worker that holds the API key.
 """
 
 import hashlib
@@ -20,16 +22,16 @@ BYTE_VOCABULARY = 256
 
 
 class RemoteRefused(MillstreamError):
-    """A remote model cannot be registered so."""
+    """A remote model cannot be registered with these options."""
 
 
 def validate_url(url: str) -> str:
-    """Return `url` if a worker may forward to it; else a `ValueError` says why not."""
+    """Return `url` if a worker may forward requests to it; else raise ValueError with why not."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{parts.scheme or 'no'}://… is not an HTTP URL")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("a URL here has no credentials, query or fragment: everybody may read it")
+        raise ValueError("the URL must have no credentials, query or fragment: anyone may read it")
     return url
 
 
@@ -37,7 +39,7 @@ Url = Annotated[str, AfterValidator(validate_url)]
 
 
 class RemoteServer(Record):
-    """The server; these are the engine's options."""
+    """The remote server and how to call it; the remote engine gets these fields as its options."""
 
     url: Url
     model: str
@@ -57,19 +59,21 @@ def remote_model(
     context: int | None = None,
     version: str | None = None,
 ) -> Model:
-    """A record with one version. Its id is the beginning of a digest over server, model and files.
+    """Make the record of a remote model with one version.
 
-    Raises `RemoteRefused` or `ArtifactRefused`. Reads and hashes every file: call it in a thread.
+    The version's id is, unless given, the beginning of a digest over server, model and files.
+    `context` is the context length in tokens; None: as the tokeniser's config.json says. Raises
+    `RemoteRefused` or `ArtifactRefused`. Reads and hashes every file: call it in a thread.
     """
     _check(server, tokenizer)
     length = context or _read_context(tokenizer)
     files = hash_files(tokenizer) if tokenizer else {}
-    whole = _digest(server, files)
+    digest = _digest(server, files)
     made = Version(
-        id=version or whole[:SHORT_DIGEST],
+        id=version or digest[:SHORT_DIGEST],
         directory=str(tokenizer.resolve()) if tokenizer else None,
         files=files,
-        digest=whole,
+        digest=digest,
         options={**server.model_dump(), "context_length": length},
     )
     return Model(
@@ -101,18 +105,18 @@ def _read_context(tokenizer: Path | None) -> int:
 
 
 def _digest(server: RemoteServer, files: dict[str, str]) -> str:
-    """What makes a version this one; limits and the key's name may change."""
+    """Hash what identifies a version; limits and the API key's variable may change within it."""
     identity = json.dumps([server.url, server.model, server.api, combine_digests(files)])
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def _vocabulary_size(directory: Path) -> int:
-    """One more than the highest id in tokenizer.json."""
+    """Return one more than the highest token id in tokenizer.json."""
     path = directory / "tokenizer.json"
     if not path.exists():
         raise ArtifactRefused("tokenizer.json", "is missing")
     content: dict[str, Any] = read_json(path)
     vocabulary = content.get("model", {}).get("vocab", {})
-    named = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
     added = (token["id"] for token in content.get("added_tokens", ()))
-    return 1 + max((*named, *added), default=-1)
+    return 1 + max((*ids, *added), default=-1)

@@ -1,4 +1,4 @@
-"""What a safetensors file holds, from its header alone: no weights are read, and no torch needed.
+"""Reads tensor shapes from a safetensors file's header: no weights are read, no torch is needed.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes of length, a JSON map, the weights).
 """
@@ -14,7 +14,10 @@ TensorShape = tuple[int, ...]
 
 
 def read_shapes(path: Path) -> dict[str, TensorShape]:
-    """The shape of every tensor by name; raises `ArtifactRefused` for a file without them."""
+    """Return the shape of every tensor by name.
+
+    Raises `ArtifactRefused` for a file that is not safetensors or cannot be read.
+    """
     try:
         header = _read_header(path)
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}

@@ -1,4 +1,4 @@
-"""The registry: models, adapters and aliases in the KV bucket `registry`, as a live view."""
+"""Registry: models, adapters and aliases in the KV bucket `registry`, as a live view."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
@@ -14,7 +14,7 @@ _MODEL, _ALIAS, _ADAPTER = "model.", "alias.", "adapter."
 
 
 class NameTaken(MillstreamError):
-    """An alias or an adapter cannot have the name of a model."""
+    """An alias or an adapter was given a name that a model or an alias has."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name!r} is a model's own name")
@@ -22,7 +22,7 @@ class NameTaken(MillstreamError):
 
 
 class VersionExists(MillstreamError):
-    """A version of this id is registered with other files; versions never change."""
+    """A version of this id is registered with other files; the files of a version never change."""
 
     def __init__(self, model: str, version: str) -> None:
         super().__init__(
@@ -32,7 +32,7 @@ class VersionExists(MillstreamError):
 
 
 class Target(NamedTuple):
-    """What a request is for; `adapter` None: the model as it is."""
+    """The model, version and adapter that a request is for; `adapter` None: the plain model."""
 
     model: Model
     version: Version
@@ -40,7 +40,11 @@ class Target(NamedTuple):
 
 
 class Registry:
-    """Who can serve what. `models` is by name; `resolve` also knows aliases and pins."""
+    """All models, aliases and adapters, current and looked up without waiting.
+
+    `models` has the models by their own names; `resolve` also knows aliases and `model@version`.
+    Methods that write raise `BrokerUnavailable` or `StoreRefused`, too.
+    """
 
     def __init__(self, broker: Broker, replicas: int = 1) -> None:
         self._view = KvView[Model | Alias | Adapter](broker, BUCKET, _decode, replicas)
@@ -53,7 +57,7 @@ class Registry:
     async def open(
         cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
     ) -> Self:
-        """A registry with its contents loaded, current until `close`.
+        """Return a registry with its contents loaded, kept current until `close`.
 
         Raises `BrokerUnavailable` if they have not come after `seconds`.
         """
@@ -72,7 +76,7 @@ class Registry:
 
     @property
     def aliases(self) -> Mapping[str, Alias]:
-        """All aliases by their own name, in order of name."""
+        """All aliases by their own names, in order of name."""
         return self._aliases
 
     @property
@@ -81,9 +85,10 @@ class Registry:
         return self._adapters
 
     def resolve(self, name: str) -> tuple[Model, Version]:
-        """What is meant by `model`, `alias` or `model@version`.
+        """Return the model and version meant by `model`, `alias` or either with `@version`.
 
-        Raises `ModelNotFound` with the name as it came.
+        Without a version: the one that the alias names, else the model's default. A model's own
+        name wins over an alias. Raises `ModelNotFound` with the name as it came.
         """
         found = self._find(name)
         if found is None:
@@ -91,7 +96,7 @@ class Registry:
         return found
 
     def resolve_target(self, name: str) -> Target:
-        """What a client means by a name as for `resolve`, or by one with `:adapter` behind it.
+        """Return what a client means by a name as for `resolve`, or by one followed by `:adapter`.
 
         Raises `ModelNotFound` with the name as it came.
         """
@@ -119,21 +124,28 @@ class Registry:
         """Call `observer` after each change, on the event loop; it must neither block nor raise."""
         self._view.on_change(observer)
 
-    async def wait_until(self, holds: Callable[[], bool], seconds: float = OPEN_SECONDS) -> None:
-        """Wait until `holds()`, asked again at each change, or raise `BrokerUnavailable`."""
-        await self._view.wait_until(holds, seconds)
+    async def wait_until(
+        self, condition: Callable[[], bool], seconds: float = OPEN_SECONDS
+    ) -> None:
+        """Wait until `condition()` is true; it is checked at once and after each change.
+
+        Raises `BrokerUnavailable` after `seconds`.
+        """
+        await self._view.wait_until(condition, seconds)
 
     async def add_model(self, model: Model) -> None:
-        """Add a model, or merge its versions into the registered one; what the new one says wins.
+        """Add a model, or merge it into the registered one of this name.
 
-        Safe against others doing the same. Raises `VersionExists` for an id with other files.
+        The fields of `model` win, but it keeps the registered versions, goals and creation time,
+        and those of `INHERITED_FIELDS` that it does not set. Safe against concurrent writers.
+        Raises `VersionExists` for a version's id that is registered with other files.
         """
         await self._view.write(_MODEL + escape(model.name), lambda old: _merge(old, model))
 
     async def set_alias(self, name: str, model: str, version: str | None = None) -> None:
-        """Let `name` mean a model, or one version of it; replaces what it meant before.
+        """Set an alias for a model or one version of it; replaces an alias of this name.
 
-        Raises `NameTaken` for a model's own name, `ModelNotFound` for a target that is not there.
+        Raises `NameTaken` for a model's own name, `ModelNotFound` for a target that does not exist.
         """
         if name in self._models:
             raise NameTaken(name)
@@ -142,9 +154,10 @@ class Registry:
         await self._view.write(_ALIAS + escape(name), lambda _: made)
 
     async def add_adapter(self, adapter: Adapter) -> None:
-        """Add an adapter, or replace the one of this name; requests under way keep the old files.
+        """Add an adapter, or replace the one of this name; running requests keep the old files.
 
-        Raises `ModelNotFound` for a model that is not there, `NameTaken` if `model:name` is one.
+        Raises `ModelNotFound` if its model does not exist, `NameTaken` if `model:name` is the name
+        of a model or an alias.
         """
         self.resolve(adapter.model)
         if adapter.id in self._models or adapter.id in self._aliases:
@@ -153,7 +166,7 @@ class Registry:
         await self._view.write(_adapter_key(adapter), lambda _: made)
 
     async def remove(self, name: str) -> None:
-        """Forget a model with its aliases and adapters, an alias, or an adapter. Idempotent."""
+        """Remove a model with its aliases and adapters, or an alias, or an adapter. Idempotent."""
         aliases = [a for a, target in self._aliases.items() if name in (target.model, a)]
         adapters = [a for a in self._adapters.values() if name in (a.model, a.id)]
         keys = [_ALIAS + escape(a) for a in aliases] + [_adapter_key(a) for a in adapters]
@@ -194,7 +207,7 @@ def _merge(old: Model | Alias | Adapter | None, new: Model) -> bytes:
         known = old.versions.get(version.id)
         if known and known.digest != version.digest:
             raise VersionExists(new.name, version.id)
-    both = {
+    merged = {
         "versions": {**old.versions, **new.versions},
         "goals": {**old.goals, **new.goals},
         "created": old.created,
@@ -202,4 +215,4 @@ def _merge(old: Model | Alias | Adapter | None, new: Model) -> bytes:
     kept = {
         name: getattr(old, name) for name in INHERITED_FIELDS if name not in new.model_fields_set
     }
-    return new.model_copy(update=both | kept).model_dump_json().encode()
+    return new.model_copy(update=merged | kept).model_dump_json().encode()

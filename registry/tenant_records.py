@@ -1,4 +1,4 @@
-"""Tenants, their API keys and their quotas, as they are stored. Pure."""
+"""Records of tenants, their API keys and quotas, as the bucket `tenants` stores them. Pure."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ Source = Literal["config", "api_key", "api"]
 
 
 class QuotaLimits(Record):
-    """Quotas over all gateways; None: unlimited. A day is one of UTC."""
+    """Quotas, summed over all gateways; None: unlimited. A day is one of UTC."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -20,34 +20,40 @@ class QuotaLimits(Record):
 
     @property
     def has_limits(self) -> bool:
+        """True if any quota is limited."""
         return any(getattr(self, name) is not None for name in QuotaLimits.model_fields)
 
 
 class ApiKey(QuotaLimits):
-    """Whose key has the hash that this is stored under, and what it may use of its tenant's."""
+    """Record of an API key, stored under the key's hash: its tenant and the key's own limits.
+
+    The limits apply in addition to the tenant's; None: only the tenant's apply.
+    """
 
     tenant: str
-    max_connections: int | None = None  # these two: of each gateway
-    frames_per_second: int | None = None
-    name: str = ""  # "": of a release that did not name keys
+    max_connections: int | None = None  # at each gateway
+    frames_per_second: int | None = None  # at each gateway
+    name: str = ""  # "": stored by a release that did not name keys
     source: Source = "config"
 
     @property
     def has_connection_limits(self) -> bool:
+        """True if the key has its own limit of connections or frames."""
         return self.max_connections is not None or self.frames_per_second is not None
 
 
 class Tenant(QuotaLimits):
-    """Who pays and who is isolated, and how much of the fleet is theirs."""
+    """A tenant: the unit of payment and isolation, with its limits and its share of the fleet."""
 
     name: str
     weight: float = Field(default=1.0, gt=0)
     reserved_tokens: int = Field(default=0, ge=0)  # of each model's fleet, for its urgent requests
     max_queued: int = Field(default=1000, ge=1)  # per model and priority
-    max_connections: int = Field(default=2000, ge=1)  # these two: of each gateway
-    frames_per_second: int = Field(default=2000, ge=1)
+    max_connections: int = Field(default=2000, ge=1)  # at each gateway
+    frames_per_second: int = Field(default=2000, ge=1)  # at each gateway
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     publishes: bool = True  # may submit over NATS: it gets an ingress stream
     source: Source = "config"
-    key: ApiKey | None = Field(default=None, exclude=True)  # came in by it, and it has limits
+    # The key that authenticated the request, if it has its own limits; not stored.
+    key: ApiKey | None = Field(default=None, exclude=True)

@@ -1,4 +1,4 @@
-"""Tenants and their keys in the KV bucket `tenants`, as a live view; keys are kept as hashes."""
+"""Tenants and their API keys in the KV bucket `tenants`, as a live view; keys are hashed."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +15,12 @@ from streams.subjects import token
 
 BUCKET = "tenants"
 _TENANT, _KEY = "tenant.", "key."
-_SHORT_DIGEST = 8  # of a key that has no name
-DEFAULT = "default"  # whose key `--api-key` is
+_SHORT_DIGEST = 8  # digits of a key's hash that serve as the name of a key without one
+DEFAULT = "default"  # the tenant of the key given by `--api-key`
 
 
 class KeyTaken(MillstreamError):
-    """Two tenants cannot have the same key; the message names both and not the key."""
+    """A key already belongs to another tenant; the message names both tenants but not the key."""
 
     def __init__(self, tenant: str, holder: str) -> None:
         super().__init__(f"a key of tenant {tenant!r} already belongs to tenant {holder!r}")
@@ -28,7 +28,10 @@ class KeyTaken(MillstreamError):
 
 
 class Tenants:
-    """Who may come in. `by_name` has all of them."""
+    """All tenants and API keys, current and looked up without waiting.
+
+    Methods that write raise `BrokerUnavailable` or `StoreRefused`, too.
+    """
 
     def __init__(self, broker: Broker, replicas: int = 1) -> None:
         self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, replicas)
@@ -37,7 +40,7 @@ class Tenants:
     async def open(
         cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
     ) -> Self:
-        """Tenants with their keys loaded, current until `close`.
+        """Return the tenants with their keys loaded, kept current until `close`.
 
         Raises `BrokerUnavailable` if they have not come after `seconds`.
         """
@@ -51,8 +54,8 @@ class Tenants:
 
     @property
     def keys(self) -> list[ApiKey]:
-        """The holders of all keys."""
-        return [holder for holder in self._view.values.values() if isinstance(holder, ApiKey)]
+        """The records of all API keys."""
+        return [record for record in self._view.values.values() if isinstance(record, ApiKey)]
 
     @property
     def by_name(self) -> dict[str, Tenant]:
@@ -60,20 +63,22 @@ class Tenants:
         return {t.name: t for t in self._view.values.values() if isinstance(t, Tenant)}
 
     def get(self, name: str) -> Tenant | None:
+        """Return a tenant by name; None if it does not exist."""
         found = self._view.values.get(_TENANT + name)
         return found if isinstance(found, Tenant) else None
 
     def authenticate(self, key: str) -> Tenant | None:
-        """The tenant that a key belongs to, with the key if that has limits of its own.
+        """Return the tenant that an API key belongs to; None for an unknown key.
 
-        Compares hashes by lookup: the time it takes says nothing about any key.
+        The tenant's `key` is set if the key has limits of its own. The key's hash is looked up, so
+        the time this takes says nothing about any key.
         """
-        holder = self._view.values.get(_KEY + hash_key(key))
-        if not isinstance(holder, ApiKey):
+        record = self._view.values.get(_KEY + hash_key(key))
+        if not isinstance(record, ApiKey):
             return None
-        tenant = self.get(holder.tenant)
-        if tenant and (holder.has_limits or holder.has_connection_limits):
-            return tenant.model_copy(update={"key": holder})
+        tenant = self.get(record.tenant)
+        if tenant and (record.has_limits or record.has_connection_limits):
+            return tenant.model_copy(update={"key": record})
         return tenant
 
     def on_change(self, observer: Callable[[], None]) -> None:
@@ -81,25 +86,26 @@ class Tenants:
         self._view.on_change(observer)
 
     async def upsert(self, tenant: Tenant, keys: Iterable[str] = ()) -> None:
-        """Add or replace a tenant, and add keys to those it has.
+        """Add or replace a tenant, and add keys to those that it has.
 
-        Raises `KeyTaken` before anything is written if a key is another tenant's.
+        Raises `KeyTaken`, before anything is written, if a key is another tenant's.
         """
         records = _make_records(tenant, [KeySettings(key=SecretStr(key)) for key in keys])
         _refuse_taken_keys(records, self._view.values)
         await self._write(records)
 
     async def apply_config(self, configured: Mapping[str, TenantSettings]) -> None:
-        """Make the tenants and keys that came from a configuration equal to this one.
+        """Replace all tenants and keys that came from a configuration by those of `configured`.
 
-        Those no longer in it are removed; those that came another way stay. Idempotent. Raises
-        `KeyTaken` before anything is written if two tenants have the same key.
+        Tenants and keys no longer in it are removed; those from another source stay. Idempotent.
+        Raises `KeyTaken`, before anything is written, if two tenants have the same key.
         """
         kept = self._records_not_from("config")
         records: dict[str, Tenant | ApiKey] = {}
         if any(isinstance(v, ApiKey) and v.source == "api_key" for v in kept.values()):
-            whose = Tenant(name=DEFAULT, source="api_key")  # where the configuration has none
-            records = {k: v for k, v in _make_records(whose, ()).items() if k not in kept}
+            # The tenant `default`, which owns that key, must exist even if not configured.
+            owner = Tenant(name=DEFAULT, source="api_key")
+            records = {k: v for k, v in _make_records(owner, ()).items() if k not in kept}
         for name, settings in configured.items():
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
             _refuse_taken_keys(added := _make_records(tenant, settings.keys), {**kept, **records})
@@ -107,10 +113,11 @@ class Tenants:
         await self._replace(records, kept)
 
     async def apply_api_key(self, key: SecretStr) -> None:
-        """Make this the API key of the tenant `default`, beside those of a configuration.
+        """Set the key given by `--api-key` for the tenant `default`, beside configured keys.
 
-        The tenant is made unless it is there; a key that was declared so before is removed.
-        Idempotent. Raises `KeyTaken` before anything is written if it is another tenant's.
+        The tenant is created if it does not exist; the key that was set in this way before is
+        removed. Idempotent. Raises `KeyTaken`, before anything is written, if the key is another
+        tenant's.
         """
         kept = self._records_not_from("api_key")
         tenant = Tenant(name=DEFAULT, source="api_key")
@@ -123,7 +130,7 @@ class Tenants:
     async def _replace(
         self, records: Mapping[str, Tenant | ApiKey], kept: Mapping[str, Tenant | ApiKey]
     ) -> None:
-        """Have these records and those that are kept, and no other ones."""
+        """Write `records` and delete all others except those in `kept`."""
         for key in self._view.values.keys() - kept.keys() - records.keys():
             await self._view.write(key, lambda _: None)
         await self._write(records)
@@ -134,12 +141,12 @@ class Tenants:
 
 
 def hash_key(key: str) -> str:
-    """What is kept of a key: its sha256 in hex."""
+    """Return the sha256 (hex) of an API key, under which its record is stored."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 def _make_records(tenant: Tenant, keys: Iterable[KeySettings]) -> dict[str, Tenant | ApiKey]:
-    """What the bucket holds for a tenant and some of its keys."""
+    """Make the bucket's records, by key, for a tenant and some of its API keys."""
     records: dict[str, Tenant | ApiKey] = {_TENANT + token(tenant.name): tenant}
     for settings in keys:
         digest = hash_key(settings.key.get_secret_value())

@@ -1,1 +1,8 @@
-"""simulation."""
+"""Models of engines and machines without a GPU: pure, imports only `streams`, used by bench.
+
+step_model    how long a step takes by what is in it; how much KV and how many sequences fit
+prefix_cache  which prompt blocks a worker's cache holds (LRU)
+request       what is asked for, and what became of it
+engine        batches requests step by step, as the paged scheduler does, over the two models
+A request is added; each step returns its seconds and which requests got a first or last token.
+"""

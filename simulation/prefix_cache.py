@@ -1,18 +1,19 @@
-"""What a worker's prefix cache holds: whole blocks of a prompt, least recently used first out."""
+"""Model of a worker's prefix cache: whole blocks of prompts, evicted least recently used first."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from streams import prefix_hashes
 
-BLOCK_TOKENS = 512  # as the Mooncake traces name them
+BLOCK_TOKENS = 512  # the block size of the Mooncake traces
 
 
 class PrefixCacheModel:
-    """Room for `tokens` of prompts; a block counts only behind all that come before it.
+    """Prefix cache with room for `tokens` prompt tokens.
 
-    A block's number stands for all up to its end, so it is the mark of that prefix, too; `marks`
-    has those at positions that are marked, least recently used first.
+    A cached block is usable only if all blocks before it in the prompt are cached, too. A block's
+    number stands for the whole prompt up to its end, so it serves as the hash of that prefix;
+    `hashes` has those at hash positions, least recently used first.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -21,30 +22,33 @@ class PrefixCacheModel:
         self.hashes: OrderedDict[int, None] = OrderedDict()
 
     def match_tokens(self, blocks: Sequence[int]) -> int:
-        """Tokens of a prompt that are here."""
+        """Return how many tokens of a prompt's start are cached; marks their blocks as used."""
         count = 0
         for block in blocks:
             if block not in self._blocks:
                 break
             count += 1
-        for block in reversed(blocks[:count]):  # so that its end goes before its start
+        for block in reversed(blocks[:count]):  # so that a prompt's end is evicted before its start
             self._blocks.move_to_end(block)
         return count * BLOCK_TOKENS
 
     def insert(self, blocks: Sequence[int]) -> None:
-        """A prompt was computed: its blocks are here, as far as there is room."""
+        """Cache the blocks of a computed prompt, and evict others until all fit."""
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        for mark in reversed(hash_prefixes(blocks)):
-            self.hashes[mark] = None
-            self.hashes.move_to_end(mark)
+        for prefix_hash in reversed(hash_prefixes(blocks)):
+            self.hashes[prefix_hash] = None
+            self.hashes.move_to_end(prefix_hash)
         while len(self._blocks) > self._max_blocks:
             block, _ = self._blocks.popitem(last=False)
             self.hashes.pop(block, None)
 
 
 def hash_prefixes(blocks: Sequence[int]) -> list[int]:
-    """The marks of a prompt, shortest prefix first: what is marked within a block is all of it."""
-    places = prefix_hashes.hash_positions(len(blocks) * BLOCK_TOKENS)
-    return [blocks[-(-place // BLOCK_TOKENS) - 1] for place in places]
+    """Return the prefix hashes of a prompt given by its blocks, shortest prefix first.
+
+    A hash position within a block gets the hash of the whole block.
+    """
+    positions = prefix_hashes.hash_positions(len(blocks) * BLOCK_TOKENS)
+    return [blocks[-(-position // BLOCK_TOKENS) - 1] for position in positions]

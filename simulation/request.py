@@ -1,4 +1,4 @@
-"""One simulated request: what was asked for, and what became of it."""
+"""Simulated requests: what a client asks for, and what became of it."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ DEADLINE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What a client sends at `at`; times are seconds of the virtual clock.
+    """A request as a client sends it at `at`; times are seconds of the virtual clock.
 
-    The client reserves `max_tokens`, and the model ends after `output_tokens`. `goal_seconds` is
-    the time to first token that it hopes for. `blocks` name its prompt's prefix blocks, in order.
-    One that `repeats` is asked again as soon as it has ended.
+    The client reserves `max_tokens`, and the model stops after `output_tokens`. `goal_seconds` is
+    the time to first token that the client hopes for. `blocks` are the numbers of its prompt's
+    prefix blocks, in order. A request that `repeats` is sent again as soon as it has ended.
     """
 
     at: float
@@ -30,22 +30,23 @@ class RequestSpec:
 
     @property
     def reserve(self) -> int:
-        """The most tokens that it may generate."""
+        """The most tokens that the request may generate."""
         return self.max_tokens or self.output_tokens
 
     @property
     def cost(self) -> int:
-        """Tokens that it reserves."""
+        """The tokens that the request reserves: its prompt and its `reserve`."""
         return self.prompt_tokens + self.reserve
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request's life; a time is None for what has not happened.
+    """A request with its state and times; a time is None until its event has happened.
 
-    `first` and `ended` are when its client saw them. `code` is empty while it lives and when it
-    ended well. `generated` are the tokens that the model produced for it, `computed` those that
-    went through the model for it, prompt included, once for each time that they did.
+    `first` (the first token) and `ended` are when its client saw them. `code` is the error code,
+    empty while the request lives and when it ended well. `generated` is the number of tokens that
+    the model produced for it, `computed` the number that went through the model for it, prompt
+    included; tokens that are computed again count again.
     """
 
     spec: RequestSpec
@@ -60,37 +61,40 @@ class SimulatedRequest:
     hit_tokens: int = 0  # of its prompt, found in a prefix cache
     worker: str = ""
     estimated_wait: float | None = None
-    work_priority: Priority | None = None  # of the work, if not the priority that was asked for
+    work_priority: Priority | None = None  # priority of its work, if not the one asked for
 
     @property
     def priority(self) -> Priority:
-        """How urgent it is among the work."""
+        """The priority of its work."""
         return self.work_priority or self.spec.priority
 
     @property
     def deadline(self) -> float:
+        """The time by which it must have ended."""
         return self.spec.at + self.spec.deadline_seconds
 
     @property
     def is_over(self) -> bool:
+        """True once it has ended, well or not."""
         return self.ended is not None
 
     @property
     def completed(self) -> bool:
+        """True once it has ended without an error."""
         return self.ended is not None and not self.code
 
     @property
     def on_time(self) -> bool:
-        """Completed, and within its goal if it has one."""
+        """True if it has completed, and within its goal if it has one."""
         goal = self.spec.goal_seconds
         return self.completed and (goal is None or (self.ttft is not None and self.ttft <= goal))
 
     @property
     def refused(self) -> bool:
-        """Turned away at the door, or never accepted."""
+        """True if it has ended without being accepted by a gateway."""
         return self.ended is not None and self.accepted is None
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from the asking to the first token."""
+        """Seconds from sending to the first token; None while there is none."""
         return None if self.first is None else self.first - self.spec.at

@@ -1,14 +1,15 @@
-"""How long a step of an engine takes, by what is in it."""
+"""Step model: how long a step of an engine takes, by the tokens and sequences in it."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """How long a step takes, and what fits: an A10G with a 7B model unless measured otherwise.
+    """Times and sizes of an engine; the defaults are those of an A10G with a 7B model.
 
     A step that decodes takes `step_ms + sequence_ms * batch + context_us * tokens in their KV`; one
-    that prefills takes `prefill_ms + token_ms * tokens` more.
+    that prefills takes `prefill_ms + token_ms * tokens` more. `kv_tokens` and `max_sequences` are
+    what fits in the engine, `max_batch_tokens` what fits in one step.
     """
 
     step_ms: float = 31.2
@@ -21,16 +22,21 @@ class StepModel:
     max_batch_tokens: int = 512
 
     def step_seconds(self, decoding: int, context_tokens: int, prefill_tokens: int) -> float:
-        took = 0.0
+        """Return the seconds of one step.
+
+        `decoding` sequences with `context_tokens` in their KV decode one token each, and
+        `prefill_tokens` are prefilled.
+        """
+        ms = 0.0
         if decoding:
-            took += self.step_ms + self.sequence_ms * decoding
-            took += self.context_us / 1000 * context_tokens
+            ms += self.step_ms + self.sequence_ms * decoding
+            ms += self.context_us / 1000 * context_tokens
         if prefill_tokens:
-            took += self.prefill_ms + self.token_ms * prefill_tokens
-        return took / 1000
+            ms += self.prefill_ms + self.token_ms * prefill_tokens
+        return ms / 1000
 
     def speed_up(self, factor: float) -> "StepModel":
-        """One of the same size whose steps take so much less time."""
+        """Return a model of the same sizes whose times are divided by `factor`."""
         return replace(
             self,
             step_ms=self.step_ms / factor,

@@ -17,7 +17,7 @@
     │       └── NotConnected
     └── Ended                the request was accepted and ended without its full answer
 
-`code` travels on every wire; `STATUS` is the one table from code to HTTP status. Pure.
+`code` travels on every wire; `HTTP_STATUS` is the one table from code to HTTP status. Pure.
 """
 
 from typing import ClassVar
@@ -62,19 +62,23 @@ HTTP_STATUS: dict[str, int] = {
 
 
 class MillstreamError(Exception):
-    """The root: a sentence for people, a `code` for programs, and when to try again, if ever."""
+    """Root of all errors: a sentence for people, a `code` for programs.
+
+    `retry_after_seconds` says when to try again; None: a retry is not suggested.
+    """
 
     code: ClassVar[str] = "internal_error"
     retry_after_seconds: float | None = None
-    may_have_succeeded: ClassVar[bool] = False  # what was asked for may have been done all the same
+    may_have_succeeded: ClassVar[bool] = False  # the outcome is unknown: no answer came
 
     @property
     def message(self) -> str:
+        """The sentence for people."""
         return str(self)
 
 
 class BadRequest(MillstreamError):
-    """The request cannot be served as it is; `field` names the part at fault, if there is one."""
+    """The request must be changed before it can be served; `field` names the part at fault."""
 
     code = "invalid_request"
 
@@ -96,37 +100,37 @@ class UnsupportedValue(BadRequest):
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and output together do not fit the model."""
+    """Prompt and output together exceed the model's context length or the tenant's limit."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int, whose: str) -> None:
+    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int, owner: str) -> None:
         super().__init__(
             f"{prompt_tokens} prompt tokens and up to {max_tokens} output tokens exceed "
-            f"the limit of {limit} tokens of {whose}",
+            f"the limit of {limit} tokens of {owner}",
             "max_tokens" if prompt_tokens < limit else "prompt",
         )
         self.prompt_tokens, self.max_tokens, self.limit = prompt_tokens, max_tokens, limit
 
 
 class InputTooLong(BadRequest):
-    """One input or prompt does not fit the model, or the tenant's limit."""
+    """A single input or prompt exceeds the model's context length or the tenant's limit."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, field: str, tokens: int, limit: int, whose: str) -> None:
-        super().__init__(f"{field} has {tokens} tokens, the limit of {whose} is {limit}", field)
+    def __init__(self, field: str, tokens: int, limit: int, owner: str) -> None:
+        super().__init__(f"{field} has {tokens} tokens, the limit of {owner} is {limit}", field)
         self.tokens, self.limit = tokens, limit
 
 
 class OutputTooLong(BadRequest):
-    """More tokens are asked for than the tenant, or the model, allows."""
+    """`max_tokens` exceeds the tenant's or the model's limit of output tokens."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, max_tokens: int, limit: int, whose: str) -> None:
+    def __init__(self, max_tokens: int, limit: int, owner: str) -> None:
         super().__init__(
-            f"max_tokens is {max_tokens}, the limit of {whose} is {limit}", "max_tokens"
+            f"max_tokens is {max_tokens}, the limit of {owner} is {limit}", "max_tokens"
         )
         self.max_tokens, self.limit = max_tokens, limit
 
@@ -142,25 +146,25 @@ class TokenOutOfRange(BadRequest):
 
 
 class BadGrammar(BadRequest):
-    """A JSON schema or regular expression that cannot be compiled, or is too costly to follow."""
+    """The JSON schema or regular expression cannot be compiled, or is too costly to enforce."""
 
     code = "bad_grammar"
 
 
 class Unauthenticated(BadRequest):
-    """No key, or one that belongs to nobody."""
+    """The API key is missing or belongs to no tenant."""
 
     code = "invalid_api_key"
 
 
 class Forbidden(BadRequest):
-    """The key is good and may not do this."""
+    """The API key is valid, but its tenant may not do this."""
 
     code = "forbidden"
 
 
 class ModelNotFound(BadRequest):
-    """No model, alias or version of this name."""
+    """No model, alias, version or adapter has this name."""
 
     code = "model_not_found"
 
@@ -170,7 +174,7 @@ class ModelNotFound(BadRequest):
 
 
 class RequestNotFound(BadRequest):
-    """No token log of this request: never accepted, another tenant's, or forgotten by now."""
+    """No token log of this request exists: never accepted, another tenant's, or expired by now."""
 
     code = "request_not_found"
 
@@ -180,13 +184,13 @@ class RequestNotFound(BadRequest):
 
 
 class IdempotencyConflict(BadRequest):
-    """The same idempotency key came with a different body."""
+    """The same idempotency key was used before with a different body."""
 
     code = "idempotency_conflict"
 
 
 class PayloadTooLarge(BadRequest):
-    """A body over the limit, refused before anything is published."""
+    """The body is over the size limit; nothing was published."""
 
     code = "payload_too_large"
 
@@ -196,13 +200,13 @@ class PayloadTooLarge(BadRequest):
 
 
 class HeadTooLarge(BadRequest):
-    """The head of an HTTP request is over a limit."""
+    """The request line and headers of an HTTP request are over a limit."""
 
     code = "headers_too_large"
 
 
 class TooSlow(BadRequest):
-    """A request was begun and did not come whole in time."""
+    """A request was begun but not received completely in time."""
 
     code = "request_timeout"
 
@@ -212,7 +216,7 @@ class TooSlow(BadRequest):
 
 
 class LargerThanQuota(BadRequest):
-    """One request needs more than a whole quota: it can never come in."""
+    """The request alone needs more than a whole quota, so it can never be admitted."""
 
     code = "larger_than_quota"
 
@@ -222,9 +226,9 @@ class LargerThanQuota(BadRequest):
 
 
 class Refused(MillstreamError):
-    """Not now: nothing was accepted, the same request may succeed after `retry_after_seconds`.
+    """Refused for now: nothing was accepted; a retry after `retry_after_seconds` may succeed.
 
-    `estimated_wait_seconds` is how long it would have waited, where that is the reason.
+    `estimated_wait_seconds` is how long the request would have waited, where that is the reason.
     """
 
     code = "overloaded"
@@ -241,23 +245,23 @@ class Refused(MillstreamError):
 
 
 class LaneFull(Refused):
-    """A tenant already has as many queued requests as it may."""
+    """The tenant's lane holds as many queued requests as it may."""
 
     code = "queue_full"
 
 
 class TooManyConnections(Refused):
-    """A tenant or a key has as many connections to this gateway as it may."""
+    """The tenant or its key has as many connections to this gateway as it may."""
 
     code = "too_many_connections"
 
-    def __init__(self, whose: str, limit: int) -> None:
-        super().__init__(f"max_connections of {whose} is {limit}, and {limit} are open here")
+    def __init__(self, owner: str, limit: int) -> None:
+        super().__init__(f"max_connections of {owner} is {limit}, and {limit} are open here")
         self.field, self.limit = "max_connections", limit
 
 
 class RateLimited(Refused):
-    """A quota has no room for the request just now; `field` is the name of the quota."""
+    """A quota has no room for the request at the moment; `field` is the name of the quota."""
 
     code = "rate_limit_exceeded"
 
@@ -271,44 +275,44 @@ class RateLimited(Refused):
 
 
 class QuotaSpent(RateLimited):
-    """A quota of the day has no room for the request: there is none before the next day."""
+    """A daily quota is used up; it has no room for the request before the next day."""
 
     code = "insufficient_quota"
 
 
 class Overloaded(Refused):
-    """The model has more to do than it can in the time that the request has."""
+    """The model, or a full stream of the broker, cannot take the request in the time it has."""
 
     code = "overloaded"
 
 
 class TenantBacklog(Refused):
-    """The model would be in time; what the tenant has queued itself keeps it from that."""
+    """The tenant's own queued requests would make this one late; the model's load would not."""
 
     code = "tenant_backlog"
 
 
 class NoWorkers(Refused):
-    """The model is registered, and nobody has served it for a while."""
+    """The model is registered, but no worker has served it for a while."""
 
     code = "no_workers"
 
 
 class BrokerUnavailable(Refused):
-    """NATS did not confirm in time."""
+    """NATS did not answer in time: what was sent may or may not have been stored."""
 
     code = "broker_unavailable"
     may_have_succeeded = True
 
 
 class NotConnected(BrokerUnavailable):
-    """There is no connection to NATS: nothing was sent, so nothing was stored."""
+    """No connection to NATS exists: nothing was sent, so nothing was stored."""
 
     may_have_succeeded = False
 
 
 class Ended(MillstreamError):
-    """An accepted request ended in an error terminal; `code` is the terminal's."""
+    """An accepted request ended in an error terminal; `code` is that terminal's code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -316,5 +320,5 @@ class Ended(MillstreamError):
 
 
 def http_status(code: str) -> int:
-    """The HTTP status of a wire code; an unknown code is our own fault."""
+    """Return the HTTP status of a wire code; 500 for an unknown code."""
     return HTTP_STATUS.get(code, 500)

@@ -1,8 +1,9 @@
-"""What a `Grammar` means: the one translation into llguidance's form, with its limits.
+"""Grammars of requests: translates a `Grammar` into llguidance's form and enforces limits on it.
 
-The gateway checks with it before anything is queued, the worker compiles what it gives. Neither
-may be hung or filled up by a stranger's grammar. llguidance bounds most of that itself (size,
-nesting, states, work per token); what it was seen not to bound is refused here. Pure.
+The gateway checks a grammar here before it queues the request; the worker compiles the translation.
+A client's grammar must not hang either of them or use up their memory. llguidance bounds most of
+that itself (size, nesting, states, work per token); the cases that it was seen not to bound are
+refused here. Pure.
 """
 
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from streams.errors import BadGrammar
 from streams.messages import Grammar
 
 MAX_CHARACTERS = 65_536
-MAX_REMAINDERS = 10_000  # `multipleOf` is compiled to a state each: 25 ms; 8 s at 1,000,000
-WHITESPACE = r"[ \t\r\n]{1,32}"  # between JSON's tokens; without a bound some models never go on
+MAX_REMAINDERS = 10_000  # `multipleOf` compiles to one state each: 25 ms; 8 s at 1,000,000
+WHITESPACE = r"[ \t\r\n]{1,32}"  # between JSON tokens; unbounded, some models emit it for ever
 LIMITS = LLParserLimits(
-    step_lexer_fuel=100_000,  # of one token's mask: some 7 ms
+    step_lexer_fuel=100_000,  # for one token's mask: some 7 ms
     max_lexer_states=50_000,  # some 100 MB
     verbose_errors=False,
 )
@@ -28,7 +29,11 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def to_llguidance(grammar: Grammar) -> str:
-    """The grammar in llguidance's form. Raises `BadGrammar` for what must not be compiled."""
+    """Translate a grammar into llguidance's form; raises `BadGrammar` if it is over a limit.
+
+    A JSON schema that llguidance itself cannot read raises `BadGrammar`, too; a regular expression
+    is not checked here (`check_grammar`).
+    """
     if len(grammar.source) > MAX_CHARACTERS:
         size = len(grammar.source)
         raise BadGrammar(f"a grammar of {size} characters is over the limit of {MAX_CHARACTERS}")
@@ -45,7 +50,10 @@ def to_llguidance(grammar: Grammar) -> str:
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raise `BadGrammar` with the compiler's reason. Takes about 1 ms, some 100 ms at worst."""
+    """Raise `BadGrammar` with the compiler's reason if the grammar cannot be compiled.
+
+    Takes about 1 ms, some 100 ms at worst.
+    """
     failed, messages = LLMatcher.validate_grammar_with_warnings(
         to_llguidance(grammar), limits=LIMITS
     )
@@ -54,10 +62,10 @@ def check_grammar(grammar: Grammar) -> None:
 
 
 def grammar_error(kind: Literal["json_object", "json_schema", "regex"], reason: str) -> BadGrammar:
-    """The compiler's reason as an error, without the source that it quotes."""
+    """Turn the compiler's reason into a `BadGrammar`, without the source that the reason quotes."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    said = next((line for line in lines if line.startswith("error: ")), lines[0])
-    return BadGrammar(f"the {kind} cannot be used: {said.removeprefix('error: ')[:200]}")
+    shown = next((line for line in lines if line.startswith("error: ")), lines[0])
+    return BadGrammar(f"the {kind} cannot be used: {shown.removeprefix('error: ')[:200]}")
 
 
 def _parse_json(source: str) -> Any:
@@ -68,17 +76,21 @@ def _parse_json(source: str) -> Any:
 
 
 def _check_multiples(schema: Any) -> None:
-    """A number's remainder by all its divisors together is a state of the compiled lexer."""
-    over, under = 1, 1
+    """Raise `BadGrammar` if the schema's `multipleOf` would compile to too many lexer states.
+
+    The lexer has one state for each remainder by the least common multiple of all divisors.
+    """
+    numerator, denominator = 1, 1
     for number in _find_multiples(schema):
         divisor = Fraction(str(number))
-        over, under = lcm(over, divisor.numerator), lcm(under, divisor.denominator)
-        if over * under > MAX_REMAINDERS:
+        numerator = lcm(numerator, divisor.numerator)
+        denominator = lcm(denominator, divisor.denominator)
+        if numerator * denominator > MAX_REMAINDERS:
             raise BadGrammar(f"the schema's multipleOf, up to {number}, make too many states")
 
 
 def _find_multiples(schema: Any) -> Iterator[int | float]:
-    """Every number under the name `multipleOf`, wherever it stands."""
+    """Yield every positive number under the name `multipleOf`, anywhere in the schema."""
     nodes = [schema]
     while nodes:
         node = nodes.pop()

@@ -1,7 +1,8 @@
-"""The headers of a request and of its work: all that is needed to queue and route it.
+"""Headers of a request and of its work: all that is needed to queue and route it.
 
-They stay the same over both hops; the dispatcher adds `Dispatched`, and the model's version is in
-the subject of the work. Times are epoch milliseconds by the shared clock. Pure.
+They stay the same on both hops, gateway to dispatcher and dispatcher to worker; the dispatcher adds
+`Dispatched`, and the model's version is in the work's subject. Times are epoch milliseconds by the
+cluster clock. Pure.
 """
 
 from collections.abc import Mapping
@@ -17,20 +18,21 @@ ROUTE = "Route"
 PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"
 TOLD_WAIT = "Told-Wait"
-CLAIM = "Claim"  # on `started` records: which claim it is
-MAX_HEADER_BYTES = 4096  # of the broker's `max_payload`, kept for all headers of a message
+CLAIM = "Claim"  # on `started` records: a random id that tells one claim from another
+MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for a message's headers
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What the outside of a request says.
+    """All that the headers of a request say.
 
-    `cost` is prompt tokens plus the most it may generate; `version` pins a version; `adapter` names
-    one of the model's; `dispatched` is 0 until the dispatcher has sent it on. `account` says where
-    its use is counted (`streams/records/usage_counters.py`), if anywhere. `told_wait` is the wait in ms that was
-    estimated when it was accepted; None if nothing was known. `priority` is what its client asked
-    for, where the lane may be another: in WORK. `marks` are its prompt's (`marks.to_header`), by
-    which it is sent to a worker that holds the start of it.
+    `cost` is prompt tokens plus the most tokens it may generate; `version` pins a version, if any;
+    `adapter` names one of the model's adapters; `dispatched` is 0 until the dispatcher has
+    published it to WORK. `account` says where its use is counted (`streams/usage_accounts.py`), if
+    anywhere. `estimated_wait_ms` is the wait that was estimated when it was accepted; None if
+    nothing was known. `priority` is the one its client asked for, since the priority of its work
+    may differ. `prefix_hashes` are those of its prompt (`prefix_hashes.to_header`), by which it is
+    sent to a worker that has the start of the prompt cached.
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class Envelope:
     prefix_hashes: str = ""
 
     def to_headers(self) -> dict[str, str]:
+        """Return the NATS headers; fields at their defaults are left out."""
         headers = {
             "Request": self.request_id,
             "Tenant": self.tenant,
@@ -73,7 +76,7 @@ class Envelope:
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Self:
-        """Raises KeyError or ValueError for headers that `to_headers` did not write."""
+        """Parse NATS headers; raises KeyError or ValueError if `to_headers` did not write them."""
         priority = headers.get(PRIORITY, "")
         return cls(
             request_id=token(headers["Request"]),

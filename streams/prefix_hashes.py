@@ -1,9 +1,10 @@
-"""Marks: short names of what a request could reuse on a worker, of its prompt or its adapter.
+"""Prefix hashes: 64-bit hashes by which a worker that has a prompt's start or an adapter is found.
 
-A prompt is marked at 64, 96, 128, 192, 256, 384, … tokens, so that a few marks find at least two
-thirds of any longer prefix that it shares with another. A mark is the beginning of the digest of
-all tokens up to there, behind a salt of tenant and adapter: prompts of two tenants share nothing.
-Gateways mark prompts, engines what they hold; both by `PrefixDigest`.
+A prompt is hashed at 64, 96, 128, 192, 256, 384, … tokens, so that a few hashes find at least two
+thirds of any longer prefix that it shares with another prompt. A prefix hash is the beginning of
+the digest of a salt and all tokens up to there. The salt is made of tenant and adapter: prompts of
+two tenants share nothing. Gateways hash prompts, engines hash what they have cached; both use
+`PrefixDigest`.
 """
 
 import base64
@@ -12,50 +13,50 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
-MIN_PREFIX_TOKENS = 64  # less is not worth a detour
+MIN_PREFIX_TOKENS = 64  # a shorter prefix is not worth choosing the worker by it
 HASH_BYTES = 8
 _TOKEN_BYTES = 4
 
 
 def make_salt(tenant: str, adapter_digest: str = "") -> bytes:
-    """What keeps apart prompts that may share nothing, or whose KV differs."""
+    """Return 16 bytes that keep apart prompts of different tenants, or whose KV differs."""
     return blake2b(f"{tenant}\n{adapter_digest}".encode(), digest_size=16).digest()
 
 
 class PrefixDigest:
-    """The digest of a growing start of one prompt."""
+    """Digest of a growing start of one prompt."""
 
     def __init__(self, salt: bytes) -> None:
         self._hash = blake2b(salt, digest_size=16)
 
     def extend(self, packed: bytes) -> bytes:
-        """The digest with these tokens (`messages.pack_tokens`) behind all before them."""
+        """Append tokens (`messages.pack_tokens`); returns the digest of all tokens so far."""
         self._hash.update(packed)
         return self._hash.digest()
 
 
 def hash_positions(tokens: int) -> Iterator[int]:
-    """Where a prompt of so many tokens is marked, shortest first."""
+    """Yield the prefix lengths at which a prompt of `tokens` tokens is hashed, shortest first."""
     position = MIN_PREFIX_TOKENS
     while position <= tokens:
         yield position
-        power = position & (position - 1) == 0
-        position = position * 3 // 2 if power else position * 4 // 3
+        is_power_of_two = position & (position - 1) == 0
+        position = position * 3 // 2 if is_power_of_two else position * 4 // 3
 
 
 def is_hash_position(tokens: int) -> bool:
-    """Whether a longer prompt is marked at so many tokens."""
-    odd = tokens // (tokens & -tokens)
-    return tokens >= MIN_PREFIX_TOKENS and odd in (1, 3)
+    """Return whether `hash_positions` of a longer prompt contains this number of tokens."""
+    odd_part = tokens // (tokens & -tokens)
+    return tokens >= MIN_PREFIX_TOKENS and odd_part in (1, 3)
 
 
 def truncate_digest(digest: bytes) -> int:
-    """The mark of a digest."""
+    """Return the prefix hash of a digest: its first 8 bytes as an integer."""
     return int.from_bytes(digest[:HASH_BYTES], "little")
 
 
 def hash_prompt(packed: bytes, salt: bytes) -> list[int]:
-    """The marks of a prompt (`messages.pack_tokens`), shortest prefix first."""
+    """Return the prefix hashes of a prompt (`messages.pack_tokens`), shortest prefix first."""
     digest, done, found = PrefixDigest(salt), 0, list[int]()
     for position in hash_positions(len(packed) // _TOKEN_BYTES):
         found.append(
@@ -67,26 +68,29 @@ def hash_prompt(packed: bytes, salt: bytes) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def hash_adapter(name: str) -> int:
-    """The mark of one of a model's adapters."""
+    """Return the hash by which a worker that has this adapter of a model loaded is found."""
     return truncate_digest(blake2b(name.encode(), digest_size=HASH_BYTES).digest())
 
 
-def pack(marks: Iterable[int]) -> bytes:
-    found = list(marks)
-    return struct.pack(f"<{len(found)}Q", *found)
+def pack(hashes: Iterable[int]) -> bytes:
+    """Encode prefix hashes as little-endian uint64."""
+    values = list(hashes)
+    return struct.pack(f"<{len(values)}Q", *values)
 
 
 def unpack(data: bytes) -> Sequence[int]:
+    """Decode what `pack` returned."""
     return struct.unpack(f"<{len(data) // HASH_BYTES}Q", data)
 
 
-def to_header(marks: Iterable[int]) -> str:
-    return base64.b64encode(pack(marks)).decode()
+def to_header(hashes: Iterable[int]) -> str:
+    """Encode prefix hashes as base64, for the header `Marks`."""
+    return base64.b64encode(pack(hashes)).decode()
 
 
 def from_header(value: str) -> Sequence[int]:
-    """Raises ValueError for what `to_header` did not write."""
+    """Decode what `to_header` returned; raises ValueError for anything else."""
     data = base64.b64decode(value, validate=True)
     if len(data) % HASH_BYTES:
-        raise ValueError(f"{len(data)} bytes are no marks of {HASH_BYTES}")
+        raise ValueError(f"{len(data)} bytes are not a multiple of {HASH_BYTES}")
     return unpack(data)

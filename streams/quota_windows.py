@@ -1,6 +1,7 @@
-"""The arithmetic of quotas: minutes that slide, leases that overlap, days of UTC. Pure.
+"""Arithmetic of quotas: sliding minutes, overlapping slots of six seconds, days of UTC. Pure.
 
-Times are epoch seconds by the shared clock: gateways that differ by less than half a lease agree.
+Times are epoch seconds by the cluster clock. Gateways whose clocks differ by less than half a slot
+agree.
 """
 
 import math
@@ -9,48 +10,49 @@ from datetime import UTC, datetime
 
 MINUTE_SECONDS = 60
 DAY_SECONDS = 86400
-SLOT_SECONDS = 6.0  # what a dead gateway has reserved is forgotten within one and a half
+SLOT_SECONDS = 6.0  # open requests of a dead gateway stop counting within one and a half slots
 
 
 def minute_number(now: float) -> int:
-    """The number of the minute since the epoch."""
+    """Return the number of the current minute since the epoch."""
     return int(now // MINUTE_SECONDS)
 
 
 def utc_day(now: float) -> str:
-    """The day of UTC, as `2026-11-21`."""
+    """Return the current day of UTC, as `2026-11-21`."""
     return datetime.fromtimestamp(now, UTC).date().isoformat()
 
 
 def seconds_until_tomorrow(now: float) -> float:
-    """Seconds until the next day of UTC."""
+    """Return the seconds until the next day of UTC."""
     return DAY_SECONDS - now % DAY_SECONDS
 
 
 def open_slots(now: float) -> tuple[int, ...]:
-    """The leases in which what is held now must be counted: this one, and in time the next.
+    """Return the numbers of the slots in which requests that are open now must be counted.
 
-    In the second half of a lease everybody counts in the next one too, so that it is complete when
-    it begins. Who does not, because he is dead or frozen, has nothing there.
+    That is the current slot and, in its second half, also the next one: every gateway counts its
+    open requests there ahead of time, so that the next slot is complete when it begins. A gateway
+    that is dead or frozen does not, and its requests are gone from the next slot.
     """
-    passed, rest = divmod(now, SLOT_SECONDS)
-    current = int(passed)
+    number, rest = divmod(now, SLOT_SECONDS)
+    current = int(number)
     return (current, current + 1) if rest >= SLOT_SECONDS / 2 else (current,)
 
 
 def seconds_until_next_half_slot(now: float) -> float:
-    """Seconds until `leases` changes."""
+    """Return the seconds until the result of `open_slots` changes."""
     half = SLOT_SECONDS / 2
     return half - now % half
 
 
 @dataclass(frozen=True)
 class QuotaWindow:
-    """What was used in the minute before `at` and in the one that holds `at`.
+    """Amounts used in the clock minute that holds `at` (`current`) and in the one before it.
 
-    The use of the last 60 seconds is estimated as if the earlier minute's were spread evenly over
-    it ("sliding window counter"). A quota therefore refills steadily, as a bucket does; in no
-    minute of the clock is more used than it says.
+    The use of the last 60 seconds is estimated as if the earlier minute's use were spread evenly
+    over it ("sliding window counter"). A quota therefore refills steadily, as a token bucket does;
+    in no minute of the clock is more used than the quota.
     """
 
     previous: int
@@ -62,21 +64,28 @@ class QuotaWindow:
         return self.at - self.at % MINUTE_SECONDS
 
     def used_at(self, now: float) -> float:
-        """The use of the last minute, if nothing has been added since `at`."""
+        """Return the estimated use in the 60 seconds before `now`.
+
+        Assumes that nothing has been added since `at`.
+        """
         passed = (now - self._minute_start) / MINUTE_SECONDS
         if passed < 1:
             return self.current + self.previous * (1 - passed)
         return self.current * max(0.0, 2 - passed)
 
     def without(self, amount: int) -> "QuotaWindow":
-        """The same without `amount` in the later minute."""
+        """Return a copy with `amount` less in the current minute."""
         return replace(self, current=self.current - amount)
 
     def remaining(self, limit: int, now: float) -> int:
+        """Return how much of the quota `limit` is unused, rounded down; never below 0."""
         return max(0, math.floor(limit - self.used_at(now)))
 
     def seconds_until_fits(self, amount: int, limit: int, now: float) -> float:
-        """Seconds until `amount` fits if nothing else comes; `amount` is at most `limit`."""
+        """Return the seconds until `amount` fits under `limit`, if nothing else is added.
+
+        `amount` must be at most `limit`.
+        """
         room = limit - amount
         if self.used_at(now) <= room:
             return 0.0
@@ -87,6 +96,6 @@ class QuotaWindow:
         return max(0.0, self._minute_start + minutes * MINUTE_SECONDS - now)
 
     def seconds_until_empty(self, now: float) -> float:
-        """Seconds until nothing is in use any more."""
+        """Return the seconds until no use is counted any more, if nothing is added."""
         minutes = 2 if self.current > 0 else 1 if self.previous > 0 else 0
         return max(0.0, self._minute_start + minutes * MINUTE_SECONDS - now) if minutes else 0.0

@@ -1,6 +1,6 @@
-"""What every command's settings share: frozen pydantic records, one flat key per setting.
+"""Settings that all commands share: frozen pydantic records, one flat key per setting.
 
-A room describes its settings as a subclass; `millstream.settings_loader` fills it from flags,
+Each service describes its settings as a subclass; `millstream.settings_loader` fills it from flags,
 `MILLSTREAM_*` and `millstream.toml`, and the field descriptions become `--help`. An `alias` renames
 the key.
 """
@@ -24,19 +24,20 @@ from pydantic.config import JsonDict
 LogLevel = Literal["debug", "info", "warning", "error"]
 Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
-RequestId = Annotated[  # or an OpenAI answer's id, which is made of it
+RequestId = Annotated[  # also accepts an OpenAI answer's id, which has the request id in it
     str, AfterValidator(lambda value: re.sub("^(chat)?cmpl-", "", value))
 ]
 
-CLOSING_SECONDS = 2.0  # for goodbyes, when what was running has finished
+CLOSING_SECONDS = 2.0  # for closing connections, once running requests have finished
 POSITIONAL: JsonDict = {"positional": True}
-FLAG_ONLY: JsonDict = {"flag_only": True}  # asked once, and no setting of an installation
+FLAG_ONLY: JsonDict = {"flag_only": True}  # given with one call; not read from file or environment
 DATA_DIR = Path("~/.millstream")
+ENV_PREFIX = "MILLSTREAM_"
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
 def new_id() -> str:
-    """A fresh name for one process, fit for a subject."""
+    """Return a random name for one process: 8 hex digits, valid as a subject token."""
     return secrets.token_hex(4)
 
 
@@ -52,12 +53,12 @@ class Settings(BaseModel):
 
     @property
     def shutdown_timeout_seconds(self) -> float:
-        """How long the process may live on after the first signal."""
+        """Seconds that the process may live on after the first signal."""
         return CLOSING_SECONDS
 
 
 class DiscoverySettings(Settings):
-    """Settings of a command that looks for what a running `millstream up` has told of itself."""
+    """Settings of a command that finds a running `millstream up` by its data directory."""
 
     data_dir: Path = Field(
         DATA_DIR, description="data directory of the `millstream up` to look for"
@@ -65,7 +66,7 @@ class DiscoverySettings(Settings):
 
 
 class ClientSettings(DiscoverySettings):
-    """Settings of a command that talks to NATS, and is quiet while all is well."""
+    """Settings of a command that talks to NATS and logs only errors by default."""
 
     log_level: LogLevel = Field("error", description="least severe log event to write")
     nats: str = Field(
@@ -96,7 +97,7 @@ class ServiceSettings(ClientSettings):
 
 
 class QuotaSettings(BaseModel):
-    """Quotas of a tenant, or of one of its keys, over all gateways; None: unlimited."""
+    """Quotas of a tenant or of one of its keys, summed over all gateways; None: unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,7 +113,7 @@ class QuotaSettings(BaseModel):
 
 
 class KeySettings(QuotaSettings):
-    """One of a tenant's keys: the key alone, or a table with limits of its own."""
+    """A tenant's API key: the bare key, or a table with limits of its own."""
 
     max_connections: int | None = Field(None, ge=1, description="connections to each gateway")
     frames_per_second: int | None = Field(
@@ -128,7 +129,7 @@ class KeySettings(QuotaSettings):
 
 
 class TenantSettings(QuotaSettings):
-    """One `[tenants.<name>]` table: who may come in, and how much of the fleet is theirs."""
+    """A `[tenants.<name>]` table: the tenant's keys, limits and share of the fleet."""
 
     keys: tuple[KeySettings, ...] = Field(
         (), description='API keys, kept only as hashes: "sk-…" or {key = "sk-…", limits}'

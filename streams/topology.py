@@ -1,4 +1,4 @@
-"""Streams and consumers as data; any service may declare them at start-up."""
+"""Configuration of all streams and consumers as data; any service may declare them at start-up."""
 
 from dataclasses import dataclass
 
@@ -20,11 +20,12 @@ ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS = "CHECKPOINTS"
 USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
-# A log outlives its request: the longest deadline and the time to resume behind it.
+# A token log outlives its request: the longest deadline, and then time to resume reading.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
-# A net: workers give up sooner (streams/records/attempt_history.py), and no drain or hand-over counts there.
+# A safety net: workers give a request up sooner (streams/records/attempt_history.py), where drains
+# and hand-overs do not count.
 MAX_DELIVERIES = 20
-RATE_SECONDS = 300  # counters of a minute, and of a lease, are read for two of them
+RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it and the next one
 IDLE_CONSUMER_SECONDS = 3600.0
 MONTH_SECONDS = 30 * 86400
 MIB = 2**20
@@ -32,27 +33,32 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Scale:
-    """What differs between a laptop and a cluster."""
+    """Replicas of each stream and number of token log shards: a laptop has one of each."""
 
     replicas: int = 1
     shards: int = 1
 
 
 def token_stream_name(shard: int) -> str:
+    """Return the name of the stream of one shard of token logs."""
     return f"TOKENS_{shard}"
 
 
 def token_stream_of(request_id: str, shards: int) -> str:
-    """The stream that holds a request's log."""
+    """Return the name of the stream that holds a request's token log."""
     return token_stream_name(subjects.shard(request_id, shards))
 
 
 def ingress_stream_name(tenant: str) -> str:
+    """Return the name of the stream on which a tenant's producers publish."""
     return f"INGRESS_{subjects.token(tenant)}"
 
 
 def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
-    """Every stream but the ingresses (one per tenant). `max_queued` bounds the longest lane."""
+    """Return the configurations of all streams but the ingress streams (one per tenant).
+
+    `max_queued` bounds every lane; a lower limit of a tenant is enforced by the gateways.
+    """
     return [
         _requests(max_queued),
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
@@ -68,7 +74,7 @@ def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
 
 
 def _queue(name: str, subject: str, max_bytes: int) -> StreamConfig:
-    """What is taken out once; a full one refuses."""
+    """Configure a work queue: each message is consumed once; a full stream refuses new ones."""
     return StreamConfig(
         name=name,
         subjects=[subject],
@@ -82,7 +88,7 @@ def _queue(name: str, subject: str, max_bytes: int) -> StreamConfig:
 
 
 def _records(name: str, subject: str, max_bytes: int, max_age: float) -> StreamConfig:
-    """What is kept for so long; of too many the oldest go."""
+    """Configure a store of records kept for `max_age` seconds; a full stream drops the oldest."""
     return StreamConfig(
         name=name,
         subjects=[subject],
@@ -112,14 +118,14 @@ def _attempts() -> StreamConfig:
 
 
 def _checkpoints() -> StreamConfig:
-    """The last of each model."""
+    """Configure the stream CHECKPOINTS: only the last checkpoint of each model is kept."""
     config = _records(CHECKPOINTS, "infer.checkpoint.*", 64 * MIB, LOG_SECONDS)
     config.max_msgs_per_subject = 1
     return config
 
 
 def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> StreamConfig:
-    """Counters by subject (ADR-49), each forgotten by so long after its last change."""
+    """Configure counters by subject (ADR-49); each expires `max_age` s after its last change."""
     return StreamConfig(
         name=name,
         subjects=[subject],
@@ -149,20 +155,26 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
 
 
 def ingress_stream(tenant: str) -> StreamConfig:
-    """Where one tenant's producers publish; their `Nats-Msg-Id` deduplicates among themselves."""
+    """Return the stream on which one tenant's producers publish.
+
+    One stream per tenant, so that a `Nats-Msg-Id` deduplicates only within the tenant.
+    """
     return _queue(ingress_stream_name(tenant), subjects.submissions(tenant), 64 * MIB)
 
 
 def ingress_consumer() -> ConsumerConfig:
+    """Return the consumer of an ingress stream that all gateways share."""
     return ConsumerConfig(
         durable_name="gateways", ack_policy=AckPolicy.EXPLICIT, ack_wait=10, max_ack_pending=1000
     )
 
 
 def index_consumer(model: str, leader: str) -> ConsumerConfig:
-    """A model's leader: headers of every queued request, un-acked until dispatched.
+    """Return a leader's consumer of a model's queued requests.
 
-    Each leader has one of its own: a frozen predecessor that wakes up pulls from none that exists.
+    It delivers headers only, and a request stays un-acked until it is dispatched.
+    Each leader makes its own: a frozen predecessor that wakes up pulls from a consumer that no
+    longer exists.
     """
     return ConsumerConfig(
         durable_name=f"dispatcher_{subjects.escape(model)}_{leader}",
@@ -176,12 +188,15 @@ def index_consumer(model: str, leader: str) -> ConsumerConfig:
 
 
 def is_index_of(consumer: str, index: str) -> bool:
-    """Whether two names are of index consumers of one model, whoever leads."""
+    """Return whether both names are of index consumers of the same model, of any leader."""
     return consumer.rpartition("_")[0] == index.rpartition("_")[0]
 
 
 def work_consumer(pool: PoolKey, ack_wait_seconds: float) -> ConsumerConfig:
-    """A pool's shared consumer for one priority; a dead worker goes unseen for the ack wait."""
+    """Return a pool's shared consumer for one priority.
+
+    Work of a worker that dies is delivered again after the ack wait.
+    """
     model, version = subjects.escape(pool.model), subjects.escape(pool.version)
     return ConsumerConfig(
         durable_name=f"pool_{model}_{version}_{pool.priority}",
@@ -196,7 +211,10 @@ def work_consumer(pool: PoolKey, ack_wait_seconds: float) -> ConsumerConfig:
 def worker_consumer(
     model: str, version: str, worker: str, ack_wait_seconds: float
 ) -> ConsumerConfig:
-    """A worker's consumer for what was placed on it; the broker removes it when nobody pulls."""
+    """Return a worker's own consumer, for the work that was placed on it.
+
+    The broker removes it once nobody has pulled for `IDLE_CONSUMER_SECONDS`.
+    """
     names = subjects.escape(model), subjects.escape(version), worker
     return ConsumerConfig(
         durable_name="worker_{}_{}_{}".format(*names),
@@ -210,7 +228,7 @@ def worker_consumer(
 
 
 def consumer_name_for(subject: str) -> str:
-    """The name of the consumer that work on this subject is for."""
+    """Return the name of the consumer that receives work on this subject."""
     pool, placement = subjects.parse_work(subject), subjects.placement(subject)
     if placement == subjects.ANY:
         return work_consumer(pool, ack_wait_seconds=1).durable_name or ""

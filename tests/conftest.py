@@ -11,7 +11,8 @@ from gpu_worker.engines import openmp
 from tests.support.nats_server import NatsServer
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
-# these kernels do not, so that tests may compare bits on every x86 (docs/engine-design.md, "Exactness").
+# these kernels do not, so that tests may compare bits on every x86 (docs/engine-design.md,
+# "Exactness").
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 openmp.load_runtime()
 if not Path("/dev/nvidiactl").exists():
@@ -19,7 +20,7 @@ if not Path("/dev/nvidiactl").exists():
 
 
 # Found examples are of this commit, not of chance; a busy core may stall any of them.
-settings.register_profile("default", deadline=None)
+settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 

@@ -1,16 +1,16 @@
-"""What strangers may send: pydantic records with strict types that refuse what they do not know.
+"""Bodies and frames that strangers may send: strict pydantic records that refuse unknown fields.
 
-    fields          what several of them share: types, limits, and what is not supported yet
-    generation      what may be said of any generation
-    formats         what an output must look like
-    tools           what a model may call
-    completions     /v1/completions and /v1/chat/completions
-    embeddings      /v1/embeddings
-    classification  /v1/classify and /v1/rerank
-    frames          the WebSocket's frames, and what NATS producers submit
-    bulk            how much a text in JSON or msgpack may hold
-    reading         from bytes to one of these records, or to one clear sentence
+Bytes come in; a record goes out, or a `BadRequest` with one sentence about the first wrong field.
 
-A record of work to generate has `model`, `prompt` (text or token ids) or `chat` (messages), `lane`
-(its priority), `deadline_ms` and `sampling()`, whichever door it came through.
+payload_limits      bounds the parts of a JSON or msgpack payload before it is parsed
+parsing             turns bytes into one of these records
+websocket_frames    WebSocket frames, and the bodies that NATS producers submit
+completions         bodies of /v1/completions and /v1/chat/completions
+embeddings          body of /v1/embeddings; `classify_rerank` has those of /v1/classify, /v1/rerank
+generation          sampling fields that every generation shares; parts of it are
+                    `chat_messages`, `tools` and `structured_outputs`
+fields              types and limits that several records share, and unsupported fields of OpenAI's
+
+A record of a generation has `model`, `prompt` (text or token ids) or `template_messages` (a chat),
+`lane_priority`, `deadline_ms` and `to_sampling()`, whichever way it came in.
 """

@@ -1,4 +1,4 @@
-"""Chat messages as strangers write them, and as templates want them."""
+"""Chat messages: checked as clients write them, and converted to what chat templates expect."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ _PART = {
 
 
 def _parse_content(value: object) -> str:
-    """A text, or the texts of its parts joined; null is an assistant's way to say nothing."""
+    """Return the text, or the texts of all parts joined; null, which assistants send, is empty."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -59,36 +59,36 @@ Content = Annotated[
 
 
 def _check_arguments(value: str) -> str:
-    """A JSON object, or nothing: templates want it as an object."""
+    """Check that the text is a JSON object, or empty: templates expect an object."""
     if has_more(value.encode(errors="replace"), (b"{", b"[", b","), MAX_VALUES):
         raise wrong_value(f"holds more than {MAX_VALUES} values")
     try:
-        found = json.loads(value or "{}")
-        json.dumps(found, ensure_ascii=False).encode()  # a ValueError for half a character
+        parsed = json.loads(value or "{}")
+        json.dumps(parsed, ensure_ascii=False).encode()  # a ValueError for a lone surrogate
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise wrong_value("must be a JSON object as text")
-    check_plain_json(found)
+    check_plain_json(parsed)
     return value
 
 
 class CalledFunction(Body):
-    """What an assistant called, and with what."""
+    """The function that an assistant called, and its arguments as JSON text."""
 
     name: str
     arguments: Annotated[str, AfterValidator(_check_arguments)]
 
 
 class CalledTool(Body):
-    """A call in an earlier answer."""
+    """A tool call in an earlier message of the assistant."""
 
     id: str
     type: Literal["function"]
     function: CalledFunction
 
     def to_template(self) -> dict[str, Any]:
-        """What templates know: the arguments are an object there."""
+        """Return the call as chat templates expect it: with its arguments as an object."""
         arguments = json.loads(self.function.arguments or "{}")
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": "function", "function": function}
@@ -98,11 +98,11 @@ CalledTools = Annotated[list[CalledTool], Field(max_length=MAX_CALLS, fail_fast=
 
 
 class ChatMessage(Body):
-    """One turn of a chat. What an answer of ours holds may be sent back as it is."""
+    """One message of a chat. A message of our own responses may be sent back as it is."""
 
     role: Role
     content: Content
-    name: str | None = Field(default=None, description="ignored, but for a tool's")
+    name: str | None = Field(default=None, description="ignored unless the role is `tool`")
     tool_calls: CalledTools | None = None
     tool_call_id: str | None = None
     refusal: OnlyNull = None
@@ -112,13 +112,14 @@ class ChatMessage(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _may_call_without_words(cls, value: Any) -> Any:
+    def _add_missing_content(cls, value: Any) -> Any:
+        """Make `content` optional for a message with tool calls."""
         if isinstance(value, dict) and value.get("tool_calls"):
             return {"content": None, **value}
         return value
 
     @model_validator(mode="after")
-    def _is_of_its_role(self) -> "ChatMessage":
+    def _check_fields_of_role(self) -> "ChatMessage":
         if self.tool_calls and self.role != "assistant":
             raise wrong_value("has tool_calls, which only an assistant has")
         if (self.tool_call_id is None) == (self.role == "tool"):
@@ -126,15 +127,15 @@ class ChatMessage(Body):
         return self
 
     def to_template(self) -> dict[str, Any]:
-        """What templates know; a `developer` is what was called `system` before."""
+        """Return the message as chat templates expect it; `developer` is their `system` role."""
         role = "system" if self.role == "developer" else self.role
-        found: dict[str, Any] = {"role": role, "content": self.content}
+        parsed: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:
-            found["tool_calls"] = [call.to_template() for call in self.tool_calls]
+            parsed["tool_calls"] = [call.to_template() for call in self.tool_calls]
         if self.role == "tool":
-            found["tool_call_id"] = self.tool_call_id
-            found |= {"name": self.name} if self.name else {}
-        return found
+            parsed["tool_call_id"] = self.tool_call_id
+            parsed |= {"name": self.name} if self.name else {}
+        return parsed
 
 
 Chat = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

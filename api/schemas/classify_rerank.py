@@ -1,4 +1,4 @@
-"""The bodies of /v1/classify and /v1/rerank."""
+"""Bodies of /v1/classify and /v1/rerank."""
 
 from typing import Annotated, Any
 
@@ -9,19 +9,19 @@ from api.schemas.fields import Ignored, InferenceBody, describe_value, wrong_val
 
 
 class ClassificationBody(InferenceBody):
-    """What may be said of any classification."""
+    """Fields of every classification, over HTTP, WebSocket or NATS."""
 
     input: InputField
 
 
 class ClassifyRequest(ClassificationBody):
-    """Texts to classify."""
+    """Body of /v1/classify: texts to classify."""
 
     user: Ignored = None
 
 
 def _parse_documents(value: object) -> list[str]:
-    """Texts, or objects with a text each; always texts in the end."""
+    """Return the documents as texts; each may come as a text or as `{"text": ...}`."""
     if not isinstance(value, list) or not value:
         raise wrong_value("must be a list of texts, or of objects with a text, and not empty")
     if len(value) > MAX_INPUTS:
@@ -62,14 +62,17 @@ Documents = Annotated[
 
 
 class RerankRequest(InferenceBody):
-    """Documents to put in order of their relevance to a query."""
+    """Body of /v1/rerank: documents to be ordered by their relevance to a query."""
 
     query: str = Field(min_length=1)
     documents: Documents
     top_n: int | None = Field(
-        default=None, ge=0, lt=2**31, description="how many of the best; 0 or none: all"
+        default=None,
+        ge=0,
+        lt=2**31,
+        description="return only this many of the best documents; 0 or null: all",
     )
     return_documents: bool | None = Field(
-        default=None, description="false: indices and scores alone"
+        default=None, description="false: return indices and scores without texts"
     )
     user: Ignored = None

@@ -38,23 +38,25 @@ ChoiceCount = Annotated[int, Field(ge=1, le=MAX_N)]
 NoSuffix = Annotated[Any, OnlyValues(None, "")]
 OnlyTextModality = Annotated[Any, OnlyValues(None, ["text"])]
 NoFunctionCall = Annotated[Any, OnlyValues(None, "auto", "none")]
-_LANES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
+_TIER_PRIORITIES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
 
 
 class StreamOptions(Body):
-    """What a stream shall contain besides the text."""
+    """OpenAI's `stream_options`: what a stream contains besides the text."""
 
-    include_usage: bool | None = Field(default=None, description="usage in a last chunk of its own")
+    include_usage: bool | None = Field(
+        default=None, description="send the usage in a last chunk of its own"
+    )
     include_obfuscation: Ignored = None
 
 
 class OpenAIGenerationBody(GenerationBody):
-    """What both of OpenAI's generating endpoints take."""
+    """Fields that /v1/completions and /v1/chat/completions share."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
-    n: ChoiceCount | None = Field(default=None, description="answers to each prompt")
+    n: ChoiceCount | None = Field(default=None, description="number of answers to each prompt")
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -63,7 +65,7 @@ class OpenAIGenerationBody(GenerationBody):
     user: Ignored = None
 
     @model_validator(mode="after")
-    def _streams_what_has_options(self) -> "OpenAIGenerationBody":
+    def _check_stream_options(self) -> "OpenAIGenerationBody":
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options is only for stream: true", "stream_options")
         return self
@@ -72,27 +74,28 @@ class OpenAIGenerationBody(GenerationBody):
 
         @property
         def prompts(self) -> Sequence[str | TokenIds | None]:
-            """What is to be continued, each by itself; for a chat None alone."""
+            """The prompts to continue, each by itself; for a chat one None."""
 
     @property
     def choice_count(self) -> int:
-        """How many answers to each prompt are wanted."""
+        """The number of answers that each prompt is to get."""
         return self.n or 1
 
     @property
     def lane_priority(self) -> Priority:
-        """The priority that was named, else the one of the service tier."""
+        """The `priority` of the body, or else the priority that its service tier stands for."""
         if self.priority:
             return Priority(self.priority)
-        return _LANES.get(self.service_tier or "default", Priority.STANDARD)
+        return _TIER_PRIORITIES.get(self.service_tier or "default", Priority.STANDARD)
 
     @property
     def include_usage(self) -> bool:
+        """True if the stream is to end with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
 class CompletionRequest(OpenAIGenerationBody):
-    """Texts to continue."""
+    """Body of /v1/completions: one or more prompts to continue."""
 
     prompts: Prompts = Field(alias="prompt")
     max_tokens: Count | None = None
@@ -102,7 +105,7 @@ class CompletionRequest(OpenAIGenerationBody):
     suffix: NoSuffix = None
 
     @model_validator(mode="after")
-    def _asks_for_what_we_do(self) -> "CompletionRequest":
+    def _check_choice_count(self) -> "CompletionRequest":
         if self.best_of not in (None, 1, self.n):
             raise UnsupportedValue(f"best_of {self.best_of} is not supported, only n is", "best_of")
         count = self.choice_count * len(self.prompts)
@@ -124,7 +127,7 @@ class CompletionRequest(OpenAIGenerationBody):
 
 
 class ChatRequest(OpenAIGenerationBody):
-    """A chat to answer."""
+    """Body of /v1/chat/completions: a chat to answer."""
 
     messages: Chat
     max_tokens: Count | None = Field(default=None, description="as max_completion_tokens")
@@ -132,7 +135,9 @@ class ChatRequest(OpenAIGenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     modalities: OnlyTextModality = None
-    tools: Tools | None = Field(default=None, description="if the model's chat template knows any")
+    tools: Tools | None = Field(
+        default=None, description="only if the model's chat template supports tools"
+    )
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     function_call: NoFunctionCall = None
@@ -144,7 +149,7 @@ class ChatRequest(OpenAIGenerationBody):
     web_search_options: OnlyNull = None
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> "ChatRequest":
+    def _check_contradictions(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs is only for logprobs: true", "top_logprobs")
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
@@ -152,7 +157,7 @@ class ChatRequest(OpenAIGenerationBody):
         return self
 
     @model_validator(mode="after")
-    def _forces_a_tool_that_is_there(self) -> "ChatRequest":
+    def _check_forced_tools(self) -> "ChatRequest":
         if self.forces_tools and not self.forced_functions:
             raise BadRequest("tool_choice names no function of tools", "tool_choice")
         if self.forces_tools and super().grammar:
@@ -162,18 +167,19 @@ class ChatRequest(OpenAIGenerationBody):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """What the model is told of."""
+        """The tools that the model is told of, as chat templates expect them; None for none."""
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.to_template() for tool in self.tools]
 
     @property
     def forces_tools(self) -> bool:
+        """True if `tool_choice` makes a call compulsory."""
         return self.tool_choice not in (None, "none", "auto")
 
     @property
     def forced_functions(self) -> list[Function]:
-        """Those that the model must choose from, if it must."""
+        """The functions of which the model must call one, if `forces_tools`."""
         functions = [tool.function for tool in self.tools or ()]
         if isinstance(self.tool_choice, NamedToolChoice):
             return [each for each in functions if each.name == self.tool_choice.name][:1]
@@ -181,7 +187,7 @@ class ChatRequest(OpenAIGenerationBody):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What forces a call, else what was asked for."""
+        """The grammar that forces a tool call, or else the one that the client asked for."""
         if not self.forces_tools:
             return super().grammar
         if isinstance(self.tool_choice, NamedToolChoice):

@@ -1,4 +1,4 @@
-"""The body of /v1/embeddings."""
+"""Body of /v1/embeddings, and the `input` field that classifications share with it."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,19 +11,19 @@ Inputs = list[str] | list[TokenIds]
 
 
 def _parse_inputs(value: object) -> Inputs:
-    """One input or many, as texts or as token ids; always a list of them in the end."""
+    """Return the inputs as a list; one or many may come, as texts or as token ids."""
     if is_token_ids(value):
         return [value]
-    many = [value] if isinstance(value, str) else value
-    if not isinstance(many, list) or not many:
+    inputs = [value] if isinstance(value, str) else value
+    if not isinstance(inputs, list) or not inputs:
         raise wrong_value("must be a text, token ids, or a list of either")
-    if len(many) > MAX_INPUTS:
-        raise wrong_value(f"has {len(many)} inputs, the limit is {MAX_INPUTS}")
-    if not all(isinstance(i, str) for i in many) and not all(map(is_token_ids, many)):
+    if len(inputs) > MAX_INPUTS:
+        raise wrong_value(f"has {len(inputs)} inputs, the limit is {MAX_INPUTS}")
+    if not all(isinstance(i, str) for i in inputs) and not all(map(is_token_ids, inputs)):
         raise wrong_value("must hold texts alone, or lists of token ids alone")
-    if "" in many:
-        raise wrong_value(f"has an empty text at {many.index('')}")
-    return many
+    if "" in inputs:
+        raise wrong_value(f"has an empty text at {inputs.index('')}")
+    return inputs
 
 
 _TOKENS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
@@ -44,14 +44,16 @@ InputField = Annotated[
 
 
 class EmbeddingBody(InferenceBody):
-    """What may be said of any embedding."""
+    """Fields of every embedding, over HTTP, WebSocket or NATS."""
 
     input: InputField
-    dimensions: Count | None = Field(default=None, description="how many, the first ones")
+    dimensions: Count | None = Field(
+        default=None, description="return only this many of the first dimensions"
+    )
 
 
 class EmbeddingRequest(EmbeddingBody):
-    """Texts to embed."""
+    """Body of /v1/embeddings: texts or token ids to embed."""
 
     encoding_format: Literal["float", "base64"] | None = None
     user: Ignored = None

@@ -1,4 +1,4 @@
-"""What several requests share: strict types, limits, OpenAI's fields that are not supported yet."""
+"""Types, limits and validators that several schemas share, and OpenAI's unsupported fields."""
 
 import re
 from collections.abc import Iterable
@@ -24,20 +24,20 @@ MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 MAX_NAME = 256
 MAX_N = 8
-MAX_CHOICES = 128  # of all prompts of one body together
+MAX_CHOICES = 128  # answers to all prompts of one body together
 MAX_BIASES = 1024
-MAX_FIELDS = 64  # of one object; none of ours knows so many
-MAX_VALUES = 32_768  # of an object whose fields are the client's own
+MAX_FIELDS = 64  # of one object; no schema here has so many
+MAX_VALUES = 32_768  # in an object whose fields are the client's own
 MAX_DEPTH = 100  # of an object whose fields are the client's own
 MAX_BIAS = 100
 INT32 = 2**31
 _INT64 = 2**63
-_SHOWN = 40
-_PIECE = 32_768  # looked at in one call into C, which no other thread can interrupt
-_PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
+_MAX_QUOTED_CHARACTERS = 40
+_PIECE_ITEMS = 32_768  # checked in one call into C, which no other thread can interrupt
+_JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}", re.ASCII)
 
-WRONG, UNSUPPORTED = "wrong_value", "unsupported_value"  # of errors whose words are our own
+WRONG, UNSUPPORTED = "wrong_value", "unsupported_value"  # types of errors with a text of our own
 
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -47,25 +47,30 @@ PriorityName = Literal["interactive", "standard", "batch"]
 
 
 def describe_value(value: object) -> str:
-    """A value as an error message quotes it: short, and of containers only what they are."""
+    """Return a value as error messages quote it: shortened, a container as its type and length."""
     if isinstance(value, dict | list | bytes):
         return f"{type(value).__name__} of {len(value)}"
     text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    if len(text) <= _MAX_QUOTED_CHARACTERS:
+        return text
+    return text[: _MAX_QUOTED_CHARACTERS - 1] + "…"
 
 
 def wrong_value(reason: str) -> PydanticCustomError:
-    """A value that a validator does not take; pydantic adds the path of its field."""
+    """Return the error that a validator raises for a wrong value; pydantic adds the field's path.
+
+    `reason` continues a sentence that begins with the path.
+    """
     return PydanticCustomError(WRONG, "{reason}", {"reason": reason})
 
 
 def unsupported_value(reason: str) -> PydanticCustomError:
-    """A value that is right in itself and not supported here."""
+    """Return the error for a value that is valid at OpenAI and not supported here."""
     return PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": reason})
 
 
 class OnlyValues:
-    """Annotates a field of OpenAI's that takes `values` alone: those that ask for nothing."""
+    """Annotation of an unsupported field of OpenAI's: it takes the no-op `values` alone."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -88,7 +93,7 @@ class OnlyValues:
         )
 
 
-# Accepted and ignored: they ask for nothing that a client could miss.
+# Accepted and ignored: clients miss nothing if these have no effect
 Ignored = Annotated[Any, WithJsonSchema({"description": "accepted and ignored"})]
 OnlyNull = Annotated[Any, OnlyValues(None)]
 OnlyNullOrEmpty = Annotated[Any, OnlyValues(None, [])]
@@ -122,7 +127,10 @@ Stops = Annotated[
 
 
 def _parse_bias(value: object) -> list[tuple[int, float]]:
-    """By token id, which JSON can only spell as text; sorted, so that equal wishes look alike."""
+    """Return (token id, bias) pairs in order of the ids, so that equal biases compare equal.
+
+    JSON can spell the ids only as texts.
+    """
     if value is None:
         return []
     if not isinstance(value, dict):
@@ -163,17 +171,17 @@ LogitBias = Annotated[
 
 
 def is_token_ids(value: object) -> TypeGuard[TokenIds]:
-    """Whether this is a list of token ids (not of booleans), in whatever vocabulary."""
+    """Return True for a non-empty list of integers (not booleans); the vocabulary is not known."""
     if not isinstance(value, list):
         return False
-    if len(value) <= _PIECE:
+    if len(value) <= _PIECE_ITEMS:
         return set(map(type, value)) == {int}
-    pieces = (value[at : at + _PIECE] for at in range(0, len(value), _PIECE))
+    pieces = (value[at : at + _PIECE_ITEMS] for at in range(0, len(value), _PIECE_ITEMS))
     return all(set(map(type, piece)) == {int} for piece in pieces)
 
 
 def _parse_prompt(value: object) -> str | TokenIds:
-    """One prompt: a text, token ids, or a list of exactly one of them."""
+    """Return the one prompt, which may come as text, as token ids, or as a list of exactly one."""
     prompts = _parse_prompts(value)
     if len(prompts) > 1:
         raise unsupported_value(f"has {len(prompts)} prompts, only one is supported here")
@@ -181,7 +189,7 @@ def _parse_prompt(value: object) -> str | TokenIds:
 
 
 def _parse_prompts(value: object) -> list[str | TokenIds]:
-    """One prompt or many, each a text or token ids; always a list of them in the end."""
+    """Return the prompts as a list; one or many may come, each as text or as token ids."""
     if _is_one_prompt(value):
         return [value]
     if isinstance(value, list) and len(value) > MAX_CHOICES:
@@ -213,7 +221,10 @@ Prompts = Annotated[
 
 
 def check_plain_json(value: dict[str, Any]) -> dict[str, Any]:
-    """`value` if any reader of JSON takes it: msgpack has more types, and some readers recurse."""
+    """Return `value` if it is plain JSON within `MAX_VALUES` and `MAX_DEPTH`; else raise.
+
+    msgpack has types that JSON lacks, and some parsers of JSON recurse.
+    """
     level: list[Any] = [value]
     left = MAX_VALUES
     for _ in range(MAX_DEPTH):
@@ -231,10 +242,10 @@ def _parts(container: Any) -> Iterable[Any]:
 
 
 def _containers(values: list[Any]) -> list[Any]:
-    """The objects and lists among them."""
+    """The objects and lists among `values`; raises for a value that is not JSON."""
     kinds = set(map(type, values))
-    if not kinds <= _PLAIN:
-        culprit = next(each for each in values if type(each) not in _PLAIN)
+    if not kinds <= _JSON_TYPES:
+        culprit = next(each for each in values if type(each) not in _JSON_TYPES)
         raise wrong_value(f"must be JSON, and holds {describe_value(culprit)}")
     if kinds.isdisjoint((dict, list)):
         return []
@@ -245,29 +256,29 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(check_plain_json)]
 
 
 class Body(BaseModel):
-    """What a stranger sends: strict types, no unknown fields, never changed."""
+    """Base of all schemas: strict types, unknown fields are refused, instances are frozen."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def _has_not_too_many_fields(cls, value: Any) -> Any:
-        """Pydantic would make an error of each that it does not know."""
+    def _check_field_count(cls, value: Any) -> Any:
+        """Refuse objects with many fields, since pydantic makes an error of each unknown one."""
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise wrong_value(f"has {len(value)} fields, the limit is {MAX_FIELDS}")
         return value
 
 
 class InferenceBody(Body):
-    """What may be said of any work: for which model, and when it is wanted."""
+    """Fields of every request for inference: the model, the priority and the deadline."""
 
     model: ModelName
     priority: PriorityName | None = None
     deadline_ms: Count | None = Field(
-        default=None, description="ends in an error if not done so long after acceptance"
+        default=None, description="the request fails if it is not done so long after acceptance"
     )
 
     @property
     def lane_priority(self) -> Priority:
-        """Which of the tenant's lanes this belongs in."""
+        """The priority of the tenant's lane in which the request waits."""
         return Priority(self.priority or Priority.STANDARD)

@@ -1,4 +1,4 @@
-"""What may be said of any generation, in OpenAI's words and some of vLLM's."""
+"""Sampling fields that every generation shares, named as by OpenAI and, some, by vLLM."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +13,16 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class GenerationBody(InferenceBody):
-    """What may be said of any generation: how to choose tokens, and when to stop."""
+    """Fields of every generation: how tokens are chosen, and when the output stops."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0, lt=INT32, description="0: off")
     min_p: float | None = Field(
-        default=None, ge=0, le=1, description="drop what is less likely than this times the best"
+        default=None,
+        ge=0,
+        le=1,
+        description="drop tokens less likely than this times the likeliest",
     )
     repetition_penalty: float | None = Field(
         default=None, ge=0.01, le=100, description="1: off; counts prompt and output"
@@ -30,23 +33,22 @@ class GenerationBody(InferenceBody):
     seed: Seed | None = None
     stop: Stops = Field(default=[])
     ignore_eos: bool | None = Field(
-        default=None, description="generate max_tokens tokens whatever the model says"
+        default=None, description="do not stop at the model's end token, but at max_tokens"
     )
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
-    def _has_one_grammar(self) -> "GenerationBody":
+    def _check_one_grammar(self) -> "GenerationBody":
         if self.structured_outputs and self.response_format and self.response_format.grammar:
             raise BadRequest(
                 "response_format and structured_outputs cannot be combined", "structured_outputs"
             )
         return self
 
-    if (
-        TYPE_CHECKING
-    ):  # some have it as a field, which pydantic forbids where a parent has a property
+    # Subclasses have it as a field, which pydantic forbids where a parent has a property
+    if TYPE_CHECKING:
 
         @property
         def prompt(self) -> str | TokenIds | None:
@@ -59,34 +61,34 @@ class GenerationBody(InferenceBody):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """What the model may call, as chat templates want it."""
+        """The tools that the model may call, as chat templates expect them; None for none."""
         return None
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """What the client set as the limit of its output."""
+        """The client's own limit of the output, in tokens; None without one."""
         return None
 
     @property
     def requested_logprobs(self) -> int | None:
-        """None: off; n: with the n likeliest alternatives."""
+        """The number of likeliest alternatives that come with each token; None for no logprobs."""
         return None
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the output must look like; None for any text."""
-        wanted = self.structured_outputs or self.response_format
-        return wanted.grammar if wanted else None
+        """The grammar that the output must follow; None for any text."""
+        requested = self.structured_outputs or self.response_format
+        return requested.grammar if requested else None
 
     @property
     def grammar_field(self) -> str:
-        """Where the grammar came from, to be named if it is no good."""
+        """The field that the grammar came from, to be named in an error about it."""
         return "structured_outputs" if self.structured_outputs else "response_format"
 
     def to_sampling(self) -> Sampling:
-        """How the engine is to choose, with OpenAI's defaults for what was not said.
+        """Return the engine's sampling parameters, with OpenAI's defaults for missing fields.
 
-        `max_tokens` is 0 then: its default depends on more than the request.
+        A missing `max_tokens` becomes 0: its default depends on more than the request.
         """
         return Sampling(
             max_tokens=self.requested_max_tokens or 0,
@@ -103,5 +105,5 @@ class GenerationBody(InferenceBody):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias,
             grammar=self.grammar,
-            skip_special_tokens=not self.offered_tools,  # some mark calls with them
+            skip_special_tokens=not self.offered_tools,  # some models mark calls with them
         )

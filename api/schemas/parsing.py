@@ -1,4 +1,4 @@
-"""From bytes to a record, or to one clear sentence about what is wrong with them."""
+"""Turns the bytes of a body or frame into a schema's record, or into one sentence about a fault."""
 
 import re
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ Encoding = Literal["json", "msgpack"]
 
 
 def decode(data: bytes | str, encoding: Encoding = "json") -> dict[str, Any]:
-    """The map that `data` holds; raises `BadRequest` if it holds none."""
+    """Return the map that `data` holds; raises `BadRequest` if it is not one."""
     try:
-        found = _load(data, encoding)
+        payload = _load(data, encoding)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise BadRequest(f"this is not {encoding}: {error}") from None
-    if not isinstance(found, dict):
-        raise BadRequest(f"this must be an object, not {describe_value(found)}")
-    return found
+    if not isinstance(payload, dict):
+        raise BadRequest(f"this must be an object, not {describe_value(payload)}")
+    return payload
 
 
 def _load(data: bytes | str, encoding: Encoding) -> Any:
@@ -42,7 +42,7 @@ def _load(data: bytes | str, encoding: Encoding) -> Any:
 
 
 def parse(record: type[B], wire: Mapping[str, Any]) -> B:
-    """`wire` as a record; raises `BadRequest` naming the first field at fault."""
+    """Return `wire` as a `record`; raises `BadRequest` naming the first field at fault."""
     try:
         return record.model_validate(wire)
     except ValidationError as error:
@@ -50,21 +50,22 @@ def parse(record: type[B], wire: Mapping[str, Any]) -> B:
 
 
 def parse_frame(wire: Mapping[str, Any]) -> Frame:
-    """A WebSocket client's frame. Raises `BadRequest`; `frame_id` tells whose it was."""
+    """Return a WebSocket client's frame. Raises `BadRequest`; `find_frame_id` finds its id then."""
     kind = wire.get("type")
     return parse(_schema_of_type(kind, FRAMES), wire)
 
 
 def find_frame_id(wire: Mapping[str, Any]) -> str | None:
-    """The client's own id of a frame that may be wrong in every other way."""
-    found = wire.get("id")
-    return found if isinstance(found, str) and 1 <= len(found) <= MAX_ID else None
+    """Return the client's own id of a frame that may otherwise be invalid; None if that is too."""
+    frame_id = wire.get("id")
+    return frame_id if isinstance(frame_id, str) and 1 <= len(frame_id) <= MAX_ID else None
 
 
 def parse_submission(wire: Mapping[str, Any], model: str, priority: str) -> SubmissionBody:
-    """What a NATS producer sent; model and priority are its subject's.
+    """Return a NATS producer's submission; `model` and `priority` are those of its subject.
 
-    Without a `type`, what has an `input` is an embedding.
+    Without a `type` it is an embedding if it has an `input`, else a generation. Raises
+    `BadRequest`, also if the body names another model or priority than the subject.
     """
     whole = {**wire, "model": model, "priority": priority}
     for name in wire.keys() & {"model", "priority"}:
@@ -83,7 +84,7 @@ def _schema_of_type(kind: object, known: Mapping[str, type[B]]) -> type[B]:
 
 
 def to_bad_request(error: ErrorDetails) -> BadRequest:
-    """One of pydantic's errors as a sentence with the field's path and the value that came."""
+    """Return one of pydantic's errors as a sentence with the field's path and its value."""
     path = _path(error["loc"])
     if error["type"] == "extra_forbidden":
         return UnknownField(f"unknown field {path}", path)
@@ -99,6 +100,6 @@ def to_bad_request(error: ErrorDetails) -> BadRequest:
     )
 
 
-def _path(place: tuple[int | str, ...]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+def _path(location: tuple[int | str, ...]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(parts).removeprefix(".")

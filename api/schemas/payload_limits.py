@@ -1,7 +1,7 @@
-"""How much JSON or msgpack holds, found out early: parsing keeps Python's lock to its end.
+"""Bounds the parts of a JSON or msgpack payload before it is parsed.
 
-Of 1 MB, 300,000 empty lists take up to 30 ms to parse, with what the collector does about them;
-counting takes 1 ms, and 4 where many texts have to be cut out.
+A parser holds Python's lock to its end: of 1 MB, 300,000 empty lists take up to 30 ms, with the
+garbage collector's work on them. Counting takes 1 ms, and 4 where many texts have to be cut out.
 """
 
 from collections.abc import Callable
@@ -11,50 +11,53 @@ import msgpack
 
 from streams.errors import BadRequest
 
-MAX_PARTS = 65_536  # objects, lists and texts, names among them: numbers cost little
+MAX_PARTS = 65_536  # objects, lists and texts, field names among them; numbers cost little
 T = TypeVar("T")
 
 
 def check_json(data: bytes) -> None:
-    """Raise `BadRequest` for more than `MOST_PARTS`; what is no JSON may pass."""
+    """Raise `BadRequest` for more than `MAX_PARTS` parts; invalid JSON may pass."""
     if has_more(data, (b"{", b"[", b'"'), MAX_PARTS):
         raise BadRequest(f"this holds more than {MAX_PARTS} objects, lists and texts")
 
 
-def has_more(data: bytes, marks: tuple[bytes, ...], most: int) -> bool:
-    """Whether there are more than `most` of these characters outside of texts.
+def has_more(data: bytes, characters: tuple[bytes, ...], limit: int) -> bool:
+    """Return True if more than `limit` of these `characters` stand outside of JSON texts.
 
-    A text counts as one `"`, and more than `most` texts as more of anything.
+    A text counts as one `"`; more than `limit` texts are too many, whatever `characters` are.
     """
-    if len(data) <= most or _count(data, marks) <= most:
+    if len(data) <= limit or _count(data, characters) <= limit:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 2 * most:
+    if plain.count(b'"') > 2 * limit:
         return True
-    return _count(b'"'.join(plain.split(b'"')[::2]), marks) > most
+    return _count(b'"'.join(plain.split(b'"')[::2]), characters) > limit
 
 
-def _count(data: bytes, marks: tuple[bytes, ...]) -> int:
-    return sum(map(data.count, marks))
+def _count(data: bytes, characters: tuple[bytes, ...]) -> int:
+    return sum(map(data.count, characters))
 
 
 def unpack(data: bytes) -> Any:
-    """What `data` holds in msgpack; raises `BadRequest` once there are too many maps and lists."""
+    """Unpack msgpack; raises `BadRequest` once there are more than `MAX_PARTS` maps and lists.
+
+    Raises `ValueError` for extension types, and as msgpack does for invalid data.
+    """
     count = _part_counter(MAX_PARTS)
     return msgpack.unpackb(
         data, object_hook=count, list_hook=count, ext_hook=_refuse_extension, max_map_len=MAX_PARTS
     )
 
 
-def _part_counter(most: int) -> Callable[[T], T]:
-    left = most
+def _part_counter(limit: int) -> Callable[[T], T]:
+    remaining = limit
 
-    def count(found: T) -> T:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise BadRequest(f"this holds more than {most} maps and lists")
-        return found
+    def count(part: T) -> T:
+        nonlocal remaining
+        remaining -= 1
+        if remaining < 0:
+            raise BadRequest(f"this holds more than {limit} maps and lists")
+        return part
 
     return count
 

@@ -1,4 +1,4 @@
-"""What an output must look like: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Fields that set an output's form: OpenAI's `response_format`, vLLM's `structured_outputs`."""
 
 from typing import Annotated, Any, Literal
 
@@ -26,7 +26,7 @@ ChoiceTexts = Annotated[
 
 
 class JsonSchema(Body):
-    """A schema by name. It always holds to the letter, whether `strict` or not."""
+    """A named JSON schema. The output always follows it exactly, whether `strict` or not."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     json_schema: Schema = Field(alias="schema")
@@ -35,13 +35,13 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """Any text, any JSON object, or JSON that a schema allows."""
+    """OpenAI's `response_format`: any text, any JSON object, or JSON that a schema allows."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
-    def _has_what_its_type_needs(self) -> "ResponseFormat":
+    def _check_json_schema(self) -> "ResponseFormat":
         if (self.json_schema is not None) != (self.type == "json_schema"):
             field = "response_format.json_schema"
             needs = "is needed for" if self.json_schema is None else "is only for"
@@ -50,20 +50,24 @@ class ResponseFormat(Body):
 
     @property
     def grammar(self) -> Grammar | None:
+        """The grammar that the output must follow; None for any text."""
         if self.json_schema:
             return _schema_grammar(self.json_schema.json_schema)
         return Grammar("json_object") if self.type == "json_object" else None
 
 
 class StructuredOutputs(Body):
-    """Exactly one of: a JSON schema, a regular expression for the whole output, some texts."""
+    """vLLM's `structured_outputs`: exactly one of a JSON schema, a regular expression, choices.
+
+    The regular expression must match the whole output; of the choices the output is one.
+    """
 
     json_schema: Schema | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: ChoiceTexts | None = None
 
     @model_validator(mode="after")
-    def _is_one(self) -> "StructuredOutputs":
+    def _check_exactly_one(self) -> "StructuredOutputs":
         if sum(each is not None for each in (self.json_schema, self.regex, self.choice)) != 1:
             field = "structured_outputs"
             raise BadRequest(f"{field} must have one of json, regex and choice", field)
@@ -71,6 +75,7 @@ class StructuredOutputs(Body):
 
     @property
     def grammar(self) -> Grammar:
+        """The grammar that the output must follow."""
         if self.choice is not None:
             return Grammar("regex", "|".join(map(_literal_regex, self.choice)))
         if self.regex is not None:
@@ -85,5 +90,5 @@ def _schema_grammar(schema: dict[str, Any] | None) -> Grammar:
 
 
 def _literal_regex(text: str) -> str:
-    """A regular expression for exactly this text."""
+    """A regular expression that matches exactly this text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)

@@ -1,4 +1,4 @@
-"""Tools that a chat may call: as strangers describe them, and what forces a model to call one."""
+"""Tools that a chat may call, as clients describe them, and the grammars that force a call."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
 class Function(Body):
-    """What a model may call."""
+    """A function that a model may call."""
 
     name: str = Field(pattern=_NAME)
     description: str | None = None
@@ -31,27 +31,30 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A tool, of which functions are the only kind."""
+    """A tool that a model may call; functions are the only kind."""
 
     type: Literal["function"]
     function: Function
 
     def to_template(self) -> dict[str, Any]:
-        """What chat templates know."""
-        said = vars(self.function).items()  # `model_dump` copies every value of the parameters
-        function = {name: value for name, value in said if name != "strict" and value is not None}
+        """Return the tool as chat templates expect it."""
+        fields = vars(self.function).items()  # `model_dump` copies every value of the parameters
+        function = {name: value for name, value in fields if name != "strict" and value is not None}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class NamedToolChoice:
-    """The wish that one function be called, whatever the model thinks."""
+    """A `tool_choice` that forces a call of the function `name`."""
 
     name: str
 
 
 def _parse_choice(value: object) -> str | NamedToolChoice | None:
-    """A word, or the name of a function: `{"type": "function", "function": {"name": ...}}`."""
+    """Return a `tool_choice`: a word, or the function named by OpenAI's object.
+
+    The object is `{"type": "function", "function": {"name": ...}}`.
+    """
     if value is None or value in ("none", "auto", "required"):
         return value
     match value:
@@ -91,12 +94,15 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 
 def arguments_grammar(function: Function) -> Grammar:
-    """The arguments of a call of this function."""
+    """Return the grammar of a function's arguments; without parameters it is an empty object."""
     return Grammar("json_schema", json.dumps(function.parameters or _NO_PARAMETERS))
 
 
 def calls_grammar(functions: Sequence[Function], parallel: bool) -> Grammar:
-    """A list of calls, `[{"name": ..., "arguments": {...}}, ...]`, of one if not `parallel`."""
+    """Return the grammar of a list of calls, `[{"name": ..., "arguments": {...}}, ...]`.
+
+    The list has at least one call, and exactly one if not `parallel`.
+    """
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
@@ -122,7 +128,7 @@ def _call_schema(function: Function, arguments: str) -> dict[str, Any]:
 
 
 def _rebase_references(node: Any, place: str) -> Any:
-    """A schema that has become a part of another: what it refers to within itself is there too."""
+    """Return a schema whose references to parts of itself hold where it is embedded, at `place`."""
     if isinstance(node, list):
         return [_rebase_references(each, place) for each in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""What clients send over the WebSocket, and what NATS producers submit."""
+"""Frames that clients send over the WebSocket, and bodies that NATS producers submit."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,18 +20,21 @@ IdempotencyKey = Annotated[str, Field(min_length=1, max_length=MAX_IDEMPOTENCY_K
 
 
 class GenerateSubmission(GenerationBody):
-    """A text to continue or a chat to answer, exactly one of them."""
+    """A generation: a prompt to continue or messages to answer, exactly one of the two."""
 
     prompt: Prompt | None = None
     messages: Chat | None = None
     tools: Tools | None = None
     max_tokens: Count | None = None
     logprobs: int | None = Field(
-        default=None, ge=0, le=MAX_LOGPROBS, description="with so many alternatives per token"
+        default=None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="send log probabilities, with this many alternatives per token",
     )
 
     @model_validator(mode="after")
-    def _has_one_of_both(self) -> "GenerateSubmission":
+    def _check_prompt_or_messages(self) -> "GenerateSubmission":
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("give either prompt or messages", "prompt")
         if self.tools and self.messages is None:
@@ -56,11 +59,11 @@ class GenerateSubmission(GenerationBody):
 
 
 class EmbedSubmission(EmbeddingBody):
-    """Texts to embed."""
+    """An embedding: texts or token ids to embed."""
 
 
 class ClassifySubmission(ClassificationBody):
-    """Texts to classify."""
+    """A classification: texts or token ids to classify."""
 
 
 class GenerateFrame(GenerateSubmission):
@@ -88,14 +91,14 @@ class ClassifyFrame(ClassifySubmission):
 
 
 class CancelFrame(Body):
-    """Ends the work of this `id` early."""
+    """Ends the request with this `id` early."""
 
     type: Literal["cancel"]
     id: FrameId
 
 
 class ResumeFrame(Body):
-    """Takes up a request of an earlier socket, behind the token with index `after`."""
+    """Resumes a request of an earlier socket behind the token with index `after` (-1: all)."""
 
     type: Literal["resume"]
     id: FrameId

@@ -1,8 +1,8 @@
-"""Quotas as checks: what a request adds to which counters, and what their totals say. Pure.
+"""Quota checks: what a request adds to which counters, and whether their totals refuse it. Pure.
 
-`adds` are increments by subject; those by nothing only read. `refusal` gets the new totals. A total
-has everything that was added before, so of racing requests never more come in than there is room
-for; near the limit one may be refused because of a rival that is refused as well.
+`increments` maps counter subjects to what is added; an increment of 0 only reads. `find_refusal`
+gets the new totals. A total includes everything that was added before, so racing requests never
+exceed a limit together; near the limit one may be refused because of a rival that is refused too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ from streams.errors import LargerThanQuota, QuotaSpent, RateLimited
 from streams.quota_windows import QuotaWindow
 from streams.usage_accounts import PICO, TENANT_SCOPE, Account, Meter, Price, key_scope
 
-CONCURRENCY_RETRY_SECONDS = 1.0  # nobody knows when a request will end
+CONCURRENCY_RETRY_SECONDS = 1.0  # a guess: it is not known when a request will end
 Totals = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class RequestAmounts:
-    """What one request may come to: all of its prompt, and the most it may generate."""
+    """The most that one request may use: all of its prompt, and all that it may generate."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -28,11 +28,12 @@ class RequestAmounts:
 
     @property
     def tokens(self) -> int:
+        """Prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
     @property
     def spend(self) -> int:
-        """In picos of the currency."""
+        """The price of all tokens, in picos (10^-12) of the currency."""
         return self.price.spend_for(self.prompt_tokens, self.completion_tokens)
 
 
@@ -45,27 +46,30 @@ class QuotaScope:
     limits: QuotaLimits = field(compare=False)
 
     def rate_subject(self, meter: Meter, slot: int) -> str:
+        """Return the subject of this scope's counter for a minute, or for a lease."""
         return subjects.rate(self.tenant, self.name, meter, slot)
 
     def usage_subject(self, meter: Meter, day: str) -> str:
+        """Return the subject of this scope's counter for a day of UTC."""
         return subjects.usage(self.tenant, self.name, meter, day)
 
     @property
     def has_daily_quota(self) -> bool:
+        """True if tokens or spend per day are limited."""
         return self.limits.tokens_per_day is not None or self.limits.spend_per_day is not None
 
 
 def quota_scopes(tenant: Tenant) -> list[QuotaScope]:
-    """Whose quotas a request must meet: the tenant's, and those of the key that it came with."""
-    found = [QuotaScope(tenant.name, TENANT_SCOPE, tenant)]
+    """Return the scopes whose quotas a request must meet: its tenant and its key, if limited."""
+    scopes = [QuotaScope(tenant.name, TENANT_SCOPE, tenant)]
     if tenant.key:
-        found.append(QuotaScope(tenant.name, key_scope(tenant.key.name), tenant.key))
-    return [scope for scope in found if scope.limits.has_limits]
+        scopes.append(QuotaScope(tenant.name, key_scope(tenant.key.name), tenant.key))
+    return [scope for scope in scopes if scope.limits.has_limits]
 
 
 @dataclass(frozen=True)
 class PerMinuteCheck:
-    """So much in a minute that slides."""
+    """A limit of requests or tokens in a sliding minute."""
 
     scope: QuotaScope
     meter: Meter
@@ -73,15 +77,17 @@ class PerMinuteCheck:
     amount: int
 
     def increments(self, now: float) -> dict[str, int]:
+        """Return what the request adds, by counter subject; the minute before is only read."""
         current, previous = self._subjects(now)
         return {current: self.amount, previous: 0}
 
     def read_window(self, totals: Totals, now: float) -> QuotaWindow:
-        """The use with this request in it."""
+        """Return the use of the minute, this request included."""
         current, previous = self._subjects(now)
         return QuotaWindow(totals[previous], totals[current], now)
 
     def find_refusal(self, totals: Totals, now: float) -> RateLimited | None:
+        """Return the refusal that the new totals give, if they exceed the limit."""
         window = self.read_window(totals, now).without(self.amount)
         wait = window.seconds_until_fits(self.amount, self.limit, now)
         if not wait:
@@ -97,28 +103,31 @@ class PerMinuteCheck:
 
 @dataclass(frozen=True)
 class ConcurrencyCheck:
-    """So many requests that have not ended; counted in each lease that they may live in."""
+    """A limit of requests that have not ended; each lease in which one may live counts it."""
 
     scope: QuotaScope
     limit: int
 
     def increments(self, now: float) -> dict[str, int]:
+        """Return what the request adds, by counter subject: 1 in each current lease."""
         return {
             self.scope.rate_subject(Meter.OPEN, lease): 1 for lease in quota_windows.open_slots(now)
         }
 
     def find_refusal(self, totals: Totals, now: float) -> RateLimited | None:
-        most = max(totals[subject] for subject in self.increments(now))
-        if most <= self.limit:
+        """Return the refusal that the new totals give, if they exceed the limit."""
+        highest = max(totals[subject] for subject in self.increments(now))
+        if highest <= self.limit:
             return None
-        return RateLimited("max_concurrent", self.limit, most - 1, CONCURRENCY_RETRY_SECONDS)
+        return RateLimited("max_concurrent", self.limit, highest - 1, CONCURRENCY_RETRY_SECONDS)
 
 
 @dataclass(frozen=True)
 class DailyCheck:
-    """So much in a day of UTC; what is reserved there is settled with the ledger.
+    """A limit of tokens or spend in a day of UTC; reservations are settled with the ledger.
 
-    `unit` is how much of what is counted makes one of what the quota is written in.
+    `limit` is in the quota's own unit; `amount` and the counters are in parts of which `unit` make
+    one of it.
     """
 
     scope: QuotaScope
@@ -128,9 +137,11 @@ class DailyCheck:
     unit: int = 1
 
     def increments(self, now: float) -> dict[str, int]:
+        """Return what the request adds, by counter subject."""
         return {self.scope.usage_subject(self.meter, quota_windows.utc_day(now)): self.amount}
 
     def find_refusal(self, totals: Totals, now: float) -> QuotaSpent | None:
+        """Return the refusal that the new totals give, if they exceed the limit."""
         (total,) = (totals[subject] for subject in self.increments(now))
         if total <= self.limit * self.unit:
             return None
@@ -146,7 +157,7 @@ QuotaCheck = PerMinuteCheck | ConcurrencyCheck | DailyCheck
 def build_account(
     scopes: Sequence[QuotaScope], amounts: RequestAmounts, now: float
 ) -> Account | None:
-    """Where a request's use of the day is counted, if any scope bounds it."""
+    """Return the account of a request's use of the day; None if no scope has a daily quota."""
     daily = [scope for scope in scopes if scope.has_daily_quota]
     if not daily:
         return None
@@ -155,7 +166,10 @@ def build_account(
 
 
 def build_checks(scope: QuotaScope, amounts: RequestAmounts) -> Iterator[QuotaCheck]:
-    """Every quota of a scope. Raises `LargerThanQuota` if the request can never meet one."""
+    """Yield a check for each quota of a scope.
+
+    Raises `LargerThanQuota` if the request alone exceeds a quota, and so can never meet it.
+    """
     limits = scope.limits
     if limits.requests_per_minute is not None:
         yield PerMinuteCheck(scope, Meter.REQUESTS, limits.requests_per_minute, 1)

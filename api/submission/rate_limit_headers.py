@@ -1,4 +1,4 @@
-"""`x-ratelimit-*`: how an OpenAI client learns of its quotas per minute. Pure."""
+"""`x-ratelimit-*` headers, which tell OpenAI clients of their quotas per minute. Pure."""
 
 from collections.abc import Iterable
 
@@ -10,29 +10,35 @@ _EMPTY_WINDOW = QuotaWindow(0, 0, 0.0)
 
 
 class RateLimitHeaders:
-    """The use of each quota per minute as this gateway last saw it; none seen: none used."""
+    """Builds the headers from the use of each quota as this gateway last saw it.
+
+    A quota of which nothing was seen counts as unused.
+    """
 
     def __init__(self) -> None:
         self._windows: dict[tuple[QuotaScope, Meter], QuotaWindow] = {}
 
     def record(self, check: PerMinuteCheck, totals: Totals, now: float, *, refused: bool) -> None:
-        """Take in the totals of a request, which are without it if it was refused."""
+        """Remember the use that a request's totals show; a refused request is taken off it."""
         window = check.read_window(totals, now)
         self._windows[check.scope, check.meter] = (
             window.without(check.amount) if refused else window
         )
 
     def build(self, scopes: Iterable[QuotaScope], now: float) -> list[tuple[bytes, bytes]]:
-        """For requests and for tokens, of the scope that has the least left."""
+        """Return the headers for requests and for tokens, of the scope that has the least left.
+
+        `now` is in epoch seconds.
+        """
         limits = {Meter.REQUESTS: "requests_per_minute", Meter.TOKENS: "tokens_per_minute"}
-        found: list[tuple[bytes, bytes]] = []
+        headers: list[tuple[bytes, bytes]] = []
         for meter, quota in limits.items():
             bounded = [(getattr(s.limits, quota), self._last_window(s, meter)) for s in scopes]
             bounded = [(limit, window) for limit, window in bounded if limit is not None]
             if bounded:
                 tightest = min(bounded, key=lambda each: each[1].remaining(each[0], now))
-                found += _header_lines(meter, *tightest, now)
-        return found
+                headers += _header_lines(meter, *tightest, now)
+        return headers
 
     def _last_window(self, scope: QuotaScope, meter: Meter) -> QuotaWindow:
         return self._windows.get((scope, meter), _EMPTY_WINDOW)
@@ -50,7 +56,7 @@ def _header_lines(
 
 
 def format_duration(seconds: float) -> str:
-    """As OpenAI writes one, after Go: `6m0s`, `1.5s`, `120ms`, `0s`."""
+    """Return a duration as OpenAI writes it, in Go's form: `6m0s`, `1.5s`, `120ms`, `0s`."""
     milliseconds = round(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,4 +1,4 @@
-"""May this request come in: limits of model and tenant, deadline. Pure."""
+"""Checks a request against the limits of its model and tenant, and packs its payload. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,30 +21,34 @@ from streams.messages import AdapterRef, Request, pack_tokens
 
 @dataclass(frozen=True)
 class DeadlineLimits:
-    """What a request that names no deadline gets, and the latest it may name; seconds."""
+    """The deadline of a request that names none, and the latest one may name; in seconds."""
 
     default_seconds: float
     max_seconds: float
 
     def deadline_seconds(self, submission: Submission) -> float:
-        """Raises `BadRequest` for a deadline out of range."""
+        """Return a request's deadline in seconds; raises `BadRequest` if it is out of range."""
         if submission.deadline_ms is None:
             return self.default_seconds
-        most = self.max_seconds * 1000
-        if not 0 < submission.deadline_ms <= most:
-            message = f"deadline_ms {submission.deadline_ms} is not within 1..{most:g}"
+        limit = self.max_seconds * 1000
+        if not 0 < submission.deadline_ms <= limit:
+            message = f"deadline_ms {submission.deadline_ms} is not within 1..{limit:g}"
             raise BadRequest(message, "deadline_ms")
         return submission.deadline_ms / 1000
 
 
 @dataclass(frozen=True)
 class PackedRequest:
-    """A request that fits, packed, with what it reserves and the marks of its prompt."""
+    """A request within all token limits, encoded for the worker.
+
+    `cost` is in tokens: those of the prompt and the most it may generate. `prompt_hashes` is the
+    header by which dispatchers find workers that hold a prefix of the prompt.
+    """
 
     payload: bytes
     prompt_tokens: int
     cost: int
-    prompt_marks: str = ""
+    prompt_hashes: str = ""
 
 
 def pack_request(
@@ -55,11 +59,12 @@ def pack_request(
     splits: Sequence[int] = (),
     adapter: AdapterRef | None = None,
 ) -> PackedRequest:
-    """The request for the engine; `encoded` is the prompt, or each input, as token ids.
+    """Check the token limits and return the packed request.
 
-    `splits` are for inputs that are pairs: where in each the second text begins. Raises
-    `ContextLengthExceeded`, `InputTooLong` or `OutputTooLong`, or `UnsupportedValue` for a model of
-    another task.
+    `encoded` is the prompt, or each input, as token ids. `splits` are for inputs that are pairs:
+    the index in each where the second text begins. Raises `BadRequest` for what has no tokens,
+    `ContextLengthExceeded`, `InputTooLong` or `OutputTooLong`, and `UnsupportedValue` for a model
+    of another task.
     """
     if model.task != submission.kind:
         raise UnsupportedValue(
@@ -90,21 +95,21 @@ def _pack_prompt(
     packed = pack_tokens(prompt)
     request = Request("generate", packed, sampling=sampling, adapter=adapter)
     salt = prefix_hashes.make_salt(tenant.name, adapter.digest if adapter else "")
-    found = prefix_hashes.to_header(prefix_hashes.hash_prompt(packed, salt))
-    return PackedRequest(request.pack(), count, count + max_tokens, found)
+    prompt_hashes = prefix_hashes.to_header(prefix_hashes.hash_prompt(packed, salt))
+    return PackedRequest(request.pack(), count, count + max_tokens, prompt_hashes)
 
 
 def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tokens: int) -> int:
-    """What was asked for, or else the default as far as context and limits allow."""
-    asked, limits = submission.sampling.max_tokens, []
-    for owner, whose in ((tenant, "this tenant"), (model, f"model {model.name!r}")):
-        if owner.max_output_tokens is not None:
-            limits.append(owner.max_output_tokens)
-            if asked > owner.max_output_tokens:
-                raise OutputTooLong(asked, owner.max_output_tokens, whose)
-    room = max(1, model.context_length - prompt_tokens)
+    """The client's own limit of the output, or else the default as far as limits allow."""
+    requested, limits = submission.sampling.max_tokens, []
+    for limited, whose in ((tenant, "this tenant"), (model, f"model {model.name!r}")):
+        if limited.max_output_tokens is not None:
+            limits.append(limited.max_output_tokens)
+            if requested > limited.max_output_tokens:
+                raise OutputTooLong(requested, limited.max_output_tokens, whose)
+    context_left = max(1, model.context_length - prompt_tokens)
     default = submission.default_max_tokens or model.default_max_tokens
-    return asked or min(default, room, *limits)
+    return requested or min(default, context_left, *limits)
 
 
 def _pack_inputs(
@@ -140,9 +145,9 @@ def _check_input(field: str, count: int, model: Model, tenant: Tenant) -> None:
 
 
 def _check_tenant_limit(field: str, count: int, tenant: Tenant) -> None:
-    most = tenant.max_prompt_tokens
-    if most is not None and count > most:
-        raise InputTooLong(field, count, most, "this tenant")
+    limit = tenant.max_prompt_tokens
+    if limit is not None and count > limit:
+        raise InputTooLong(field, count, limit, "this tenant")
 
 
 def _check_single_score(model: Model) -> None:
@@ -154,14 +159,14 @@ def _check_single_score(model: Model) -> None:
         )
 
 
-def _check_dimensions(asked: int | None, model: Model) -> None:
-    most = model.embedding_dimensions
-    if asked is not None and most is not None and not 1 <= asked <= most:
-        raise BadRequest(f"dimensions {asked} is not within 1..{most}", "dimensions")
+def _check_dimensions(requested: int | None, model: Model) -> None:
+    limit = model.embedding_dimensions
+    if requested is not None and limit is not None and not 1 <= requested <= limit:
+        raise BadRequest(f"dimensions {requested} is not within 1..{limit}", "dimensions")
 
 
 def check_tools(submission: Submission, model: Model) -> None:
-    """Raises `UnsupportedValue` if the model cannot be told of tools, or its calls not be read."""
+    """Raise `UnsupportedValue` if the model's template has no tools or writes unknown calls."""
     if submission.tools and detect_format(model.chat_template) is None:
         raise UnsupportedValue(
             f"the chat template of the model {model.name!r} has no tools that are known here",

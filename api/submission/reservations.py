@@ -1,7 +1,7 @@
-"""What this gateway has reserved and not given back: one hold per request. Pure.
+"""Reservations of this gateway that have not ended, one for each request. Pure.
 
-Requests that have not ended are counted in leases, anew in each: `roll` says what must be added to
-one that begins. So nothing depends on a decrement that a dead gateway cannot make.
+Open requests are counted in leases, anew in each: `roll_leases` returns what must be added to those
+that begin. So nothing depends on a decrement that a dead gateway cannot make.
 """
 
 from collections import Counter
@@ -14,14 +14,15 @@ from streams.usage_accounts import Account, Meter
 
 @dataclass(frozen=True)
 class Reservation:
-    """One request's reservation.
+    """All that one request has added to quota counters.
 
-    `concurrent` are the scopes that bound how many are open, `requests` and `tokens` what was added
-    to counters of a minute. `expires`: by then the request has ended, or never was.
+    `concurrency_scopes` limit how many requests are open. `request_increments` and
+    `token_increments` were added to counters of a minute, by subject. By `expires_at` (epoch
+    seconds) the request has ended, or was never accepted.
     """
 
     request_id: str
-    cause: str  # of what was added to the day's counters: no two reservations share it
+    cause: str  # id of the addition to the day's counters, different for each reservation
     concurrency_scopes: tuple[QuotaScope, ...]
     request_increments: dict[str, int]
     token_increments: dict[str, int]
@@ -30,7 +31,7 @@ class Reservation:
 
 
 class Reservations:
-    """All holds of this gateway, by request id. Times are epoch seconds."""
+    """All reservations of this gateway, by request id. Times are epoch seconds."""
 
     def __init__(self) -> None:
         self._by_request: dict[str, Reservation] = {}
@@ -38,13 +39,17 @@ class Reservations:
         self._leases: tuple[int, ...] = ()
 
     def get(self, request_id: str) -> Reservation | None:
+        """Return a request's reservation; None if it has none here."""
         return self._by_request.get(request_id)
 
     def __len__(self) -> int:
         return len(self._by_request)
 
     def roll_leases(self, now: float) -> dict[str, int]:
-        """What must be added to the leases that have begun to count; call it before `add`."""
+        """Return what must be added to leases that have begun since the last call, by subject.
+
+        Call it before `add`, so that a new request is not counted twice.
+        """
         leases = quota_windows.open_slots(now)
         fresh = set(leases) - set(self._leases)
         self._leases = leases
@@ -54,34 +59,42 @@ class Reservations:
             for scope, count in self._open_counts.items()
         }
 
-    def add(self, hold: Reservation) -> None:
-        """Its request is open from now on; that much the caller has added to the leases."""
-        self._by_request[hold.request_id] = hold
-        self._open_counts.update(hold.concurrency_scopes)
+    def add(self, reservation: Reservation) -> None:
+        """Count a request as open from now on; the caller adds it to the current leases."""
+        self._by_request[reservation.request_id] = reservation
+        self._open_counts.update(reservation.concurrency_scopes)
 
     def pop(self, request_id: str) -> Reservation | None:
-        """Its request is not open any more."""
-        hold = self._by_request.pop(request_id, None)
-        for scope in hold.concurrency_scopes if hold else ():
+        """Remove a request that is not open any more; None if it has no reservation here."""
+        reservation = self._by_request.pop(request_id, None)
+        for scope in reservation.concurrency_scopes if reservation else ():
             self._open_counts[scope] -= 1
             if not self._open_counts[scope]:
                 del self._open_counts[scope]
-        return hold
+        return reservation
 
     def close_concurrency(self, request_id: str) -> dict[str, int]:
-        """It is not open any more, and its account stays to be settled; as `closed`."""
-        if (hold := self.pop(request_id)) is None:
-            return {}
-        self._by_request[request_id] = replace(hold, concurrency_scopes=())
-        return self.lease_decrements(hold)
+        """Stop counting a request as open, and keep its account to be settled.
 
-    def lease_decrements(self, hold: Reservation) -> dict[str, int]:
-        """What must be added to the leases when a hold has gone."""
+        Returns what must be added to the leases, as `lease_decrements` does.
+        """
+        if (reservation := self.pop(request_id)) is None:
+            return {}
+        self._by_request[request_id] = replace(reservation, concurrency_scopes=())
+        return self.lease_decrements(reservation)
+
+    def lease_decrements(self, reservation: Reservation) -> dict[str, int]:
+        """Return what must be added to the leases once a reservation has ended, by subject."""
         return {
             scope.rate_subject(Meter.OPEN, lease): -1
-            for scope in hold.concurrency_scopes
+            for scope in reservation.concurrency_scopes
             for lease in self._leases
         }
 
     def list_expired(self, now: float) -> list[Reservation]:
-        return [hold for hold in self._by_request.values() if now >= hold.expires_at]
+        """Return the reservations whose `expires_at` has come."""
+        return [
+            reservation
+            for reservation in self._by_request.values()
+            if now >= reservation.expires_at
+        ]

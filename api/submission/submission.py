@@ -1,4 +1,4 @@
-"""What a client asks for, whichever door it came through: HTTP, WebSocket or NATS."""
+"""A client's request as one record, the same for HTTP, WebSocket and NATS."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ AnyBody = GenerationBody | EmbeddingBody | ClassificationBody | RerankRequest
 
 @dataclass(frozen=True)
 class Submission:
-    """A validated request, not yet tokenised.
+    """A request whose body was checked, not yet tokenised.
 
-    `prompt` is text or token ids, `chat` messages, with the `tools` that may be called in answer;
-    `inputs` are for `embed` and `classify`, where a `query` is paired with each of them. A
-    `sampling.max_tokens` of 0 means `default_max_tokens`, which is the endpoint's, or else the
-    model's, as far as limits allow. `grammar_field` is where `sampling.grammar` came in.
+    `prompt` is text or token ids; `chat` is a list of messages, with the `tools` that may be called
+    in answer; `inputs` are for `embed` and `classify`, where a `query` is paired with each of them.
+    A `sampling.max_tokens` of 0 means `default_max_tokens`, which is the endpoint's, or else the
+    model's, as far as limits allow. `grammar_field` names the field that `sampling.grammar` was in.
     """
 
     kind: RequestKind
@@ -37,14 +37,14 @@ class Submission:
     inputs: list[str] | list[TokenIds] = field(default_factory=list)
     dimensions: int | None = None
     query: str | None = None
-    choices: int = 1  # how many answers are wanted
-    prompts: int = 1  # how many submissions its body made
+    choices: int = 1  # answers to the prompt
+    prompts: int = 1  # prompts of the body, each a submission of its own
     grammar_field: str = "response_format"
     default_max_tokens: int | None = None
 
     @classmethod
     def from_body(cls, body: AnyBody, default_max_tokens: int | None = None) -> Self:
-        """The submission that a body or frame makes."""
+        """Return the submission of a body or frame; of several prompts it has the first."""
         common = (body.model, body.lane_priority, body.deadline_ms)
         if isinstance(body, EmbeddingBody):
             return cls("embed", *common, inputs=body.input, dimensions=body.dimensions)
@@ -68,7 +68,7 @@ class Submission:
     def all_from_body(
         cls, body: OpenAIGenerationBody, default_max_tokens: int | None
     ) -> list[Self]:
-        """The submissions that a body makes, one for each prompt; a chat is one."""
+        """Return the submissions of a body, one for each prompt; a chat is one."""
         first = replace(
             cls.from_body(body, default_max_tokens),
             choices=body.choice_count,
@@ -77,7 +77,10 @@ class Submission:
         return [replace(first, prompt=prompt) for prompt in body.prompts]
 
     def split_choices(self) -> list[Self]:
-        """One submission for each answer; a seed makes them differ, and each repeatable."""
+        """Return one submission for each answer.
+
+        With a seed each answer gets a seed of its own, so that they differ and can be repeated.
+        """
         return [self._with_choice_seed(choice) for choice in range(self.choices)]
 
     def _with_choice_seed(self, choice: int) -> Self:
@@ -87,12 +90,12 @@ class Submission:
         return replace(self, sampling=replace(self.sampling, seed=seed + choice))
 
     def sampling_with(self, max_tokens: int, stops: list[str]) -> Sampling:
-        """How to sample, with the limit that was found and further stop strings."""
+        """Return the sampling with the limit that was found and further stop strings."""
         return replace(self.sampling, max_tokens=max_tokens, stop=[*self.sampling.stop, *stops])
 
     @property
     def digest(self) -> str:
-        """What two submissions under one idempotency key must share."""
+        """A SHA-256 of all fields; submissions under one idempotency key must have the same."""
         # `vars`, since `asdict` copies every token: 50 ms of the event loop for a long prompt
         whole = json.dumps(vars(self), default=vars, sort_keys=True)
         return hashlib.sha256(whole.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A submission is found good: its model, its deadline, its tokens and what it reserves."""
+"""Validates a submission: finds its model and deadline, its tokens, and what it must reserve."""
 
 import time
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from streams.subjects import Lane
 
 @dataclass(frozen=True)
 class ValidatedRequest:
-    """A submission that was found good, ready to be queued."""
+    """A submission that passed all checks, with model, tokens, lane and deadline."""
 
     tenant: Tenant
     submission: Submission
@@ -29,21 +29,22 @@ class ValidatedRequest:
     pinned_version: str
     packed: PackedRequest
     deadline_seconds: float
-    started_at: float  # when it came, by the monotonic clock
+    started_at: float  # when its validation began, by the monotonic clock
     adapter_name: str  # empty without one
 
     @property
     def amounts(self) -> RequestAmounts:
-        """What its quotas must have room for."""
+        """The most that the request may use, to be reserved in its quotas."""
         prompt = self.packed.prompt_tokens
         return RequestAmounts(prompt, self.packed.cost - prompt, self.model.price)
 
     def build_envelope(
-        self, request_id: str, route: str, account: str, wait: float | None, now: int
+        self, request_id: str, route: str, account: str, wait_seconds: float | None, now_ms: int
     ) -> Envelope:
-        """Its headers, at `now` (epoch ms).
+        """Return the headers of the message that is published.
 
-        `wait` is in seconds, as estimated, None where nothing is known of it.
+        `now_ms` is the time of acceptance, in epoch ms; `wait_seconds` is the estimated wait, None
+        if it is not known.
         """
         return Envelope(
             request_id=request_id,
@@ -51,18 +52,18 @@ class ValidatedRequest:
             route=route,
             cost=self.packed.cost,
             prompt_tokens=self.packed.prompt_tokens,
-            deadline=now + int(self.deadline_seconds * 1000),
-            accepted=now,
+            deadline=now_ms + int(self.deadline_seconds * 1000),
+            accepted=now_ms,
             version=self.pinned_version,
             adapter=self.adapter_name,
             account=account,
-            estimated_wait_ms=None if wait is None else round(wait * 1000),
-            prefix_hashes=self.packed.prompt_marks,
+            estimated_wait_ms=None if wait_seconds is None else round(wait_seconds * 1000),
+            prefix_hashes=self.packed.prompt_hashes,
         )
 
 
 class SubmissionValidator:
-    """Prepares submissions for this gateway; nothing is queued here."""
+    """Validates submissions for this gateway; nothing is queued here."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class SubmissionValidator:
         self._tokenizers, self._grammars = tokenizers, grammars
 
     async def validate(self, tenant: Tenant, submission: Submission) -> list[ValidatedRequest]:
-        """What is to be accepted, once for each choice wanted. Raises any `BadRequest`."""
-        began = time.monotonic()
+        """Return a validated request for each choice of the submission. Raises any `BadRequest`."""
+        started_at = time.monotonic()
         model, version, adapter = self._registry.resolve_target(submission.model)
         seconds = self._deadlines.deadline_seconds(submission)
         check_tools(submission, model)
@@ -87,21 +88,23 @@ class SubmissionValidator:
         else:
             encoded, splits = await self._encode_pairs(model, version, submission)
         choices = submission.split_choices()
-        reference = adapter.ref if adapter else None
-        admitted = [
-            pack_request(each, model, tenant, encoded, splits, reference) for each in choices
+        adapter_ref = adapter.ref if adapter else None
+        packed = [
+            pack_request(each, model, tenant, encoded, splits, adapter_ref) for each in choices
         ]
-        _check_size(admitted[0], self._broker.max_payload - headers.MAX_HEADER_BYTES)
+        _check_size(packed[0], self._broker.max_payload - headers.MAX_HEADER_BYTES)
         lane = Lane(tenant.name, model.name, submission.priority)
-        pin = _pinned_version(submission.model, model, version)
+        pinned_version = _pinned_version(submission.model, model, version)
         name = adapter.name if adapter else ""
         return [
-            ValidatedRequest(tenant, choice, model, lane, pin, each, seconds, began, name)
-            for choice, each in zip(choices, admitted, strict=True)
+            ValidatedRequest(
+                tenant, choice, model, lane, pinned_version, each, seconds, started_at, name
+            )
+            for choice, each in zip(choices, packed, strict=True)
         ]
 
     async def _check_sampling(self, model: Model, submission: Submission) -> None:
-        """Raises `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
+        """Raise `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
         sampling = submission.sampling
         if sampling.logit_bias:
             check_token_ids(model, [token for token, _ in sampling.logit_bias], "logit_bias")
@@ -111,13 +114,13 @@ class SubmissionValidator:
     async def _encode(
         self, model: Model, version: Version, submission: Submission
     ) -> list[list[int]]:
-        """The prompt, or each input, as token ids; ids that the client gave are checked."""
+        """The prompt, or each input, as token ids; ids from the client are checked."""
         if submission.chat is not None:
             chat, tools = submission.chat, submission.tools
             return [await self._tokenizers.encode_chat(model, version, chat, tools)]
-        given = submission.inputs if submission.prompt is None else [submission.prompt]
-        texts = [each for each in given if isinstance(each, str)]
-        ids = [each for each in given if not isinstance(each, str)]
+        inputs = submission.inputs if submission.prompt is None else [submission.prompt]
+        texts = [each for each in inputs if isinstance(each, str)]
+        ids = [each for each in inputs if not isinstance(each, str)]
         for tokens in ids:
             check_token_ids(model, tokens, "prompt" if submission.kind == "generate" else "input")
         return ids or await self._tokenizers.encode_texts(model, version, texts)
@@ -125,18 +128,18 @@ class SubmissionValidator:
     async def _encode_pairs(
         self, model: Model, version: Version, submission: Submission
     ) -> tuple[list[list[int]], list[int]]:
-        """The query with each input, as token ids, and where in each the input begins."""
+        """The query paired with each input, as token ids, and the index where the input begins."""
         texts = [each for each in submission.inputs if isinstance(each, str)]
         assert submission.query is not None
         pairs = await self._tokenizers.encode_pairs(model, version, submission.query, texts)
         return [pair.tokens for pair in pairs], [pair.split for pair in pairs]
 
 
-def _check_size(admitted: PackedRequest, limit: int) -> None:
-    if len(admitted.payload) > limit:
-        raise PayloadTooLarge(len(admitted.payload), limit)
+def _check_size(packed: PackedRequest, limit: int) -> None:
+    if len(packed.payload) > limit:
+        raise PayloadTooLarge(len(packed.payload), limit)
 
 
 def _pinned_version(name: str, model: Model, version: Version) -> str:
-    """The version that a request must be served by; empty for whatever is the default then."""
+    """The version that must serve the request; empty for the default at the time of dispatch."""
     return version.id if "@" in name or version.id != model.default_version else ""

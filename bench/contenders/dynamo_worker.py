@@ -1,4 +1,7 @@
-"""A worker of NVIDIA Dynamo whose tokens cost nothing: MODEL_DIRECTORY TTFT_SECONDS ITL_SECONDS."""
+"""A worker of NVIDIA Dynamo whose tokens cost nothing.
+
+Its arguments are MODEL_DIRECTORY TTFT_SECONDS ITL_SECONDS.
+"""
 
 import asyncio
 import sys
@@ -13,12 +16,13 @@ FIRST_TOKEN = 1000
 
 
 async def main(directory: str, ttft: float, itl: float) -> None:
+    """Serve the model `mock`; times to first token and between tokens are in seconds."""
     loop = asyncio.get_running_loop()
 
     async def generate(request: dict[str, Any], context: object) -> AsyncIterator[dict[str, Any]]:
-        """A token at a time, when it is due."""
+        """Yield one token at a time, each when it is due."""
         count, due = request["stop_conditions"]["max_tokens"], loop.time() + ttft
-        first = FIRST_TOKEN + len(request["token_ids"])  # who goes on goes on with the same ones
+        first = FIRST_TOKEN + len(request["token_ids"])  # so a migrated request continues
         for number in range(1, count + 1):
             await asyncio.sleep(due - loop.time())
             due += itl

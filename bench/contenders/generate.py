@@ -1,4 +1,4 @@
-"""transformers' own `generate` over one static batch: no queue, no paging, equal lengths."""
+"""The contender `generate` of transformers, over one static batch: no queue, no paging."""
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -7,6 +7,7 @@ from bench.contenders.workload import Workload, parse_workload, run_rounds
 
 
 def main(load: Workload) -> None:
+    """Run the rounds of the workload and print their rates."""
     model = AutoModelForCausalLM.from_pretrained(load.directory, dtype="auto")
     model.train(False)
 

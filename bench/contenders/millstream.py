@@ -1,4 +1,4 @@
-"""Our `transformers` engine, built as a worker builds it."""
+"""The contender of ours: the `transformers` engine, built as a worker builds it."""
 
 from bench.contenders.workload import STEP_TOKENS, Workload, parse_workload, run_rounds
 from gpu_worker.engines import factory
@@ -7,6 +7,7 @@ from streams.messages import Sampling
 
 
 def main(load: Workload) -> None:
+    """Run the rounds of the workload and print their rates."""
     sizes = {"max_sequences": load.concurrency, "max_batch_tokens": STEP_TOKENS}
     engine = factory.build("transformers", load.directory, sizes)
     sampling = Sampling(max_tokens=load.output_tokens, temperature=0, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""vLLM in process (`LLM.generate`), without the cost of its server, and without its compilation."""
+"""The contender vLLM, in process (`LLM.generate`), without its server's cost or compilation."""
 
 import json
 
@@ -8,10 +8,11 @@ from bench.contenders.workload import STEP_TOKENS, Workload, parse_workload, run
 
 
 def main(load: Workload, *, compiled: bool = False) -> None:
+    """Run the rounds of the workload and print their rates; `compiled` compiles vLLM's layers."""
     config = json.loads((load.directory / "config.json").read_text())
     engine = LLM(
         str(load.directory),
-        dtype=config["dtype"],  # left to itself it computes float32 models in bfloat16
+        dtype=config["dtype"],  # by default vLLM computes float32 models in bfloat16
         skip_tokenizer_init=True,
         max_model_len=max(load.context + 16, 1024),
         max_num_seqs=load.concurrency,
@@ -24,8 +25,8 @@ def main(load: Workload, *, compiled: bool = False) -> None:
     )
 
     def run(prompts: list[list[int]]) -> int:
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = engine.generate(asked, sampling, use_tqdm=False)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = engine.generate(inputs, sampling, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     run_rounds(load, run)

@@ -1,4 +1,4 @@
-"""vLLM as `vllm` has it, with its layers compiled, for which it needs a C++ compiler."""
+"""The contender `vllm` with its layers compiled, which needs a C++ compiler."""
 
 from bench.contenders.vllm import main
 from bench.contenders.workload import parse_workload

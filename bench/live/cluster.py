@@ -1,4 +1,4 @@
-"""A whole Millstream on this machine: nats-server, dispatcher, gateways and workers."""
+"""Runs a whole Millstream on this machine: nats-server, dispatcher, gateways and workers."""
 
 import asyncio
 import json
@@ -16,15 +16,15 @@ from typing import Any
 from millstream.bench.cpu_usage import OWN_PROCESS, MeasuredProcess
 from millstream.bench.http_connection import get_json
 from millstream.bench.load_client import GatewayAddress, Unreachable
-from millstream.settings_loader import ENV_PREFIX
 from registry.models import LatencyGoals, Model, Version, mock_model
 from registry.store import Registry
 from simulation.step_model import StepModel
 from streams.broker.connection import connect
+from streams.settings import ENV_PREFIX
 from streams.subjects import Priority
 from tests.support.eventually import eventually
-from tests.support.millstream_up import free_port
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 
 MODEL = "mock"
 STEPPED, MOCK = "bench.live.stepped_worker", "millstream"
@@ -33,19 +33,23 @@ READY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """What to start. `options` are the engine's; a goal is milliseconds to the first token."""
+    """The system to start: tenants, number of processes, the workers' engine, and the limits.
+
+    `options` are the engine's; `goal_ms` is the goal for the time to first token, if any.
+    """
 
     tenants: Mapping[str, float]  # name -> weight
     options: Mapping[str, object]
     workers: int = 1
     gateways: int = 2
-    program: str = STEPPED  # of the workers
+    program: str = STEPPED  # the module that the workers run
     goal_ms: float | None = None
     deadline_seconds: float = 600.0
     max_queued: int = 1000
 
     @property
     def model(self) -> Model:
+        """The model to register, with the engine's options and the latency goal."""
         version = Version(id="1", options=dict(self.options))
         goals = {Priority.STANDARD: LatencyGoals(time_to_first_token_ms=self.goal_ms)}
         update = {"versions": {version.id: version}, "goals": goals if self.goal_ms else {}}
@@ -53,13 +57,13 @@ class ClusterShape:
 
 
 def engine_options(model: StepModel) -> dict[str, object]:
-    """The options of a `SteppedEngine`."""
+    """Return a step model as options of a `SteppedEngine`."""
     return {"model": asdict(model)}
 
 
 @dataclass
 class Cluster:
-    """A running system; `urls` are its gateways'."""
+    """A running system with a meter of its processes' CPU; `urls` are those of its gateways."""
 
     nats: str
     home: Path
@@ -69,15 +73,16 @@ class Cluster:
     _at: float = 0.0
 
     def address(self, tenant: str, gateway: int) -> GatewayAddress:
+        """Return the address of a gateway, by its number, with the tenant's API key."""
         return GatewayAddress(self.urls[gateway % len(self.urls)], _key(tenant))
 
     def start_cpu_meter(self) -> None:
-        """Begin to count the CPU that each process uses."""
+        """Begin to measure the CPU time that each process uses."""
         self._began = {process: process.cpu_seconds() or 0.0 for process in self.processes}
         self._at = time.monotonic()
 
     def cores_used(self) -> dict[str, float]:
-        """CPU seconds a second since `meter`, summed over processes of one name."""
+        """Return CPU seconds per second since `start_cpu_meter`, summed by process name."""
         elapsed = time.monotonic() - self._at
         cores: dict[str, float] = {}
         for process, before in self._began.items():
@@ -86,7 +91,10 @@ class Cluster:
         return cores
 
     def computed_tokens(self) -> dict[str, int]:
-        """The tokens that the workers computed for each request that has left them."""
+        """Return by request id the tokens that workers computed for requests that have ended there.
+
+        Tokens that were computed again are counted each time. They are read from the workers' logs.
+        """
         computed: dict[str, int] = {}
         for event in self._events("computed"):
             request_id = event["request_id"]
@@ -105,28 +113,28 @@ def _key(tenant: str) -> str:
 
 @asynccontextmanager
 async def run_cluster(shape: ClusterShape) -> AsyncIterator[Cluster]:
-    """All of it, ready to serve; killed at the end."""
+    """Start the whole system and wait until it is ready; it is killed at the end of the context."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (home / "nats").mkdir()
         server = NatsServer(home / "nats")
         stack.callback(server.kill)
         ports = [free_port() for _ in range(shape.gateways)]
-        plant = Cluster(server.url, home, [f"http://127.0.0.1:{port}" for port in ports])
-        plant.processes += [OWN_PROCESS, MeasuredProcess("nats", server.process.pid)]
+        cluster = Cluster(server.url, home, [f"http://127.0.0.1:{port}" for port in ports])
+        cluster.processes += [OWN_PROCESS, MeasuredProcess("nats", server.process.pid)]
         tenants = home / "tenants.toml"
         tenants.write_text(_tenant_tables(shape))
         for name, command, settings in _services(shape, ports, tenants):
             pid = stack.enter_context(_process(home / f"{name}.log", command, server.url, settings))
-            plant.processes.append(MeasuredProcess(name.partition("-")[0], pid))
+            cluster.processes.append(MeasuredProcess(name.partition("-")[0], pid))
         await _register(server.url, shape.model)
-        for url in plant.urls:
+        for url in cluster.urls:
             await eventually(lambda url=url: _is_ready(url), READY_SECONDS)  # type: ignore[misc]
-        yield plant
+        yield cluster
 
 
 def _tenant_tables(shape: ClusterShape) -> str:
-    """The tenants as a gateway's configuration."""
+    """The tenants as tables of a gateway's configuration file."""
     lines: list[str] = []
     for name, weight in shape.tenants.items():
         lines += [f"[tenants.{name}]", f'keys = ["{_key(name)}"]']
@@ -137,11 +145,11 @@ def _tenant_tables(shape: ClusterShape) -> str:
 def _services(
     shape: ClusterShape, ports: Sequence[int], tenants: Path
 ) -> Iterator[tuple[str, Sequence[str], Mapping[str, object]]]:
-    """The name of each process, what it runs, and its settings."""
-    door = {"default_deadline_seconds": shape.deadline_seconds}
+    """The name, command and settings of each process."""
+    limits = {"default_deadline_seconds": shape.deadline_seconds}
     for number, port in enumerate(ports):
         command = (MOCK, "gateway", "--config", str(tenants))
-        yield f"gateway-{number}", command, {"port": port, **door}
+        yield f"gateway-{number}", command, {"port": port, **limits}
     yield "dispatcher", (MOCK, "dispatcher"), {}
     for number in range(shape.workers):
         words = (shape.program,) if shape.program == STEPPED else (shape.program, "worker")
@@ -153,11 +161,11 @@ def _process(
     log: Path, words: Sequence[str], nats: str, settings: Mapping[str, object]
 ) -> Iterator[int]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    told = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
+    own = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *words],
-            env={**kept, **told, f"{ENV_PREFIX}NATS": nats},
+            env={**kept, **own, f"{ENV_PREFIX}NATS": nats},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -1,8 +1,9 @@
-"""B3 on a running system: more is asked for than the workers can serve, over two gateways.
+"""B3 on a running system: more requests than the workers can serve, over two gateways.
 
-What is on time, goodput and waste are as in the simulator (`bench/simulation/scenarios/overload.py`). The
-peak is the most that this system served on time at any level; beside it what FCFS reaches in the
-simulator, where it knows how long each output will be.
+On time, goodput and waste are defined as in the simulator
+(`bench/simulation/scenarios/overload.py`). The peak is the most that this system served on time at
+any level. It is compared with what FCFS reaches in the simulator, where that knows how long each
+output will be.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from bench.simulation.workloads import Workload
 from simulation.request import RequestSpec
 
 DRAIN_SECONDS = 40.0
-BURST_BEGINS, BURST_ENDS = 1 / 3, 1 / 2  # of the time
+BURST_BEGINS, BURST_ENDS = 1 / 3, 1 / 2  # as shares of the time
 SETTING = Setting(WORKER, TRACES)
 CORES = tuple(Figure(f"cores_{name}", f"cores used by {name}") for name in PROCESSES)
 
@@ -43,17 +44,22 @@ CORES = tuple(Figure(f"cores_{name}", f"cores used by {name}") for name in PROCE
 def measure(
     name: str, trace: str, replay: Replay, levels: Sequence[float], seeds: int, seconds: float
 ) -> None:
-    """At each level (times the capacity) with each seed on a fresh system, and publish."""
+    """Measure and publish each level, a multiple of the capacity, with each seed.
+
+    Every run has a fresh system.
+    """
     found = [asyncio.run(_measure_levels(trace, replay, levels, s, seconds)) for s in range(seeds)]
     reporting.publish(name, describe_setting(seconds), _figures(levels), found)
 
 
 def measure_burst(seeds: int, seconds: float) -> None:
-    """Half of the capacity, five times as much for a sixth of the time, and half again."""
+    """Measure and publish a burst: half of the capacity, then five times as much for a sixth of the
+    time, then half again.
+    """
     figures = (
         Figure("before_p99_ms", "p99 to first token before the burst, ms"),
-        Figure("recovered_s", "seconds until it is as before", "≤ 10"),
-        Figure("simulated_recovered_s", "as simulated"),
+        Figure("recovered_s", "time after the burst until it is as before, s", "≤ 10"),
+        Figure("simulated_recovered_s", "the same in the simulator, s"),
     )
     found = [asyncio.run(_measure_burst(seed, seconds)) for seed in range(seeds)]
     reporting.publish("live-b3-burst", describe_setting(seconds), figures, found)
@@ -66,13 +72,13 @@ def _figures(levels: Sequence[float]) -> tuple[Figure, ...]:
             Figure(f"goodput_{level:g}", f"goodput at {level:g} times, of the peak")
             for level in levels
         ),
-        Figure("over_fcfs", f"at {JUDGED:g}: of FCFS's simulated peak"),
-        Figure("accepted", f"at {JUDGED:g}: accepted"),
-        Figure("on_time", f"at {JUDGED:g}: of them on time", "≥ 0.99"),
-        Figure("simulated_on_time", "as simulated"),
-        Figure("refused", f"at {JUDGED:g}: refused"),
-        Figure("refusal_p50_ms", f"at {JUDGED:g}: until the client knows that, p50, ms"),
-        Figure("refusal_p99_ms", f"at {JUDGED:g}: p99, ms", "≤ 10"),
+        Figure("over_fcfs", f"at {JUDGED:g}: goodput over FCFS's simulated peak"),
+        Figure("accepted", f"at {JUDGED:g}: accepted requests"),
+        Figure("on_time", f"at {JUDGED:g}: share of them on time", "≥ 0.99"),
+        Figure("simulated_on_time", f"at {JUDGED:g}: the same in the simulator"),
+        Figure("refused", f"at {JUDGED:g}: refused requests"),
+        Figure("refusal_p50_ms", f"at {JUDGED:g}: time to a refusal, p50, ms"),
+        Figure("refusal_p99_ms", f"at {JUDGED:g}: time to a refusal, p99, ms", "≤ 10"),
         Figure("wasted", f"at {JUDGED:g}: share of the tokens computed in vain", "≤ 0.02"),
         *CORES,
     )
@@ -86,13 +92,13 @@ async def _measure_levels(
     loads, outcomes = {}, {}
     cores: dict[str, float] = {}
     for level in levels:
-        asked = replay(rows, level * whole, seconds, Random(seed))
-        loads[level] = Workload(_over_gateways(overload.in_time(asked)), seconds)
+        specs = replay(rows, level * whole, seconds, Random(seed))
+        loads[level] = Workload(_over_gateways(overload.in_time(specs)), seconds)
         outcomes[level], used = await _run_live(loads[level])
         cores = used if level == JUDGED else cores
     goodputs = {level: overload.goodput(found, seconds) for level, found in outcomes.items()}
-    modelled = (run_simulated(load, DRAIN_SECONDS, with_policy(Fcfs)) for load in loads.values())
-    fcfs = max(overload.goodput(outcome, seconds) for outcome in modelled)
+    simulated = (run_simulated(load, DRAIN_SECONDS, with_policy(Fcfs)) for load in loads.values())
+    fcfs = max(overload.goodput(outcome, seconds) for outcome in simulated)
     return {
         "requests_per_second": whole,
         **{f"goodput_{level:g}": got / max(goodputs.values()) for level, got in goodputs.items()},
@@ -105,9 +111,9 @@ async def _measure_levels(
 
 def _judge(outcome: Outcome) -> dict[str, float]:
     refusals = [
-        1000 * (fate.ended - fate.spec.at)
-        for fate in outcome.fates
-        if fate.refused and fate.ended is not None
+        1000 * (request.ended - request.spec.at)
+        for request in outcome.requests
+        if request.refused and request.ended is not None
     ]
     return {
         "accepted": len(overload.accepted(outcome)),
@@ -120,7 +126,7 @@ def _judge(outcome: Outcome) -> dict[str, float]:
 
 
 def _on_time(outcome: Outcome) -> float:
-    return measures.share(overload.accepted(outcome), lambda fate: fate.on_time)
+    return measures.share(overload.accepted(outcome), lambda request: request.on_time)
 
 
 def _percentile(values: list[float], q: float) -> float:
@@ -131,13 +137,13 @@ async def _measure_burst(seed: int, seconds: float) -> Run:
     rows = overload.sizes(SETTING, overload.ARENA)
     whole, random = overload.whole_capacity(SETTING, rows), Random(seed)
     begins, ends = BURST_BEGINS * seconds, BURST_ENDS * seconds
-    asked: list[RequestSpec] = []
+    specs: list[RequestSpec] = []
     for start, end, level in ((0.0, begins, CALM), (begins, ends, BURST), (ends, seconds, CALM)):
         arrivals = overload.at_random(rows, level * whole, end - start, random)
-        asked += [replace(each, at=each.at + start) for each in overload.in_time(arrivals)]
-    load = Workload(_over_gateways(asked), seconds)
+        specs += [replace(each, at=each.at + start) for each in overload.in_time(arrivals)]
+    load = Workload(_over_gateways(specs), seconds)
     outcome, _ = await _run_live(load)
-    before = [fate for fate in outcome.fates if fate.spec.at < begins]
+    before = [request for request in outcome.requests if request.spec.at < begins]
     expected = run_simulated(load, DRAIN_SECONDS)
     return {
         "before_p99_ms": 1000 * measures.first_token_percentile(before, 0.99),
@@ -146,9 +152,9 @@ async def _measure_burst(seed: int, seconds: float) -> Run:
     }
 
 
-def _over_gateways(asked: Sequence[RequestSpec]) -> list[RequestSpec]:
-    """By turns."""
-    return [replace(each, gateway=number % GATEWAYS) for number, each in enumerate(asked)]
+def _over_gateways(specs: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """The requests with their gateways in turn."""
+    return [replace(each, gateway=number % GATEWAYS) for number, each in enumerate(specs)]
 
 
 async def _run_live(load: Workload) -> tuple[Outcome, dict[str, float]]:
@@ -160,6 +166,6 @@ async def _run_live(load: Workload) -> tuple[Outcome, dict[str, float]]:
         goal_ms=1000 * overload.GOAL_SECONDS,
         deadline_seconds=overload.DEADLINE_SECONDS,
     )
-    async with run_cluster(shape) as plant:
-        traffic = Traffic(plant, {"all": 4})
+    async with run_cluster(shape) as cluster:
+        traffic = Traffic(cluster, {"all": 4})
         return await traffic.run(load, DRAIN_SECONDS), traffic.cores

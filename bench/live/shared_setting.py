@@ -1,4 +1,4 @@
-"""What the figures share: four workers, each an A10G with a 7B model of twice the speed."""
+"""The setting of live measurements: four workers, each an A10G with a 7B model, twice as fast."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ PROCESSES = ("gateway", "dispatcher", "worker", "nats", "bench")
 
 
 def describe_setting(seconds: float) -> dict[str, object]:
-    """For a file of results."""
+    """Return the setting, as written to result files."""
     return {
         "seconds": seconds,
         "workers": WORKERS,
@@ -26,6 +26,6 @@ def describe_setting(seconds: float) -> dict[str, object]:
 
 
 def run_simulated(load: Workload, drain_seconds: float, build: Build = Millstream) -> Outcome:
-    """The same load in the simulator, on a plant like the running one."""
-    plant = SimulatedCluster((WORKER,) * WORKERS, GATEWAYS)
-    return runs.SimulationRun(build, plant, load).run(drain_seconds)
+    """Run a load in the simulator, on a cluster like the running one, and return its outcome."""
+    cluster = SimulatedCluster((WORKER,) * WORKERS, GATEWAYS)
+    return runs.SimulationRun(build, cluster, load).run(drain_seconds)

@@ -1,7 +1,7 @@
 """The paged engine without its model: real scheduler, real KV blocks, steps of a modelled length.
 
-The mock of `gpu_worker` says each word at its own time, however many others talk. Who waits for
-whom, who gives way and when they return is decided here as on a GPU.
+The mock engine of `gpu_worker` emits each token at its own time, however many sequences state. Here
+waiting, preemption and resumption of sequences are decided as on a GPU.
 """
 
 import time
@@ -27,15 +27,15 @@ IDLE_SECONDS = 0.001
 
 @dataclass(slots=True, eq=False)
 class _RunningSequence:
-    """A sequence, its run, and the tokens that were computed for it, once for each time."""
+    """A sequence, its scheduler state, and the count of tokens computed for it, with repeats."""
 
     sequence: Sequence
-    run: SequenceState
+    state: SequenceState
     computed: int = 0
 
     @property
     def generated(self) -> int:
-        return len(self.run.tokens) - len(self.sequence.prompt)
+        return len(self.state.tokens) - len(self.sequence.prompt)
 
     @property
     def is_complete(self) -> bool:
@@ -43,7 +43,7 @@ class _RunningSequence:
 
 
 class SteppedEngine:
-    """An `Engine` whose steps take what `model` says; its words mean nothing."""
+    """An `Engine` whose steps take as long as `model` says; its output is meaningless."""
 
     preempts = True
 
@@ -63,25 +63,27 @@ class SteppedEngine:
 
     @classmethod
     def load(cls, directory: Path | None = None, *, model: StepModel) -> "SteppedEngine":
-        """As the other engines load."""
+        """Return an engine with this step model; `directory` is not used."""
         return cls(model)
 
     def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; one that is over the limits ends with an error at the next step."""
         if refusal := self._limits.find_refusal(sequence):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
         tokens = sequence.prompt + sequence.generated
-        run = SequenceState(sequence.request_id, tokens, priority=sequence.priority)
-        self._generations[sequence.request_id] = _RunningSequence(sequence, run)
-        self._scheduler.add(run)
+        state = SequenceState(sequence.request_id, tokens, priority=sequence.priority)
+        self._generations[sequence.request_id] = _RunningSequence(sequence, state)
+        self._scheduler.add(state)
 
     def cancel(self, request_id: str) -> None:
+        """End a sequence as `cancelled` at the next step; ids that are not running are ignored."""
         if generation := self._generations.get(request_id):
             self._ready.append(Output(request_id, finish="cancelled"))
             self._remove(generation)
 
     def step(self) -> list[Output]:
-        """A step over the running batch; it returns when the step would be over."""
+        """Run one step of the batch and return its outputs after the modelled time of the step."""
         outputs, self._ready = self._ready, []
         began = self._clock()
         slices = self._scheduler.schedule()
@@ -96,17 +98,18 @@ class SteppedEngine:
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
-        """Of what is reserved, as the paged engine tells it."""
-        model, held = self._model, self._generations.values()
-        tokens = model.kv_tokens - sum(count_reserved_tokens(each.sequence) for each in held)
-        return FreeCapacity(max(0, model.max_sequences - len(held)), max(0, tokens))
+        """Return the sequences and tokens that are not reserved, as the paged engine does."""
+        model, running = self._model, self._generations.values()
+        tokens = model.kv_tokens - sum(count_reserved_tokens(each.sequence) for each in running)
+        return FreeCapacity(max(0, model.max_sequences - len(running)), max(0, tokens))
 
     @property
     def idle(self) -> bool:
+        """True while there are neither sequences nor outputs."""
         return not self._generations and not self._ready
 
     def close(self) -> None:
-        """Forget every sequence."""
+        """Drop all sequences."""
         self._generations.clear()
 
     def _seconds(self, slices: list[SequenceSlice]) -> float:
@@ -114,17 +117,17 @@ class SteppedEngine:
         prefill = sum(piece.count for piece in slices if not piece.is_decode)
         return self._model.step_seconds(len(decoding), sum(p.end for p in decoding), prefill)
 
-    def _emit_token(self, run: SequenceState) -> Output:
-        generation = self._generations[run.request_id]
+    def _emit_token(self, state: SequenceState) -> Output:
+        generation = self._generations[state.request_id]
         token = generation.generated % VOCABULARY
-        run.tokens.append(token)
+        state.tokens.append(token)
         if generation.is_complete:
             self._remove(generation)
-            return Output(run.request_id, [token], WORDS[token], finish="length")
-        return Output(run.request_id, [token], WORDS[token])
+            return Output(state.request_id, [token], WORDS[token], finish="length")
+        return Output(state.request_id, [token], WORDS[token])
 
     def _remove(self, generation: _RunningSequence) -> None:
-        run = generation.run
-        self._scheduler.remove(run)
-        del self._generations[run.request_id]
-        log.info("computed", request_id=run.request_id, tokens=generation.computed)
+        state = generation.state
+        self._scheduler.remove(state)
+        del self._generations[state.request_id]
+        log.info("computed", request_id=state.request_id, tokens=generation.computed)

@@ -1,4 +1,4 @@
-"""`millstream worker`, whose mock engine is `SteppedEngine`; settings come by environment."""
+"""Runs `millstream worker` with `SteppedEngine` as mock engine; settings come by environment."""
 
 import sys
 
@@ -7,6 +7,7 @@ from millstream import cli
 
 
 def main() -> int:
+    """Run the worker and return its exit status."""
     factory.ENGINES["mock"] = ("bench.live.stepped_engine", "SteppedEngine.load")
     return cli.main(["worker"])
 

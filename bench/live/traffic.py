@@ -1,4 +1,4 @@
-"""A simulation's load on a running system: sent when it is due, and what became of each request."""
+"""Sends a simulation's load to a running system, and reports each request as the simulator does."""
 
 import asyncio
 import time
@@ -15,94 +15,98 @@ from millstream.bench.prompts import Prompts
 from millstream.bench.websocket_client import WebSocketClient
 from simulation.request import RequestSpec, SimulatedRequest
 
-LEAD_SECONDS = 1.0  # from when the sockets are open to the first request
+LEAD_SECONDS = 1.0  # from the opening of the sockets to the start of the load
 
 
 @dataclass(frozen=True)
 class SentRequest:
-    """A request and what its client saw of it."""
+    """A request of the load and what its client saw of it."""
 
-    asked: RequestSpec
+    spec: RequestSpec
     sample: Sample
 
 
 class Traffic:
-    """One load on a plant. `sockets`: how many a tenant has at each of its gateways, else one."""
+    """A load on a cluster, with a client for each tenant at each of its gateways.
 
-    def __init__(self, plant: Cluster, sockets: Mapping[str, int] | None = None) -> None:
-        self._plant, self._sockets = plant, sockets or {}
+    `sockets` is by tenant the number of sockets of each of its clients, by default one. `cores` is,
+    after a run, the CPU use of the processes by name.
+    """
+
+    def __init__(self, cluster: Cluster, sockets: Mapping[str, int] | None = None) -> None:
+        self._cluster, self._sockets = cluster, sockets or {}
         self._prompts = Prompts(None, seed=0)
         self._clients: dict[tuple[str, int], WebSocketClient] = {}
         self.sent: list[SentRequest] = []
 
     async def run(self, load: Workload, drain_seconds: float) -> Outcome:
-        """Send each at its time, whatever came of those before; then wait for the awaited.
+        """Send each request at its time, whether or not earlier ones have ended.
 
-        What has not ended by `drain_seconds` after the load, or is not awaited, is cancelled.
+        Returns the outcome. After the load, the awaited requests may run on for `drain_seconds`;
+        all others are cancelled.
         """
         async with AsyncExitStack() as stack:
-            await self._open(load.asked, stack)
+            await self._open(load.specs, stack)
             began = time.perf_counter() + LEAD_SECONDS
-            self._plant.start_cpu_meter()
+            self._cluster.start_cpu_meter()
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            running = [
-                (await self._send_when_due(asked, began, tasks), asked) for asked in load.asked
-            ]
+            running = [(await self._send_when_due(spec, began, tasks), spec) for spec in load.specs]
             await asyncio.sleep(began + load.seconds - time.perf_counter())
-            self.cores = self._plant.cores_used()
-            if awaited := [task for task, asked in running if load.awaited(asked)]:
+            self.cores = self._cluster.cores_used()
+            if awaited := [task for task, spec in running if load.awaited(spec)]:
                 await asyncio.wait(awaited, timeout=drain_seconds)
             for task, _ in running:
                 task.cancel()
         return self._outcome(began, load.seconds)
 
-    async def _open(self, asked: Sequence[RequestSpec], stack: AsyncExitStack) -> None:
-        for tenant, gateway in {(each.tenant, each.gateway) for each in asked}:
-            address, sockets = self._plant.address(tenant, gateway), self._sockets.get(tenant, 1)
+    async def _open(self, specs: Sequence[RequestSpec], stack: AsyncExitStack) -> None:
+        for tenant, gateway in {(each.tenant, each.gateway) for each in specs}:
+            address, sockets = self._cluster.address(tenant, gateway), self._sockets.get(tenant, 1)
             client = WebSocketClient(address, "msgpack", sockets, time.perf_counter)
             self._clients[tenant, gateway] = await stack.enter_async_context(client)
 
     async def _send_when_due(
-        self, asked: RequestSpec, began: float, tasks: asyncio.TaskGroup
+        self, spec: RequestSpec, began: float, tasks: asyncio.TaskGroup
     ) -> "asyncio.Task[None]":
-        sent = SentRequest(asked, Sample(began + asked.at))
+        sent = SentRequest(spec, Sample(began + spec.at))
         await asyncio.sleep(max(0.0, sent.sample.due - time.perf_counter()))
         self.sent.append(sent)
         return tasks.create_task(self._send(sent))
 
     async def _send(self, sent: SentRequest) -> None:
-        asked = sent.asked
-        prompt = self._prompts.make_prompt(asked.prompt_tokens)
-        ask = LoadRequest(MODEL, prompt, asked.output_tokens, asked.priority.value)
+        spec = sent.spec
+        prompt = self._prompts.make_prompt(spec.prompt_tokens)
+        request = LoadRequest(MODEL, prompt, spec.output_tokens, spec.priority.value)
         try:
-            await self._clients[asked.tenant, asked.gateway].run_request(ask, sent.sample)
+            await self._clients[spec.tenant, spec.gateway].run_request(request, sent.sample)
         except asyncio.CancelledError:
             sent.sample.finish(time.perf_counter(), UNFINISHED)
             raise
 
     def _outcome(self, began: float, seconds: float) -> Outcome:
-        computed = self._plant.computed_tokens()
-        fates = [_fate(sent, began, computed) for sent in self.sent]
+        computed = self._cluster.computed_tokens()
+        requests = [_to_simulated(sent, began, computed) for sent in self.sent]
         served = sum(_service_before(sent, began + seconds) for sent in self.sent) / seconds
-        return Outcome(fates, (), served, time.perf_counter() - began, 0)
+        return Outcome(requests, (), served, time.perf_counter() - began, 0)
 
 
-def _fate(sent: SentRequest, began: float, computed: Mapping[str, int]) -> SimulatedRequest:
+def _to_simulated(sent: SentRequest, began: float, computed: Mapping[str, int]) -> SimulatedRequest:
+    """The request as the simulator reports one, with times in seconds after the load began."""
     sample = sent.sample
-    fate = SimulatedRequest(sent.asked, sample.request_id)
-    fate.accepted = None if sample.accepted is None else sample.accepted - began
-    fate.first = sample.times[0] - began if sample.times else None
+    request = SimulatedRequest(sent.spec, sample.request_id)
+    request.accepted = None if sample.accepted is None else sample.accepted - began
+    request.first = sample.times[0] - began if sample.times else None
     if sample.ended is not None and sample.code != UNFINISHED:
-        fate.ended = sample.ended - began
-    fate.code, fate.generated = sample.code, sample.tokens
-    fate.computed = computed.get(sample.request_id, 0)
-    return fate
+        request.ended = sample.ended - began
+    request.code, request.generated = sample.code, sample.tokens
+    request.computed = computed.get(sample.request_id, 0)
+    return request
 
 
 def _service_before(sent: SentRequest, end: float) -> int:
-    """Virtual tokens that its client saw until then."""
+    """The service tokens of the request that its client saw until `end`."""
     sample = sent.sample
     if not sample.times or sample.times[0] > end:
         return 0
     pieces = zip(sample.times, sample.counts, strict=True)
-    return sent.asked.prompt_tokens + 2 * sum(count for time, count in pieces if time <= end)
+    return sent.spec.prompt_tokens + 2 * sum(count for time, count in pieces if time <= end)

@@ -1,27 +1,11 @@
-"""The scheduler's own pure code on a virtual clock, beside baselines; `bench/simulate.py` runs it.
+"""Runs the scheduler's own code on a virtual clock, beside baselines; see `bench/simulate.py`.
 
-clock        what is to happen, in the order of its time
-request      what was asked for, and what became of it
-loads        who asks when
-step_model   how long a step takes
-engine       continuous batching, chunked prefill, KV, priorities
-prefixes     a worker's prefix cache
-worker       the real `Credit`: pulls, attempts, beats
-pool         the WORK stream
-leader       the real `ModelState`
-gateway      the real admission
-delays       what lies between them
-baselines    FCFS, VTC, EDF, early rejection, fairness per replica
-systems      Millstream, or a baseline, whole
-runs         a load against a system
-measures     what figures are made of
-scenario     figures, goals, settings
-fairness     B1
-isolation    B2
-overload     B3
-mixture      B4
-affinity     B5
-scale        what the simulator takes
-report       tables and JSON
-pictures     plots
+workloads              what is asked for, and when
+virtual_clock, delays  the order of events, and how long each hop takes
+work_stream, worker    a simulated WORK, and the real Credit pulling from it; engines: `simulation/`
+leader, gateway        the real ModelState and the real load shedding, driven without a broker
+baselines, systems     FCFS, VTC, EDF, early rejection; Millstream or one of these as a whole
+runs, measures         a workload against a system, and what figures are made of
+scenario, scenarios/   figures with goals, and B1 to B5
+report, plots          tables, JSON, PNG
 """

@@ -1,16 +1,16 @@
-"""How long the steps between the services take; seconds."""
+"""Delays of messages between the services, and the intervals of their timers, in seconds."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Delays:
-    """Medians of a broker on the same network; the intervals are the services' own."""
+    """Medians of a broker on the same network; the intervals are the services' own defaults."""
 
-    hop: float = 0.001  # a message on its way to whom it is for
-    store: float = 0.001  # until the broker says that it has it
-    fetch: float = 0.001  # a payload by its sequence
-    beat_gap: float = 0.01
-    beat: float = 1.0
-    progress: float = 0.2  # the same while a worker runs something
-    tell: float = 0.2
+    hop: float = 0.001  # until a message reaches its receiver
+    store: float = 0.001  # until the broker acknowledges a stored message
+    fetch: float = 0.001  # until a payload is read by its sequence
+    heartbeat_gap: float = 0.01  # the least time between two heartbeats
+    heartbeat: float = 1.0  # between two heartbeats of an idle worker
+    progress: float = 0.2  # between two heartbeats while the worker runs something
+    pressure: float = 0.2  # between two pressure reports of the leader

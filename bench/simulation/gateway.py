@@ -1,4 +1,4 @@
-"""A gateway on the virtual clock: the real admission, with what it heard last of the queue."""
+"""A gateway on the virtual clock: the real load shedding, with the last pressure it received."""
 
 from bench.simulation.virtual_clock import VirtualClock
 from gateway.admission.load_shedding import LatencyTarget, LoadShedder
@@ -8,31 +8,34 @@ from streams.messages import Pressure
 
 
 class SimulatedGateway:
-    """Lets requests in, or refuses them."""
+    """Admits or refuses requests by the last pressure report."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self._waits = LoadShedder()
+        self._load_shedder = LoadShedder()
 
     def receive_pressure(self, pressure: Pressure) -> None:
-        self._waits.update(pressure, self._clock.now)
+        """Take in a pressure report of the leader."""
+        self._load_shedder.update(pressure, self._clock.now)
 
-    def try_admit(self, fate: SimulatedRequest) -> bool:
-        """Notes the code of a refusal, or the wait that is told to the dispatcher."""
+    def try_admit(self, request: SimulatedRequest) -> bool:
+        """True if a request is admitted; notes its estimated wait, or the code of the refusal."""
         try:
-            fate.estimated_wait = self._waits.admit(_wish(fate.spec), self._clock.now)
+            request.estimated_wait = self._load_shedder.admit(
+                _latency_target(request.spec), self._clock.now
+            )
         except Refused as refusal:
-            fate.code = refusal.code
+            request.code = refusal.code
             return False
         return True
 
 
-def _wish(asked: RequestSpec) -> LatencyTarget:
+def _latency_target(spec: RequestSpec) -> LatencyTarget:
     return LatencyTarget(
-        asked.tenant,
-        asked.priority,
-        asked.prompt_tokens,
-        asked.cost,
-        asked.deadline_seconds,
-        asked.goal_seconds,
+        spec.tenant,
+        spec.priority,
+        spec.prompt_tokens,
+        spec.cost,
+        spec.deadline_seconds,
+        spec.goal_seconds,
     )

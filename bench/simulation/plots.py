@@ -1,4 +1,4 @@
-"""What was simulated as a picture: a row for each scenario, bars by system, the seeds as dots."""
+"""Draws measured scenarios: a row for each, bars by system, the seeds as dots."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INCHES = (3.4, 2.9)  # of each axes
-LOGARITHMIC = 100.0  # from this ratio on between the largest and the smallest bar
+LOGARITHMIC = 100.0  # a larger ratio of the largest to the smallest bar gets a log scale
 
 
 def draw(path: Path, rows: Sequence[Measured]) -> None:
-    """Write a PNG."""
+    """Write a PNG with a row of axes for each measured scenario. Needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
@@ -30,13 +30,13 @@ def draw(path: Path, rows: Sequence[Measured]) -> None:
     for row, axes in zip(rows, grid, strict=True):
         for spare in axes[len(_panels(row)) :]:
             spare.set_axis_off()
-        for panel, place in zip(_panels(row), axes, strict=False):
-            _draw(place, row, panel, colours)
+        for panel, axis in zip(_panels(row), axes, strict=False):
+            _draw(axis, row, panel, colours)
     canvas.savefig(path, format="png", dpi=100)
 
 
 def _panels(row: Measured) -> list[list[Figure]]:
-    """The figures that share axes: those of a curve do."""
+    """The figures by axes: those of one curve share axes, every other figure has its own."""
     curve = [figure for figure in row.scenario.figures if figure.x is not None]
     alone = [[figure] for figure in row.scenario.figures if figure.x is None]
     return [curve, *alone] if curve else alone

@@ -1,4 +1,4 @@
-"""Values of several seeds to a table for people and a file for later: the median and the worst."""
+"""Reports values of several seeds, their median and the worst: a table and a JSON file."""
 
 import json
 import time
@@ -19,23 +19,24 @@ OURS = "millstream"
 
 @dataclass(frozen=True)
 class Measured:
-    """A scenario, and the values of each seed."""
+    """A scenario and its values for each seed."""
 
     scenario: Scenario
     seeds: Sequence[Values]
 
     @property
     def systems(self) -> list[str]:
+        """The names of the systems, in the order of their first appearance."""
         return list(dict.fromkeys(name for values in self.seeds for name in values))
 
     def values_of(self, system: str, figure: Figure) -> list[float]:
-        """The values of a figure, of the seeds that have one."""
+        """A system's values of a figure, of the seeds that have one."""
         rows = (values.get(system, {}) for values in self.seeds)
         return [row[figure.key] for row in rows if figure.key in row]
 
 
 class SimulationReport:
-    """Collects what was measured, and writes it with the machine, the date and the command."""
+    """Collects measured scenarios; writes them with the machine, the date and the command."""
 
     def __init__(self, arguments: Sequence[str], setting: Setting) -> None:
         self.measured: list[Measured] = []
@@ -43,10 +44,12 @@ class SimulationReport:
         self._began = time.perf_counter()
 
     def add(self, scenario: Scenario, seeds: Sequence[Values]) -> Measured:
+        """Add a scenario's values, one mapping for each seed."""
         self.measured.append(Measured(scenario, seeds))
         return self.measured[-1]
 
     def write(self, path: Path) -> None:
+        """Write everything as JSON, with an end of line."""
         content = {
             "name": "simulation",
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -72,24 +75,28 @@ def _content(measured: Measured) -> dict[str, object]:
 
 
 def _summary(
-    measured: Measured, of: Callable[[Figure, Sequence[float]], float]
+    measured: Measured, combine: Callable[[Figure, Sequence[float]], float]
 ) -> dict[str, dict[str, float | None]]:
     figures = measured.scenario.figures
     return {
         system: _plain(
-            {f.key: of(f, values) for f in figures if (values := measured.values_of(system, f))}
+            {
+                f.key: combine(f, values)
+                for f in figures
+                if (values := measured.values_of(system, f))
+            }
         )
         for system in measured.systems
     }
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no infinity: null is what did not end."""
+    """The values for JSON, which has no infinity: null stands for it."""
     return {key: value if isfinite(value) else None for key, value in values.items()}
 
 
 def table(measured: Measured) -> Table:
-    """A row for each figure, a column for each system."""
+    """A table of a scenario: a row for each figure, a column for each system."""
     scenario = measured.scenario
     grid = Table(title=f"{scenario.name}  {scenario.words}", title_justify="left")
     grid.add_column("")

@@ -1,4 +1,4 @@
-"""One run: a load against a system, until the last request has ended or the time is over."""
+"""A run of a workload against a system, until the last request has ended or time is over."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,83 +14,86 @@ from simulation.engine import SimulatedEngine
 from simulation.request import RequestSpec, SimulatedRequest
 from simulation.step_model import StepModel
 
-SETTLING_SECONDS = 1.0  # for which a system has been there when its load begins
-RETRY_SECONDS = 1.0  # after which a client asks again that was refused
+SETTLING_SECONDS = 1.0  # a system runs for so long before its workload begins
+RETRY_SECONDS = 1.0  # after which a refused client asks again
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """The result of a run; times are seconds of the virtual clock."""
 
-    fates: Sequence[SimulatedRequest]
+    requests: Sequence[SimulatedRequest]
     engines: Sequence[SimulatedEngine]
-    served: float  # virtual tokens per second while the load went on
+    served: float  # virtual tokens per second while requests came in
     ended: float  # when the run was over
-    events: int
+    events: int  # that the virtual clock ran
 
 
 class SimulationRun:
-    """Owns the clock, the load's position, and the fates."""
+    """Submits a workload's requests to a system at their times, and collects them.
 
-    def __init__(self, build: Build, plant: SimulatedCluster, load: Workload) -> None:
-        self._clock, self._load = VirtualClock(-SETTLING_SECONDS), load
-        self._fates: list[SimulatedRequest] = []
-        self._open = 0
+    It owns the clock, the place in the workload and the requests.
+    """
+
+    def __init__(self, build: Build, cluster: SimulatedCluster, workload: Workload) -> None:
+        self._clock, self._workload = VirtualClock(-SETTLING_SECONDS), workload
+        self._requests: list[SimulatedRequest] = []
+        self._unfinished = 0
         self._next = 0
-        self._served: float | None = None  # until the load is over
-        self._system: System = build(plant, self._clock, self._ended)
+        self._served: float | None = None  # while requests come in
+        self._system: System = build(cluster, self._clock, self._on_ended)
 
     def run(self, drain_seconds: float) -> Outcome:
-        """Until all that are awaited have ended, at most `drain_seconds` after the load."""
-        self._clock.call_at(self._load.seconds, self._look)
-        self._arrive()
-        self._clock.run(self._load.seconds + drain_seconds, self._is_over)
-        assert self._served is not None, "the load is not over"
+        """Run until all awaited requests have ended, at most `drain_seconds` after the workload."""
+        self._clock.call_at(self._workload.seconds, self._measure_service)
+        self._schedule_arrival()
+        self._clock.run(self._workload.seconds + drain_seconds, self._is_over)
+        assert self._served is not None, "the workload is not over"
         return Outcome(
-            self._fates,
+            self._requests,
             self._system.engines,
             self._served,
             self._clock.now,
             self._clock.events,
         )
 
-    def _look(self) -> None:
+    def _measure_service(self) -> None:
         engines = self._system.engines
-        whole = sum(service_tokens(each.prompt_tokens, each.generated_tokens) for each in engines)
-        self._served = whole / self._load.seconds
+        service = sum(service_tokens(each.prompt_tokens, each.generated_tokens) for each in engines)
+        self._served = service / self._workload.seconds
 
     def _is_over(self) -> bool:
-        arrived = self._next == len(self._load.asked)
-        return arrived and not self._open and self._served is not None
+        arrived = self._next == len(self._workload.specs)
+        return arrived and not self._unfinished and self._served is not None
 
-    def _arrive(self) -> None:
-        """Only the next arrival lies on the clock."""
-        if self._next < len(self._load.asked):
-            self._clock.call_at(self._load.asked[self._next].at, self._arrived)
+    def _schedule_arrival(self) -> None:
+        """Put the next arrival on the clock; the later ones are not there yet."""
+        if self._next < len(self._workload.specs):
+            self._clock.call_at(self._workload.specs[self._next].at, self._on_arrival)
 
-    def _arrived(self) -> None:
-        asked = self._load.asked[self._next]
+    def _on_arrival(self) -> None:
+        spec = self._workload.specs[self._next]
         self._next += 1
-        self._submit(asked)
-        self._arrive()
+        self._submit(spec)
+        self._schedule_arrival()
 
-    def _submit(self, asked: RequestSpec) -> None:
-        self._open += self._load.awaited(asked)
-        self._fates.append(self._system.submit(asked))
+    def _submit(self, spec: RequestSpec) -> None:
+        self._unfinished += self._workload.awaited(spec)
+        self._requests.append(self._system.submit(spec))
 
-    def _ended(self, fate: SimulatedRequest) -> None:
-        self._open -= self._load.awaited(fate.spec)
-        if fate.spec.repeats:
-            again = self._clock.now + (RETRY_SECONDS if fate.refused else 0.0)
-            if again < self._load.seconds:
-                self._clock.call_at(again, partial(self._submit, replace(fate.spec, at=again)))
+    def _on_ended(self, request: SimulatedRequest) -> None:
+        self._unfinished -= self._workload.awaited(request.spec)
+        if request.spec.repeats:
+            again = self._clock.now + (RETRY_SECONDS if request.refused else 0.0)
+            if again < self._workload.seconds:
+                self._clock.call_at(again, partial(self._submit, replace(request.spec, at=again)))
 
 
 @cache
 def capacity(worker: StepModel, sizes: tuple[RequestSpec, ...]) -> float:
-    """Requests per second that a worker completes while many of these lengths wait."""
-    asked = [replace(each, at=0.0) for each in sizes]
+    """Requests per second that a worker completes while many of these sizes wait."""
+    specs = [replace(each, at=0.0) for each in sizes]
     outcome = SimulationRun(
-        with_policy(Fcfs), SimulatedCluster((worker,)), Workload(asked, 0.1)
+        with_policy(Fcfs), SimulatedCluster((worker,)), Workload(specs, 0.1)
     ).run(inf)
-    return len(asked) / outcome.ended
+    return len(specs) / outcome.ended

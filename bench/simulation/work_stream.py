@@ -1,4 +1,4 @@
-"""The WORK stream of one pool: a queue per priority and one per worker, and the pulls of each."""
+"""A simulated WORK stream of one pool: a queue per priority and per worker, and their pulls."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -14,7 +14,10 @@ Take = Callable[[SimulatedRequest, int], None]
 
 @dataclass(slots=True)
 class WorkPull:
-    """What a worker still asks for; `take` gets each delivery with its sequence."""
+    """An outstanding pull of a worker: `wanted` more messages.
+
+    `take` is called with each delivered request and its sequence.
+    """
 
     take: Take
     wanted: int
@@ -27,39 +30,45 @@ class _Consumer:
 
 
 class WorkStream:
-    """Messages go to the pulls in turn, one at a time, as nats-server serves a shared consumer."""
+    """Delivers messages to the pulls in turn, one at a time.
+
+    That is how nats-server serves a shared consumer.
+    """
 
     def __init__(self, clock: VirtualClock, delays: Delays) -> None:
         self._clock, self._delays = clock, delays
         self._consumers: dict[str, _Consumer] = defaultdict(_Consumer)  # by priority, or by worker
         self._seq = 0
 
-    def store(self, fate: SimulatedRequest, placement: str = ANY) -> int:
-        """Store a request; its sequence in the stream."""
+    def store(self, request: SimulatedRequest, placement: str = ANY) -> int:
+        """Store a request for any worker, or for one; returns its sequence in the stream."""
         self._seq += 1
-        lane = self._consumers[fate.priority if placement == ANY else placement]
-        lane.messages.append((fate, self._seq))
-        self._serve(lane)
+        consumer = self._consumers[request.priority if placement == ANY else placement]
+        consumer.messages.append((request, self._seq))
+        self._serve(consumer)
         return self._seq
 
     def pop_placed(self, worker: str) -> tuple[SimulatedRequest, int] | None:
-        """The oldest request that was placed on a worker and not pulled, and its sequence."""
+        """Remove the oldest request that was placed on a worker and not pulled, with its sequence.
+
+        None if there is none.
+        """
         messages = self._consumers[worker].messages
         return messages.popleft() if messages else None
 
     def pull(self, name: str, pull: WorkPull) -> None:
         """Ask for messages of a priority, or for those that were placed on a worker."""
-        lane = self._consumers[name]
-        lane.pulls.append(pull)
-        self._serve(lane)
+        consumer = self._consumers[name]
+        consumer.pulls.append(pull)
+        self._serve(consumer)
 
-    def _serve(self, lane: _Consumer) -> None:
-        while lane.messages and lane.pulls:
-            pull = lane.pulls.popleft()
+    def _serve(self, consumer: _Consumer) -> None:
+        while consumer.messages and consumer.pulls:
+            pull = consumer.pulls.popleft()
             pull.wanted -= 1
             if pull.wanted:
-                lane.pulls.append(pull)
-            self._deliver(pull, *lane.messages.popleft())
+                consumer.pulls.append(pull)
+            self._deliver(pull, *consumer.messages.popleft())
 
-    def _deliver(self, pull: WorkPull, fate: SimulatedRequest, seq: int) -> None:
-        self._clock.call_later(self._delays.hop, lambda: pull.take(fate, seq))
+    def _deliver(self, pull: WorkPull, request: SimulatedRequest, seq: int) -> None:
+        self._clock.call_later(self._delays.hop, lambda: pull.take(request, seq))

@@ -1,6 +1,7 @@
-"""A worker on the virtual clock: it pulls what its credit allows, runs it, and beats.
+"""A worker on the virtual clock: pulls what its credit allows, runs it, sends heartbeats.
 
-What `gpu_worker/pool/model_server.py` and `attempt.py` do, with the real `Credit` and `TokenRate`.
+It does what `gpu_worker/pool/model_server.py` and `gpu_worker/attempt/attempt.py` do, with the real
+`Credit` and `TokenRate`.
 """
 
 from collections.abc import Callable
@@ -22,168 +23,176 @@ VERSION = "v1"
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who hears of what a worker does; each is called when it happens there."""
+    """Callbacks for what a worker does; each is called when it happens there."""
 
     beat: Callable[[Heartbeat], None]
     first: Callable[[SimulatedRequest], None]
-    ended: Callable[[SimulatedRequest, str], None]  # with the code, empty when it ended well
+    ended: Callable[[SimulatedRequest, str], None]  # with the error code, empty if it completed
 
 
 class SimulatedWorker:
-    """Serves one model from its pool for as long as the clock runs."""
+    """Serves one model from its pool's WORK for as long as the clock runs."""
 
     def __init__(
         self,
         name: str,
         engine: SimulatedEngine,
-        pool: WorkStream,
+        work: WorkStream,
         clock: VirtualClock,
         delays: Delays,
-        tell: Listeners,
+        listeners: Listeners,
     ) -> None:
         self.name, self.engine = name, engine
-        self._pool, self._clock, self._delays, self._tell = pool, clock, delays, tell
+        self._work, self._clock, self._delays, self._listeners = work, clock, delays, listeners
         model = engine.model
         self.credit = Credit(FreeCapacity(model.max_sequences, model.kv_tokens), preempts=True)
         self._rate = TokenRate(clock.now)
         self._held: dict[str, SimulatedRequest] = {}
-        self._seqs: dict[str, int] = {}  # in WORK, of what is held
+        self._seqs: dict[str, int] = {}  # in WORK, of the requests it holds
         self._pulls: dict[Priority, WorkPull] = {}
         self._pulled: dict[str, int] = {}
-        self._own: WorkPull | None = None
-        self._pulled_own = 0
-        self._holdings = CacheReporter()
-        self._beats = 0  # that were sent
+        self._placed_pull: WorkPull | None = None
+        self._pulled_placed = 0
+        self._cache_reporter = CacheReporter()
+        self._beats_sent = 0  # that were sent
         self._beat_at, self._beat_is_due = -1.0, False
         self._stepping = False
 
     def start(self) -> None:
+        """Send the first heartbeat and begin to pull."""
         self._send_beat()
         self._pull()
 
     # Work
 
     def _pull(self) -> None:
-        """One outstanding pull for each priority, while there is room."""
+        """Keep one outstanding pull for each priority while there is room."""
         for priority in Priority:
             pull = self._pulls.get(priority)
             if (pull is None or not pull.wanted) and (
                 wanted := self.credit.pull_batch_size(priority)
             ):
-                self._pulls[priority] = pull = WorkPull(self._taking(priority), wanted)
-                self._pool.pull(priority, pull)
-        self._pull_own()
+                self._pulls[priority] = pull = WorkPull(self._make_take(priority), wanted)
+                self._work.pull(priority, pull)
+        self._pull_placed()
 
-    def _pull_own(self) -> None:
-        """What was placed here is taken as soon as there is room for anything."""
+    def _pull_placed(self) -> None:
+        """Pull what was placed here as soon as there is room for anything."""
         wanted = self.credit.pull_batch_size(Priority.INTERACTIVE)
-        if wanted and (self._own is None or not self._own.wanted):
-            self._own = WorkPull(self._take_own, wanted)
-            self._pool.pull(self.name, self._own)
+        if wanted and (self._placed_pull is None or not self._placed_pull.wanted):
+            self._placed_pull = WorkPull(self._take_placed, wanted)
+            self._work.pull(self.name, self._placed_pull)
 
-    def _take_own(self, fate: SimulatedRequest, seq: int) -> None:
-        self._pulled_own = max(self._pulled_own, seq)
-        self._begin(fate, seq)
+    def _take_placed(self, request: SimulatedRequest, seq: int) -> None:
+        self._pulled_placed = max(self._pulled_placed, seq)
+        self._begin(request, seq)
 
-    def _taking(self, priority: Priority) -> Callable[[SimulatedRequest, int], None]:
-        def take(fate: SimulatedRequest, seq: int) -> None:
+    def _make_take(self, priority: Priority) -> Callable[[SimulatedRequest, int], None]:
+        """The callback for deliveries of a priority."""
+
+        def take(request: SimulatedRequest, seq: int) -> None:
             self._pulled[priority] = max(self._pulled.get(priority, 0), seq)
-            self._begin(fate, seq)
+            self._begin(request, seq)
 
         return take
 
-    def _begin(self, fate: SimulatedRequest, seq: int) -> None:
-        self._held[fate.request_id] = fate
-        self._seqs[fate.request_id] = seq
-        fate.started, fate.worker = self._clock.now, self.name
-        asked = fate.spec
-        self.credit.reserve(fate.request_id, asked.prompt_tokens, asked.cost, fate.priority)
-        self._changed()
+    def _begin(self, request: SimulatedRequest, seq: int) -> None:
+        self._held[request.request_id] = request
+        self._seqs[request.request_id] = seq
+        request.started, request.worker = self._clock.now, self.name
+        spec = request.spec
+        self.credit.reserve(request.request_id, spec.prompt_tokens, spec.cost, request.priority)
+        self._schedule_beat()
         self._pull()
-        self._clock.call_at(max(self._clock.now, fate.deadline), lambda: self._expire(fate))
-        self._clock.call_later(self._delays.store, lambda: self._add(fate))  # its claim is stored
+        self._clock.call_at(max(self._clock.now, request.deadline), lambda: self._expire(request))
+        # The engine gets it when its claim is stored
+        self._clock.call_later(self._delays.store, lambda: self._add(request))
 
-    def _add(self, fate: SimulatedRequest) -> None:
-        if fate.request_id in self._held:
-            self.engine.add(fate)
-            self._step()
+    def _add(self, request: SimulatedRequest) -> None:
+        if request.request_id in self._held:
+            self.engine.add(request)
+            self._begin_step()
 
-    def _expire(self, fate: SimulatedRequest) -> None:
-        if self._held.pop(fate.request_id, None):
-            self.engine.cancel(fate.request_id)
+    def _expire(self, request: SimulatedRequest) -> None:
+        if self._held.pop(request.request_id, None):
+            self.engine.cancel(request.request_id)
             self._clock.call_later(
-                self._delays.store, lambda: self._over(fate, "deadline_exceeded")
+                self._delays.store, lambda: self._end(request, "deadline_exceeded")
             )
 
     # Steps
 
-    def _step(self) -> None:
+    def _begin_step(self) -> None:
         if self._stepping:
             return
         seconds = self.engine.begin_step()
         if seconds is not None:
             self._stepping = True
-            self._clock.call_later(seconds, self._stepped)
+            self._clock.call_later(seconds, self._finish_step)
 
-    def _stepped(self) -> None:
+    def _finish_step(self) -> None:
         self._stepping = False
         stepped = self.engine.finish_step()
-        for fate in stepped.first:
-            if fate.request_id in self._held:
+        for request in stepped.first:
+            if request.request_id in self._held:
                 self._clock.call_later(
-                    self._delays.store + self._delays.hop, self._says_first(fate)
+                    self._delays.store + self._delays.hop, self._report_first(request)
                 )
-        for fate in stepped.ended:
-            if self._held.pop(fate.request_id, None):
-                # the last chunk, then the terminal
-                self._clock.call_later(2 * self._delays.store, self._says_over(fate))
-        self._step()
+        for request in stepped.ended:
+            if self._held.pop(request.request_id, None):
+                # The last chunk is stored, then the terminal
+                self._clock.call_later(2 * self._delays.store, self._report_ended(request))
+        self._begin_step()
 
-    def _says_first(self, fate: SimulatedRequest) -> Callable[[], None]:
-        return lambda: self._tell.first(fate)
+    def _report_first(self, request: SimulatedRequest) -> Callable[[], None]:
+        return lambda: self._listeners.first(request)
 
-    def _says_over(self, fate: SimulatedRequest) -> Callable[[], None]:
-        return lambda: self._over(fate, "")
+    def _report_ended(self, request: SimulatedRequest) -> Callable[[], None]:
+        return lambda: self._end(request, "")
 
-    def _over(self, fate: SimulatedRequest, code: str) -> None:
-        self.credit.release(fate.request_id)
-        del self._seqs[fate.request_id]
-        self._tell.ended(fate, code)
-        self._changed()
+    def _end(self, request: SimulatedRequest, code: str) -> None:
+        self.credit.release(request.request_id)
+        del self._seqs[request.request_id]
+        self._listeners.ended(request, code)
+        self._schedule_beat()
         self._pull()
 
-    # Beats
+    # Heartbeats
 
-    def _changed(self) -> None:
+    def _schedule_beat(self) -> None:
+        """Send a heartbeat for a change, `heartbeat_gap` or more after the last."""
         if not self._beat_is_due:
             self._beat_is_due = True
-            due = max(self._clock.now, self._beat_at + self._delays.beat_gap)
+            due = max(self._clock.now, self._beat_at + self._delays.heartbeat_gap)
             self._clock.call_at(due, self._send_beat)
 
     def _send_beat(self) -> None:
         self._beat_is_due, self._beat_at = False, self._clock.now
-        self._beats += 1
-        number = self._beats
+        self._beats_sent += 1
+        number = self._beats_sent
         beat = self.beat()
-        self._clock.call_later(self._delays.hop, lambda: self._tell.beat(beat))
-        rest = self._delays.progress if self._held else self._delays.beat
-        self._clock.call_later(rest, lambda: self._rest(number))
+        self._clock.call_later(self._delays.hop, lambda: self._listeners.beat(beat))
+        idle_seconds = self._delays.progress if self._held else self._delays.heartbeat
+        self._clock.call_later(idle_seconds, lambda: self._send_if_idle(number))
 
-    def _rest(self, number: int) -> None:
-        if number == self._beats:
+    def _send_if_idle(self, number: int) -> None:
+        """Send a heartbeat unless another was sent after number `number`."""
+        if number == self._beats_sent:
             self._send_beat()
 
     def beat(self) -> Heartbeat:
-        """As `gpu_worker.pool.model_server.Pool.beat`."""
+        """The worker's heartbeat now, built as `gpu_worker.pool.model_server.ModelServer` does."""
         credit, now = self.credit, self._clock.now
-        due = self._holdings.is_due(now)
-        told = (
-            self._holdings.report(self.engine.cached_prefix_hashes(), now) if due else CacheReport()
+        due = self._cache_reporter.is_due(now)
+        cache = (
+            self._cache_reporter.report(self.engine.cached_prefix_hashes(), now)
+            if due
+            else CacheReport()
         )
         progress = list(self.engine.progress())
-        for fate, generated in progress:
-            asked = fate.spec
-            credit.update_generated(fate.request_id, asked.prompt_tokens, asked.cost, generated)
+        for request, generated in progress:
+            spec = request.spec
+            credit.update_generated(request.request_id, spec.prompt_tokens, spec.cost, generated)
         self._rate.total_tokens = self.engine.generated_tokens
         return Heartbeat(
             worker=self.name,
@@ -198,14 +207,14 @@ class SimulatedWorker:
             generated_tokens=self._rate.total_tokens,
             tokens_per_second=round(self._rate.sample(self._clock.now), 3),
             pulled=dict(self._pulled),
-            pulled_own=self._pulled_own,
-            holds=told.holds,
-            dropped=told.dropped,
-            holds_only=told.holds_only,
+            pulled_own=self._pulled_placed,
+            holds=cache.holds,
+            dropped=cache.dropped,
+            holds_only=cache.holds_only,
             room={str(priority): credit.free_capacity(priority) for priority in Priority},
             progress=[
-                (self._seqs[fate.request_id], generated)
-                for fate, generated in progress
-                if generated and fate.request_id in self._seqs
+                (self._seqs[request.request_id], generated)
+                for request, generated in progress
+                if generated and request.request_id in self._seqs
             ],
         )

@@ -1,4 +1,4 @@
-"""Who asks for what, and when: open loops drawn from a seed or replayed, and closed ones."""
+"""Workloads: who asks for what, and when; drawn from a seed, replayed or in closed loops."""
 
 import csv
 import heapq
@@ -14,65 +14,67 @@ from simulation.request import RequestSpec
 class Workload:
     """Requests in the order of their times; those that repeat do so until `seconds`.
 
-    A run is over when all that are `awaited` have ended.
+    A run is over when all requests for which `awaited` is true have ended.
     """
 
-    asked: Sequence[RequestSpec]
+    specs: Sequence[RequestSpec]
     seconds: float
-    awaited: Callable[[RequestSpec], bool] = lambda asked: True
+    awaited: Callable[[RequestSpec], bool] = lambda spec: True
 
 
-def steady(asked: RequestSpec, rate: float, seconds: float) -> Iterator[RequestSpec]:
-    """`rate` requests a second at even distances."""
+def steady(spec: RequestSpec, rate: float, seconds: float) -> Iterator[RequestSpec]:
+    """Yield `rate` requests a second at even distances."""
     for number in range(int(rate * seconds)):
-        yield replace(asked, at=number / rate)
+        yield replace(spec, at=number / rate)
 
 
 def poisson(
-    asked: RequestSpec, rate: float, seconds: float, random: Random
+    spec: RequestSpec, rate: float, seconds: float, random: Random
 ) -> Iterator[RequestSpec]:
-    """`rate` requests a second on average, with exponential gaps."""
+    """Yield `rate` requests a second on average, with exponential gaps."""
     at = random.expovariate(rate)
     while at < seconds:
-        yield replace(asked, at=at)
+        yield replace(spec, at=at)
         at += random.expovariate(rate)
 
 
 def merged(*streams: Iterable[RequestSpec]) -> list[RequestSpec]:
-    return list(heapq.merge(*streams, key=lambda asked: asked.at))
+    """Merge streams of requests by time."""
+    return list(heapq.merge(*streams, key=lambda spec: spec.at))
 
 
-def trace(path: Path, of: Callable[[dict[str, str]], RequestSpec]) -> list[RequestSpec]:
-    """The rows of a trace's CSV; `of` makes a request of one."""
+def trace(path: Path, parse_row: Callable[[dict[str, str]], RequestSpec]) -> list[RequestSpec]:
+    """The requests of a trace's CSV file; `parse_row` makes a request of a row."""
     with path.open(newline="") as lines:
-        return [of(row) for row in csv.DictReader(lines)]
+        return [parse_row(row) for row in csv.DictReader(lines)]
 
 
 def sized(row: dict[str, str]) -> RequestSpec:
-    """A row with a time and sizes, and a tenant if it names one."""
+    """A request of a row's time and sizes, and of its tenant if it names one."""
     prompt, output = int(row["prompt_tokens"]), int(row["output_tokens"])
     return RequestSpec(float(row["t_s"]), row.get("tenant_id", "all"), prompt, output)
 
 
-def jittered(asked: Iterable[RequestSpec], most: float, random: Random) -> list[RequestSpec]:
-    """Each later by up to `most` seconds."""
-    later = [replace(each, at=each.at + random.uniform(0, most)) for each in asked]
-    return sorted(later, key=lambda each: each.at)
+def jittered(specs: Iterable[RequestSpec], max_delay: float, random: Random) -> list[RequestSpec]:
+    """The requests, each later by up to `max_delay` seconds, in the order of their new times."""
+    later = [replace(spec, at=spec.at + random.uniform(0, max_delay)) for spec in specs]
+    return sorted(later, key=lambda spec: spec.at)
 
 
-def patient(asked: Iterable[RequestSpec], deadline_seconds: float) -> Iterator[RequestSpec]:
-    return (replace(each, deadline_seconds=deadline_seconds) for each in asked)
+def patient(specs: Iterable[RequestSpec], deadline_seconds: float) -> Iterator[RequestSpec]:
+    """The same requests with another deadline."""
+    return (replace(spec, deadline_seconds=deadline_seconds) for spec in specs)
 
 
 def resized(
-    asked: Iterable[RequestSpec], rows: Sequence[RequestSpec], random: Random
+    specs: Iterable[RequestSpec], rows: Sequence[RequestSpec], random: Random
 ) -> Iterator[RequestSpec]:
-    """The same arrivals with the lengths of rows drawn at random."""
-    for each in asked:
+    """The same requests with the lengths of rows drawn at random."""
+    for spec in specs:
         row = random.choice(rows)
-        yield replace(each, prompt_tokens=row.prompt_tokens, output_tokens=row.output_tokens)
+        yield replace(spec, prompt_tokens=row.prompt_tokens, output_tokens=row.output_tokens)
 
 
-def by_tenants(asked: Iterable[RequestSpec], tenants: int, random: Random) -> Iterator[RequestSpec]:
-    """The same arrivals, each of some tenant."""
-    return (replace(each, tenant=f"t{random.randrange(tenants)}") for each in asked)
+def by_tenants(specs: Iterable[RequestSpec], tenants: int, random: Random) -> Iterator[RequestSpec]:
+    """The same requests, each of one of `tenants` tenants drawn at random."""
+    return (replace(spec, tenant=f"t{random.randrange(tenants)}") for spec in specs)

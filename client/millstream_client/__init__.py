@@ -4,8 +4,17 @@
         async for chunk in client.generate(model="gemma-3-270m", prompt="The old mill"):
             print(chunk.text, end="", flush=True)
 
-What dies on the way is not seen: a request that the gateway has accepted goes on at the next one,
-token for token.
+The death of a gateway or worker is not seen: a request that a gateway has accepted continues at the
+next gateway, without a lost or repeated token.
+
+client            `Client`: one call makes one request; opens a session
+request_params    the optional parameters of a request
+request_handle    what the caller reads, cancels, closes (`Stream`)
+session           all requests over one connection; resumes or sends them again on the next one
+request_state     one request's progress across connections (pure)
+connector, connection  the next gateway, with backoff; one WebSocket with its pings
+backoff, retry_budget  when a retry may be sent (pure)
+records, errors   what comes back
 """
 
 from millstream_client.client import Client

@@ -1,4 +1,4 @@
-"""How long to wait before the next try: longer each time, and never in step with others. Pure.
+"""Exponential backoff with full jitter, so that clients do not retry in step with others. Pure.
 
 "Full jitter" of M. Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015).
 """
@@ -10,14 +10,17 @@ from random import random
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits of up to `first`, then twice that, and so on, but never over `most` (seconds)."""
+    """Random delays of up to `initial` seconds, doubled after each failure, up to `maximum`.
+
+    `draw` gives a random number from 0 to 1.
+    """
 
     initial: float
     maximum: float
     draw: Callable[[], float] = random
 
     def delay(self, failures: int) -> float:
-        """The wait after so many failures in a row; none after none."""
+        """Return the seconds to wait after so many failures in a row; 0 after none."""
         if not failures:
             return 0.0
         return self.draw() * min(self.maximum, self.initial * 2.0 ** min(failures - 1, 32))

@@ -1,4 +1,4 @@
-"""The client: one socket to any of several gateways, shared by any number of requests."""
+"""The client: any number of requests over one WebSocket to one of several gateways."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -17,15 +17,15 @@ PATIENCE_SECONDS = 30.0
 
 
 class Client:
-    """Millstream over a WebSocket; use it as an asynchronous context, in one event loop.
+    """Client of Millstream over a WebSocket, used as an asynchronous context in one event loop.
 
     `gateways` are URLs like `http://10.0.0.1:8080`, all of one cell; one is used at a time. When it
-    dies, drains or freezes, the next one is taken and every request goes on where it was: no token
-    is lost, none comes twice, nothing runs twice.
+    dies, drains or freezes, the client connects to the next one and every request continues where
+    it was: no token is lost, none comes twice, nothing runs twice.
 
-    A refusal that says when to try again is tried again, within a budget of a tenth of the requests
-    and some per second. `patience` is how long in seconds a request may be held up by refusals, or
-    by gateways that cannot be reached, before it fails.
+    A refusal that says when to try again is retried by the client, within a budget of a tenth of
+    the requests and some per second. `patience` is how many seconds a request may be delayed by
+    refusals, or by gateways that cannot be reached, before it fails.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what is under way and close the socket. Idempotent."""
+        """Cancel all running requests and close the connection. Idempotent."""
         if self._session:
             await self._session.close()
 
     @property
     def gateway(self) -> str | None:
-        """The URL of the socket in use; None while there is none."""
+        """The URL of the current connection; None while there is none."""
         return self._session.gateway if self._session else None
 
     def generate(
@@ -70,15 +70,16 @@ class Client:
         deadline: float | None = None,
         **options: Unpack[GenerationParams],
     ) -> Stream:
-        """Continue a prompt (text or token ids), or answer a chat.
+        """Continue a prompt (text or token ids), or answer a chat; return the stream of chunks.
 
-        Nothing is sent before the stream is entered, iterated over, or awaited. `deadline` is in
-        seconds, from then to the end of the answer, and raises `DeadlineExceeded`.
+        The request is sent when the stream is first entered, iterated over, or awaited. `deadline`
+        is in seconds, from then to the end of the answer; when it passes, reading raises
+        `DeadlineExceeded`.
         """
         given = {"prompt": prompt, "messages": messages}
-        said = {name: value for name, value in given.items() if value is not None}
-        ask = _make_request_frame("generate", model, deadline, {**said, **options})
-        return Stream(self._require_session(), ask, deadline)
+        fields = {name: value for name, value in given.items() if value is not None}
+        frame = _make_request_frame("generate", model, deadline, {**fields, **options})
+        return Stream(self._require_session(), frame, deadline)
 
     async def embed(
         self,
@@ -89,10 +90,14 @@ class Client:
         deadline: float | None = None,
         **options: Unpack[CommonParams],
     ) -> Embeddings:
-        """A vector for each input, each a text or token ids; only its first `dimensions`."""
-        cut = {} if dimensions is None else {"dimensions": dimensions}
-        said = {"input": input, **cut, **options}
-        return records.parse_embeddings(await self._run_unary("embed", model, deadline, said))
+        """Compute a vector for each input, each a text or token ids; return them in that order.
+
+        `dimensions` asks for only so many of a vector's first numbers. `deadline` is in seconds,
+        and raises `DeadlineExceeded`. Cancelling cancels the request.
+        """
+        truncation = {} if dimensions is None else {"dimensions": dimensions}
+        fields = {"input": input, **truncation, **options}
+        return records.parse_embeddings(await self._run_unary("embed", model, deadline, fields))
 
     async def classify(
         self,
@@ -102,20 +107,23 @@ class Client:
         deadline: float | None = None,
         **options: Unpack[CommonParams],
     ) -> Classifications:
-        """A label for each input, each a text or token ids, with what speaks for every label."""
-        said = {"input": input, **options}
+        """Classify each input, each a text or token ids: its label and the score of every label.
+
+        The results are in the order of the inputs. `deadline` is in seconds, and raises
+        `DeadlineExceeded`. Cancelling cancels the request.
+        """
+        fields = {"input": input, **options}
         return records.parse_classifications(
-            await self._run_unary("classify", model, deadline, said)
+            await self._run_unary("classify", model, deadline, fields)
         )
 
     async def _run_unary(
-        self, kind: str, model: str, deadline: float | None, said: Mapping[str, Any]
+        self, kind: str, model: str, deadline: float | None, fields: Mapping[str, Any]
     ) -> Result:
-        async with RequestHandle(
-            self._require_session(), _make_request_frame(kind, model, deadline, said), deadline
-        ) as request:
+        frame = _make_request_frame(kind, model, deadline, fields)
+        async with RequestHandle(self._require_session(), frame, deadline) as request:
             outcome = await request.outcome()
-        assert isinstance(outcome, Result)  # what is cancelled raises
+        assert isinstance(outcome, Result)  # a cancelled request raises instead
         return outcome
 
     def _require_session(self) -> Session:
@@ -125,8 +133,11 @@ class Client:
 
 
 def _make_request_frame(
-    kind: str, model: str, deadline: float | None, said: Mapping[str, Any]
+    kind: str, model: str, deadline: float | None, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The opening frame. It is the same however often it is sent: so its key stands for it."""
-    within = {} if deadline is None else {"deadline_ms": max(1, ceil(deadline * 1000))}
-    return {"type": kind, "model": model, "idempotency_key": uuid4().hex, **within, **said}
+    """The request's opening frame, with an idempotency key of its own unless `fields` has one.
+
+    The frame is the same each time it is sent, so the gateway recognises it by that key.
+    """
+    limit = {} if deadline is None else {"deadline_ms": max(1, ceil(deadline * 1000))}
+    return {"type": kind, "model": model, "idempotency_key": uuid4().hex, **limit, **fields}

@@ -1,4 +1,4 @@
-"""One socket while it lasts: what is put is sent, what comes is handed on, silence ends it."""
+"""The WebSocket to a gateway: sends queued frames, hands on received ones, detects silence."""
 
 import asyncio
 import logging
@@ -10,14 +10,17 @@ from websockets.exceptions import ConnectionClosed
 log = logging.getLogger(__name__)
 
 PING_SECONDS = 2.0
-PONG_SECONDS = 3.0  # a gateway that is silent for longer is frozen, or out of reach
+PONG_SECONDS = 3.0  # a gateway that does not answer a ping for longer is frozen or unreachable
 _TOO_BIG, _PROTOCOL_ERROR = 1009, 1002
 
 OnMessage = Callable[[str | bytes], None]
 
 
 class Connection:
-    """A connection to the gateway at `url`; `draining` once that gateway wants to be left."""
+    """An open connection to the gateway at `url`.
+
+    `is_draining` is set by the session when the gateway asks its clients to leave.
+    """
 
     def __init__(self, url: str, socket: ClientConnection) -> None:
         self.url, self._socket = url, socket
@@ -26,30 +29,35 @@ class Connection:
 
     @property
     def was_frame_too_big(self) -> bool:
-        """True if the gateway closed it because of the size of a frame."""
+        """True if the gateway closed the connection because a frame was too large."""
         return self._socket.close_code == _TOO_BIG
 
     def send(self, text: str) -> None:
-        """Send a frame, some time after those before; lost if the socket is."""
+        """Queue a frame, to be sent in order by `run`; it is lost if the connection is."""
         self._outgoing.put_nowait(text)
 
     def close(self) -> None:
-        """Close it, when what was put is sent. Idempotent."""
+        """Close the connection once all queued frames are sent. Idempotent."""
         self._outgoing.put_nowait(None)
 
     def abort(self) -> None:
-        """Drop it at once. Idempotent."""
+        """Drop the connection at once. Idempotent."""
         self._socket.transport.abort()
 
     async def run(self, receive: OnMessage) -> None:
-        """Send and receive until it is lost or closed; what is no frame to `receive` ends it."""
+        """Send queued frames and pass received ones to `receive` until the connection ends.
+
+        It is closed with a protocol error if `receive` raises `ValueError`, `KeyError`, `TypeError`
+        or `AttributeError` for a frame, and dropped if a ping has no answer for 3 s. Returns when
+        the connection is lost or closed; cancelling drops it.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write(), name="write")
-                watching = tasks.create_task(self._watch_liveness(tasks), name="watch")
+                liveness = tasks.create_task(self._watch_liveness(tasks), name="watch")
                 await self._read(receive)
                 writing.cancel()
-                watching.cancel()
+                liveness.cancel()
         finally:
             self.abort()
 
@@ -60,7 +68,7 @@ class Connection:
         except ConnectionClosed as closed:
             log.info("lost %s: %s", self.url, closed)
         except (ValueError, KeyError, TypeError, AttributeError):
-            log.exception("%s sent what is no frame", self.url)
+            log.exception("%s sent an invalid frame", self.url)
             await self._socket.close(_PROTOCOL_ERROR)
 
     async def _write(self) -> None:
@@ -69,13 +77,13 @@ class Connection:
                 await self._socket.send(text)
             await self._socket.close()
         except ConnectionClosed:
-            pass  # which ends the reading too
+            pass  # `_read` ends by the same exception
 
     async def _watch_liveness(self, tasks: asyncio.TaskGroup) -> None:
-        """Drop a socket whose gateway does not answer.
+        """Ping the gateway every 2 s; drop the connection if a pong does not come within 3 s.
 
-        A task is looked at, rather than cancelled by a timeout: where it is this process that was
-        busy, the pong is there by then.
+        The ping is a task that is checked after that time, not cancelled by a timeout: if this
+        process was too busy to read in time, the pong has been read by then.
         """
         while True:
             ping = tasks.create_task(self._ping(), name="ping")

@@ -1,4 +1,4 @@
-"""Which gateway is next, and how to connect to it."""
+"""Connects to one gateway after the other, with backoff."""
 
 import json
 from collections import deque
@@ -16,14 +16,17 @@ from millstream_client.backoff import Backoff
 from millstream_client.connection import Connection
 from millstream_client.errors import MillstreamError, NotConnected, error_of
 
-OPEN_SECONDS = 3.0  # a frozen gateway's machine takes the connection, and nobody answers
+OPEN_SECONDS = 3.0  # the kernel of a frozen gateway accepts connections that nobody then answers
 CLOSE_SECONDS = 1.0
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 _PROTOCOL = Subprotocol("millstream.v1.json")
 
 
 class Connector:
-    """Goes round the gateways, in an order of its own so that clients spread over them."""
+    """Connects to the gateways in turn, in a random order so that clients spread over them.
+
+    Raises `ValueError` for an empty list or something that is not a gateway's URL.
+    """
 
     def __init__(self, gateways: Sequence[str], api_key: str) -> None:
         if not gateways:
@@ -38,16 +41,23 @@ class Connector:
         return len(self._urls)
 
     def delay(self) -> float:
-        """Seconds to wait before the next `dial`: none before each gateway was tried."""
+        """Return the seconds to wait before the next `connect_next`.
+
+        0 within a round through all gateways; after each round the backoff for so many rounds, or
+        the time that the last refusal asked for, if that is longer.
+        """
         rounds, tried = divmod(self._failures, len(self._urls))
         return 0.0 if tried else max(self._retry_after, self._backoff.delay(rounds))
 
     def mark_working(self) -> None:
-        """The gateway dialled last answers: the next failure is the first."""
+        """Reset the backoff: the gateway that was connected last answers."""
         self._failures = 0
 
     async def connect_next(self) -> Connection:
-        """Connect to the next gateway. Raises `MillstreamError`."""
+        """Connect to the next gateway and return the open connection.
+
+        Raises the `MillstreamError` with which the gateway refused, else `NotConnected`.
+        """
         url = self._urls[0]
         self._urls.rotate(-1)
         self._failures += 1
@@ -62,7 +72,7 @@ class Connector:
             raise NotConnected(f"{url}: {error or type(error).__name__}") from error
 
     async def _open_socket(self, url: str) -> ClientConnection:
-        """Without the library's own pings: a line has its own."""
+        """Open a WebSocket without the library's own pings: `Connection` sends pings itself."""
         return await connect(
             url,
             subprotocols=[_PROTOCOL],
@@ -71,7 +81,7 @@ class Connector:
             close_timeout=CLOSE_SECONDS,
             ping_interval=None,
             compression=None,
-            max_size=None,  # an answer to `embed` is as large as was asked for
+            max_size=None,  # an answer to `embed` is as large as its inputs make it
         )
 
 
@@ -84,12 +94,12 @@ def _socket_url(gateway: str) -> str:
 
 
 def _handshake_error(url: str, response: Response) -> MillstreamError:
-    """The error in the body of a refused handshake; whatever else a proxy answers is no gateway."""
+    """The error in the body of a refused handshake; `NotConnected` for any other body."""
     try:
         facts: dict[str, Any] = json.loads(response.body or b"")["error"]
         error = error_of(facts)
     except (ValueError, KeyError, TypeError, AttributeError):
         return NotConnected(f"{url} answers HTTP {response.status_code}")
-    after = response.headers.get("Retry-After", "")
-    error.retry_after = float(after) if after.isdigit() else None
+    seconds = response.headers.get("Retry-After", "")
+    error.retry_after = float(seconds) if seconds.isdigit() else None
     return error

@@ -1,4 +1,4 @@
-"""Every error a request can end in, split by what the caller can do about it.
+"""All errors in which a request can end, divided by what the caller can do about them.
 
     MillstreamError
     ├── BadRequest           change the request
@@ -6,7 +6,7 @@
     │   ├── Unauthenticated, Forbidden
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   └── PayloadTooLarge, LargerThanQuota
-    ├── Refused              try again later; what says when has been tried again already
+    ├── Refused              try again later; the client has retried those with `retry_after`
     │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog
     │   └── NoWorkers, BrokerUnavailable, TooManyConnections, NotConnected
     └── Ended                accepted, and ended without its full answer
@@ -14,7 +14,7 @@
         ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost, WorkLost
         └── UpstreamRefused, UpstreamFailed
 
-`code` is the one on the wire (docs/websocket.md). Pure.
+`code` is the error code on the wire (docs/websocket.md). Pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,10 @@ from typing import Any
 
 
 class MillstreamError(Exception):
-    """The root, and what an unknown code becomes. `retry_after` is in seconds, None: never."""
+    """Root of all errors, and the error of a code that this version does not know.
+
+    `retry_after` is the number of seconds after which a retry makes sense; None: never.
+    """
 
     code = "internal_error"
 
@@ -38,61 +41,61 @@ class MillstreamError(Exception):
 
 
 class BadRequest(MillstreamError):
-    """The request cannot be served as it is."""
+    """The request cannot be served as it is; sending it again unchanged fails again."""
 
     code = "invalid_request"
 
 
 class UnknownField(BadRequest):
-    """A field that the gateway does not know."""
+    """The request has a field that the gateway does not know."""
 
     code = "unknown_field"
 
 
 class UnsupportedValue(BadRequest):
-    """Right in itself, and not supported, or not by this model."""
+    """The request has a valid value that Millstream, or this model, does not support."""
 
     code = "unsupported_value"
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and output together do not fit the model, or the tenant's limit."""
+    """Prompt and output together exceed the model's context length or the tenant's limit."""
 
     code = "context_length_exceeded"
 
 
 class TokenOutOfRange(BadRequest):
-    """A token id outside the model's vocabulary."""
+    """The request has a token id outside the model's vocabulary."""
 
     code = "token_out_of_range"
 
 
 class BadGrammar(BadRequest):
-    """A JSON schema or regular expression that cannot be compiled or is too costly to follow."""
+    """The JSON schema or regular expression cannot be compiled, or is too costly to follow."""
 
     code = "bad_grammar"
 
 
 class Unauthenticated(BadRequest):
-    """No key, or one that belongs to nobody."""
+    """The API key is missing or unknown."""
 
     code = "invalid_api_key"
 
 
 class Forbidden(BadRequest):
-    """The key is good and may not do this."""
+    """The API key is valid but has no permission for this."""
 
     code = "forbidden"
 
 
 class ModelNotFound(BadRequest):
-    """No model, alias or version of this name."""
+    """There is no model, alias or version of this name."""
 
     code = "model_not_found"
 
 
 class RequestNotFound(BadRequest):
-    """It is over and forgotten, or was never accepted."""
+    """The request has ended and been forgotten, or was never accepted."""
 
     code = "request_not_found"
 
@@ -104,31 +107,31 @@ class IdempotencyConflict(BadRequest):
 
 
 class PayloadTooLarge(BadRequest):
-    """The request is over the gateway's limit of bytes."""
+    """The request has more bytes than the gateway accepts."""
 
     code = "payload_too_large"
 
 
 class HeadTooLarge(BadRequest):
-    """The head of an HTTP request is over the gateway's limits."""
+    """The head of an HTTP request exceeds the gateway's limits."""
 
     code = "headers_too_large"
 
 
 class TooSlow(BadRequest):
-    """What was begun did not come whole in time."""
+    """The gateway did not receive the whole request in time."""
 
     code = "request_timeout"
 
 
 class LargerThanQuota(BadRequest):
-    """It needs more than a whole quota: it can never come in."""
+    """The request needs more than a whole quota, so it can never be accepted."""
 
     code = "larger_than_quota"
 
 
 class Refused(MillstreamError):
-    """Not now: nothing was accepted."""
+    """The request cannot be accepted now; nothing of it was accepted."""
 
     code = "overloaded"
 
@@ -146,25 +149,25 @@ class TooManyConnections(Refused):
 
 
 class RateLimited(Refused):
-    """A quota has no room for the request just now."""
+    """A quota per minute or of concurrent requests has no room for the request at present."""
 
     code = "rate_limit_exceeded"
 
 
 class QuotaSpent(Refused):
-    """A quota of the day has no room for the request."""
+    """A quota per day has no room for the request."""
 
     code = "insufficient_quota"
 
 
 class TenantBacklog(Refused):
-    """What the tenant has queued itself makes the wait too long."""
+    """The tenant's own queued requests would make this one wait too long."""
 
     code = "tenant_backlog"
 
 
 class NoWorkers(Refused):
-    """Nobody has served the model for a while."""
+    """No worker has served the model for a while."""
 
     code = "no_workers"
 
@@ -176,7 +179,7 @@ class BrokerUnavailable(Refused):
 
 
 class NotConnected(Refused):
-    """No gateway could be reached for as long as the client's patience; the client's own."""
+    """No gateway could be reached within the client's patience; raised by the client itself."""
 
     code = "not_connected"
 
@@ -186,13 +189,13 @@ class Ended(MillstreamError):
 
 
 class DeadlineExceeded(Ended):
-    """Not done by its deadline."""
+    """The request was not finished by its deadline."""
 
     code = "deadline_exceeded"
 
 
 class Cancelled(Ended):
-    """Ended early, and not by who reads it; or left by its reader, and read again."""
+    """The request was cancelled by somebody else; or its reader closed it and then read again."""
 
     code = "cancelled"
 
@@ -210,19 +213,19 @@ class AdapterFailed(Ended):
 
 
 class AttemptsExhausted(Ended):
-    """Too many workers died over it."""
+    """Too many workers died while they ran the request."""
 
     code = "attempts_exhausted"
 
 
 class LogLost(Ended):
-    """A part of the output is lost, so it cannot go on without a gap: send it again."""
+    """A part of the output is lost, so that it would have a gap: send the request again."""
 
     code = "log_lost"
 
 
 class WorkLost(Ended):
-    """Its work was removed from the broker before a worker had done it: send it again."""
+    """The request was removed from the broker before a worker had run it: send it again."""
 
     code = "work_lost"
 
@@ -234,7 +237,7 @@ class UpstreamRefused(Ended):
 
 
 class UpstreamFailed(Ended):
-    """The server that runs this model failed again and again."""
+    """The server that runs this model kept failing, or its answer was invalid."""
 
     code = "upstream_failed"
 
@@ -249,9 +252,9 @@ BY_CODE = {each.code: each for each in reversed([*_all_subclasses(MillstreamErro
 
 
 def error_of(facts: Mapping[str, Any]) -> MillstreamError:
-    """The error that an `error` frame, or the `error` of an HTTP body, tells of."""
+    """Return the error described by an `error` frame or by the `error` of an HTTP body."""
     code = str(facts.get("code"))
     milliseconds = facts.get("retry_after_ms")
     retry_after = None if milliseconds is None else float(milliseconds) / 1000
-    found = BY_CODE.get(code, MillstreamError)
-    return found(str(facts.get("message")), retry_after, code)
+    error_class = BY_CODE.get(code, MillstreamError)
+    return error_class(str(facts.get("message")), retry_after, code)

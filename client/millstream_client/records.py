@@ -1,6 +1,6 @@
-"""What requests are answered with: frozen records of the gateway's frames.
+"""Frozen records of the gateway's answers.
 
-Frames may have fields that this version does not know: they are passed over. Pure.
+Fields of a frame that this version does not know are ignored. Pure.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token that could have come; `logprob` is a natural logarithm."""
+    """A token that could have been chosen; `logprob` is a natural logarithm."""
 
     token: int
     text: str
@@ -19,7 +19,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token that was chosen, and the likeliest that could have been, likeliest first."""
+    """The token that was chosen, and in `top` the likeliest tokens there, likeliest first."""
 
     token: int
     text: str
@@ -29,9 +29,10 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` tokens of an answer, from the one with the index `index` on; no gaps between chunks.
+    """Tokens of an answer: `count` of them, the first with index `index`; chunks have no gaps.
 
-    `text` may be empty, or more than these tokens': what is not certain yet is held back.
+    `text` may be empty, or contain text of earlier tokens: text that later tokens could still
+    change is held back.
     """
 
     index: int
@@ -42,7 +43,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker has the request: its model and version, and which attempt it is, from 1."""
+    """A worker has begun the request: its model and version, and the attempt's number, from 1."""
 
     model: str
     version: str
@@ -51,7 +52,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is billed."""
+    """The token counts that are billed."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -60,7 +61,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time went, in milliseconds; 0 for stages that it did not pass."""
+    """Time that a request spent in each stage, in milliseconds; 0 for stages it did not pass."""
 
     admit: float = 0.0
     queue: float = 0.0
@@ -81,7 +82,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to `embed` or `classify` as it came, one item for each input in their order."""
+    """The raw answer to `embed` or `classify`: one item for each input, in their order."""
 
     data: list[dict[str, Any]]
     usage: Usage
@@ -90,7 +91,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """One vector for each input, in their order."""
+    """The answer to `embed`: one vector for each input, in their order."""
 
     vectors: list[list[float]]
     usage: Usage
@@ -99,7 +100,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """`probs` has a number for each of the model's labels; `label` names the largest."""
+    """The class of one input: a probability for each of the model's labels, and the likeliest."""
 
     label: str
     probs: list[float]
@@ -107,7 +108,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Classifications:
-    """One classification for each input, in their order."""
+    """The answer to `classify`: one classification for each input, in their order."""
 
     items: list[Classification]
     usage: Usage
@@ -119,17 +120,19 @@ R = TypeVar("R", Started, Usage, Timing, Classification)
 
 
 def build_record(record: type[R], frame: Frame) -> R:
-    """The record that `frame` holds, among other things."""
+    """Build a record from the fields of `frame` that it has; other fields are ignored."""
     return record(**{f.name: frame[f.name] for f in fields(record) if f.name in frame})
 
 
 def parse_chunk(frame: Frame) -> Chunk:
-    logprobs = frame.get("logprobs")
-    found = None if logprobs is None else tuple(map(_parse_logprob, logprobs))
-    return Chunk(frame["index"], frame["count"], frame["text"], found)
+    """Parse a `chunk` frame."""
+    entries = frame.get("logprobs")
+    logprobs = None if entries is None else tuple(map(_parse_logprob, entries))
+    return Chunk(frame["index"], frame["count"], frame["text"], logprobs)
 
 
 def parse_done(frame: Frame) -> Done:
+    """Parse a `done` frame."""
     return Done(
         frame["finish_reason"],
         build_record(Usage, frame["usage"]),
@@ -138,18 +141,21 @@ def parse_done(frame: Frame) -> Done:
 
 
 def parse_result(frame: Frame) -> Result:
+    """Parse a `result` frame, the end of `embed` and `classify`."""
     return Result(
         frame["data"], build_record(Usage, frame["usage"]), build_record(Timing, frame["timing"])
     )
 
 
-def parse_embeddings(found: Result) -> Embeddings:
-    return Embeddings([item["embedding"] for item in found.data], found.usage, found.timing)
+def parse_embeddings(result: Result) -> Embeddings:
+    """Convert the result of `embed`."""
+    return Embeddings([item["embedding"] for item in result.data], result.usage, result.timing)
 
 
-def parse_classifications(found: Result) -> Classifications:
-    items = [build_record(Classification, item) for item in found.data]
-    return Classifications(items, found.usage, found.timing)
+def parse_classifications(result: Result) -> Classifications:
+    """Convert the result of `classify`."""
+    items = [build_record(Classification, item) for item in result.data]
+    return Classifications(items, result.usage, result.timing)
 
 
 def _parse_logprob(entry: Frame) -> Logprob:

@@ -1,4 +1,4 @@
-"""What may be asked of a generation beside its prompt; docs/websocket.md tells what each means."""
+"""The optional parameters of requests; docs/websocket.md describes each of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -8,10 +8,10 @@ Inputs = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class CommonParams(TypedDict, total=False):
-    """What may be said of any request.
+    """Optional parameters of every request.
 
-    `idempotency_key` names the request beyond this process: sent again, by whomever, it is the same
-    one. Without it each request has a key of its own.
+    `idempotency_key` identifies the request beyond this process: sent again with the same key, by
+    any client, it is the same request. By default each request has a random key of its own.
     """
 
     priority: Priority
@@ -19,7 +19,7 @@ class CommonParams(TypedDict, total=False):
 
 
 class GenerationParams(CommonParams, total=False):
-    """How to choose tokens, and when to stop. What is left out is the gateway's default."""
+    """Optional parameters of a generation; those left out have the gateway's defaults."""
 
     tools: Sequence[Mapping[str, Any]]
     max_tokens: int

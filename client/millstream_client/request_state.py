@@ -1,6 +1,6 @@
-"""One request, over as many sockets as it takes: what to send on the next, what to make of frames.
+"""The state of one request across connections: the frame to open it, and the tokens received.
 
-Pure. Tokens are passed on once and in order: what comes again is dropped, a gap is an error.
+Pure. Tokens are passed on once and in order: repeated ones are dropped, a gap is an error.
 """
 
 from collections import deque
@@ -11,65 +11,66 @@ from millstream_client import records
 from millstream_client.errors import Cancelled, LogLost, MillstreamError, error_of
 from millstream_client.records import Chunk, Done, Frame, Result, Started
 
-BUFFER_BYTES = 256 * 1024  # of frames that wait for the reader of one request
+BUFFER_BYTES = 256 * 1024  # of frames buffered for the reader of one request
 
 
 class RequestState:
-    """The state of one request. `ask` is its opening frame without `id`; `changed` is called when
-    there is something new to see.
+    """The state of one request; `frame` is its opening frame without `id`.
 
-    A reader may be slower than its request. Once `LIMIT_BYTES` wait for it the call is `behind`: it
-    wants no more frames, until its reader has taken everything and it is opened anew.
+    `on_change` is called after each frame and when the request fails. A reader may be slower than
+    its request: once `BUFFER_BYTES` wait for it, the request `is_behind` and receives no more
+    frames until its reader has read everything and it is resumed.
     """
 
-    is_abandoned = False  # by its reader
+    is_abandoned = False  # True when its reader has left
 
-    def __init__(self, ask: Mapping[str, Any], changed: Callable[[], None]) -> None:
-        self.request_frame, self.on_change = ask, changed
+    def __init__(self, frame: Mapping[str, Any], on_change: Callable[[], None]) -> None:
+        self.request_frame, self.on_change = frame, on_change
         self.request_id: str | None = None
         self.started: Started | None = None
         self.outcome: Done | Result | MillstreamError | None = None
         self.cancel_requested = False
         self.is_behind = False
-        self.is_sent = False  # its opening frame, and no error has answered it
-        self.opening_bytes = 0  # bytes of its opening frame
+        self.is_sent = False  # its opening frame was sent, and not answered by an error
+        self.opening_bytes = 0  # size of its opening frame
         self.refusals = 0
-        # Since when it has waited for a gateway to take it (or take it back)
-        self.waiting_since = 0.0
+        self.waiting_since = 0.0  # when it began to wait for a gateway to accept or resume it
         self._buffered: deque[tuple[Chunk, int]] = deque()
         self._buffered_bytes = 0
         self._last_received = -1  # index of the last token received
-        self._source_request_id: str | None = None  # the request that the tokens are of
+        self._source_request_id: str | None = None  # request id under which tokens were received
 
     @property
     def is_ended(self) -> bool:
+        """True once the request has its outcome: a result or an error."""
         return self.outcome is not None
 
     @property
     def is_accepted(self) -> bool:
-        """True once it is durable: from then on it is resumed, not sent again."""
+        """True once a gateway has stored the request: it is then resumed, not sent again."""
         return self.request_id is not None
 
     @property
     def may_run(self) -> bool:
-        """True while some gateway may have it, whether or not it has said so."""
+        """True if some gateway may have the request, even without having confirmed it."""
         return self.is_sent or self.is_accepted
 
     def make_opening_frame(self) -> dict[str, Any]:
-        """The frame, but for its `id`, that opens this request on a socket."""
+        """Return the frame, without `id`, that opens or resumes this request on a connection."""
         if self.request_id is None:
             return {**self.request_frame}
         return {"type": "resume", "request_id": self.request_id, "after": self._last_received}
 
     def reset_acceptance(self) -> None:
-        """Nobody knows the request: it must be sent again (under the same idempotency key).
+        """Mark the request as unknown to the gateways: it is sent again, with the same key.
 
-        Where the key is forgotten too that makes another request, whose tokens may be others.
+        If its idempotency key is forgotten as well, that makes another request, whose tokens may
+        differ.
         """
         self.request_id = None
 
     def next_chunk(self) -> Chunk | None:
-        """The next chunk, None while there is none."""
+        """Remove and return the next buffered chunk; None if there is none."""
         if not self._buffered:
             return None
         chunk, size = self._buffered.popleft()
@@ -77,12 +78,12 @@ class RequestState:
         return chunk
 
     def fail(self, error: MillstreamError) -> None:
-        """End it, unless it has ended."""
+        """End the request with `error`, unless it has ended."""
         self._finish(error)
         self.on_change()
 
     def receive(self, frame: Frame, size: int) -> None:
-        """Take a frame of `size` bytes; types that are not known are passed over."""
+        """Apply a received frame of `size` bytes; frames of unknown types are ignored."""
         match frame["type"]:
             case "accepted":
                 self._receive_accepted(frame["request_id"])
@@ -129,22 +130,22 @@ class RequestState:
 
 
 class AbandonedRequest(RequestState):
-    """What remains of a call that nobody reads any more: its end is wanted, and no token of it."""
+    """A request whose reader has left: it is kept until its end, and its tokens are ignored."""
 
     is_abandoned = True
 
-    def __init__(self, call: RequestState) -> None:
-        super().__init__(call.request_frame, changed=lambda: None)
+    def __init__(self, request: RequestState) -> None:
+        super().__init__(request.request_frame, on_change=lambda: None)
         self.request_id, self._last_received, self._source_request_id = (
-            call.request_id,
-            call._last_received,
-            call._source_request_id,
+            request.request_id,
+            request._last_received,
+            request._source_request_id,
         )
-        self.opening_bytes, self.is_sent = call.opening_bytes, call.is_sent
+        self.opening_bytes, self.is_sent = request.opening_bytes, request.is_sent
         self.cancel_requested = True
 
     def _receive_chunk(self, chunk: Chunk, size: int) -> None:
-        """Passed over."""
+        """Ignore the chunk."""
 
 
 def _last_index(chunk: Chunk) -> int:

@@ -1,12 +1,13 @@
-"""The socket that all requests of a client share, opened anew as often as it takes.
+"""All requests of a client over one connection, which is replaced by another when it is lost.
 
-A call that is under way waits to be opened, or is open under an id of the socket's, or it rests: it
-was refused and is to be sent again later, or its reader has enough to take. When the socket drops,
-what was open waits again; on the next one it is resumed, or sent again under its idempotency key
-if it was never accepted.
+A request that has not ended waits to be opened, is open under an id of the connection, or is
+paused: it was refused and will be sent again later, or its reader has enough buffered. When the
+connection is lost, open requests wait again; on the next connection they are resumed, or sent again
+with their idempotency key if they were never accepted.
 
-A call whose reader leaves has its place taken by a `AbandonedRequest`, which is kept like any other until a
-gateway has told of the end: so that end comes even where the cancel was lost with its socket.
+A request whose reader leaves is replaced by an `AbandonedRequest`, which is kept like any other
+until a gateway has reported its end: so it ends even if the cancel frame was lost with its
+connection.
 """
 
 import asyncio
@@ -34,82 +35,87 @@ from millstream_client.retry_budget import RetryBudget
 
 log = logging.getLogger(__name__)
 
-MAX_OPEN_REQUESTS = 1000  # the gateway takes 1024 of one socket
-CLOSE_SECONDS = 1.0  # so long a closed client looks for a gateway to tell of what was left
+MAX_OPEN_REQUESTS = 1000  # a gateway accepts 1024 on one connection
+CLOSE_SECONDS = 1.0  # how long a closing client tries to reach a gateway to cancel its requests
 
 
 class Session:
-    """All calls of one client, from its making to `close`.
+    """All requests of one client, with the task that keeps their connection, until `close`.
 
-    `patience` is how long, in seconds, a call may be held up by gateways that refuse it or cannot
-    be reached.
+    `patience` is how many seconds a request may be delayed by gateways that refuse it or cannot be
+    reached.
     """
 
-    def __init__(self, dialer: Connector, patience: float) -> None:
+    def __init__(self, connector: Connector, patience: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._connector, self._patience = dialer, patience
+        self._connector, self._patience = connector, patience
         self._retry_budget = RetryBudget(self._loop.time())
         self._backoff = Backoff(initial=0.25, maximum=8.0)
-        self._requests: dict[
-            RequestState, str | None
-        ] = {}  # those under way, each with its id on this socket
+        # The requests that have not ended, each with its id on the current connection
+        self._requests: dict[RequestState, str | None] = {}
         self._open_by_id: dict[str, RequestState] = {}
         self._waiting: deque[RequestState] = deque()
         self._ids = count(1)
         self._connection: Connection | None = None
-        self._next_connection: Connection | None = None  # the one to go over to
-        self._switching: asyncio.Task[None] | None = None  # while the next one is dialled
+        self._next_connection: Connection | None = None  # opened to replace the current one
+        self._switching: asyncio.Task[None] | None = None  # while that one is being opened
         self._connection_wanted = asyncio.Event()
         self._closed = False
         self._running = asyncio.create_task(self._run(), name="millstream-client")
 
     @property
     def gateway(self) -> str | None:
-        """The URL of the socket, while there is one."""
+        """The URL of the current connection; None while there is none."""
         return self._connection.url if self._connection else None
 
-    def submit(self, call: RequestState) -> None:
-        """Take a call under way; it tells of all that follows by `changed`."""
+    def submit(self, request: RequestState) -> None:
+        """Send a new request as soon as possible; its state reports changes by `on_change`.
+
+        Raises `NotConnected` if the session is closed.
+        """
         if self._closed:
             raise NotConnected("this client is closed")
         self._retry_budget.deposit()
-        self._requests[call] = None
-        call.waiting_since = self._loop.time()
-        self._enqueue(call)
+        self._requests[request] = None
+        request.waiting_since = self._loop.time()
+        self._enqueue(request)
 
-    def cancel(self, call: RequestState) -> None:
-        """Ask for its end, which comes as a `done` frame. Idempotent."""
-        if call in self._requests and not call.cancel_requested:
-            id = self._requests[call]
-            if call.is_behind:  # it is opened anew by who reads it, and that may be never
-                self._requests[call] = None
-                self._cancel_abandoned(AbandonedRequest(call), id)
+    def cancel(self, request: RequestState) -> None:
+        """Ask the gateway to end the request; its `done` frame follows. Idempotent."""
+        if request in self._requests and not request.cancel_requested:
+            id = self._requests[request]
+            if request.is_behind:  # only its reader resumes it, which may never happen
+                self._requests[request] = None
+                self._cancel_abandoned(AbandonedRequest(request), id)
             elif id:
                 self._send({"type": "cancel", "id": id})
-        call.cancel_requested = True
+        request.cancel_requested = True
 
-    def abandon(self, call: RequestState) -> None:
-        """Its reader has left: end it, whatever state it is in, and hear no more. Idempotent."""
-        if call in self._requests and not call.is_abandoned:
-            id = self._requests[call]
-            self._fail(call, Cancelled("it was left by its reader"))
-            if call.may_run:
-                self._cancel_abandoned(AbandonedRequest(call), id)
+    def abandon(self, request: RequestState) -> None:
+        """End a request whose reader has left, in whatever state it is. Idempotent.
 
-    def resume(self, call: RequestState) -> None:
-        """A call that was behind has been read to the end of what had come."""
-        call.is_behind = False
-        self._enqueue(call)
+        The state ends at once as `Cancelled`; the gateway is told in the background.
+        """
+        if request in self._requests and not request.is_abandoned:
+            id = self._requests[request]
+            self._fail(request, Cancelled("it was left by its reader"))
+            if request.may_run:
+                self._cancel_abandoned(AbandonedRequest(request), id)
+
+    def resume(self, request: RequestState) -> None:
+        """Receive frames again of a request that was behind and whose buffer has been read."""
+        request.is_behind = False
+        self._enqueue(request)
 
     async def close(self) -> None:
-        """Cancel all calls and part from the gateway. Idempotent.
+        """Cancel all requests and close the connection. Idempotent.
 
-        Between two sockets the next is opened to cancel them there, if that takes no longer than
-        `FAREWELL_SECONDS`.
+        If there is no connection at present, the next one is opened to cancel the requests there,
+        unless that takes longer than `CLOSE_SECONDS`.
         """
         self._closed = True
-        for call in [*self._requests]:
-            self.abandon(call)
+        for request in [*self._requests]:
+            self.abandon(request)
         if self._connection:
             self._connection.close()
         elif not self._has_waiting():
@@ -121,11 +127,11 @@ class Session:
         await asyncio.wait({self._running})
 
     async def _run(self) -> None:
-        """Keep a socket open as long as anybody wants one."""
+        """Keep a connection while requests need one; when the session ends, fail all requests."""
         try:
             while not self._closed or self._has_waiting():
-                if line := await self._wait_for_connection():
-                    await self._serve(line)
+                if connection := await self._wait_for_connection():
+                    await self._serve(connection)
                 elif not self._closed:
                     await self._connection_wanted.wait()
         finally:
@@ -137,11 +143,11 @@ class Session:
                 self._next_connection.abort()
 
     async def _wait_for_connection(self) -> Connection | None:
-        """The next socket; None when nobody wants one."""
+        """The next connection; None when no request waits for one."""
         if self._switching:
             await asyncio.wait({self._switching})
-        line, self._next_connection = self._next_connection, None
-        return line or await self._connect_when_wanted()
+        connection, self._next_connection = self._next_connection, None
+        return connection or await self._connect_when_wanted()
 
     async def _connect_when_wanted(self) -> Connection | None:
         while self._has_waiting():
@@ -157,181 +163,192 @@ class Session:
         return None
 
     def _has_waiting(self) -> bool:
-        self._waiting = deque(call for call in self._waiting if not call.is_ended)
+        self._waiting = deque(request for request in self._waiting if not request.is_ended)
         return bool(self._waiting)
 
     def _fail_overdue(self, error: MillstreamError) -> None:
-        """End what has waited for a gateway for too long."""
-        since = self._loop.time() - self._patience
-        late = [call for call in self._waiting if call.waiting_since <= since]
+        """Fail the requests that have waited for a gateway for longer than the patience."""
+        limit = self._loop.time() - self._patience
+        overdue = [request for request in self._waiting if request.waiting_since <= limit]
         reason = f"no gateway within {self._patience:g} s: {error.message}"
-        self._fail_all(late, NotConnected(reason))
+        self._fail_all(overdue, NotConnected(reason))
 
-    async def _serve(self, line: Connection) -> None:
-        """Use a socket until it is lost or closed."""
-        self._connection = line
+    async def _serve(self, connection: Connection) -> None:
+        """Use a connection until it is lost or closed."""
+        self._connection = connection
         self._open_waiting()
         if self._closed:
-            line.close()
+            connection.close()
         try:
-            await line.run(self._receive)
+            await connection.run(self._receive)
         finally:
             self._connection = None
-            self._on_connection_lost(line)
+            self._on_connection_lost(connection)
 
-    def _on_connection_lost(self, line: Connection) -> None:
-        if line.was_frame_too_big:
+    def _on_connection_lost(self, connection: Connection) -> None:
+        if connection.was_frame_too_big:
             self._fail_largest(PayloadTooLarge("the gateway does not take a frame of this size"))
-        for call in self._open_by_id.values():
-            call.waiting_since = self._loop.time()
+        for request in self._open_by_id.values():
+            request.waiting_since = self._loop.time()
         if self._next_connection or not self._closed:
             self._waiting.extend(self._open_by_id.values())
         self._open_by_id.clear()
         self._requests = dict.fromkeys(self._requests)
 
     def _switch_gateway(self) -> None:
-        """Go over to the next gateway, if it takes us: what runs here is resumed there."""
+        """Connect to the next gateway; if that succeeds, requests are resumed there."""
         if self._switching is None and self._next_connection is None:
-            self._switching = asyncio.create_task(self._connect_next(), name="millstream-move")
+            self._switching = asyncio.create_task(self._connect_next(), name="millstream-switch")
 
     async def _connect_next(self) -> None:
         try:
             self._next_connection = await self._connector.connect_next()
         except MillstreamError as error:
-            log.info("not moved: %s", error.message)
+            log.info("not switched: %s", error.message)
         finally:
             self._switching = None
         if self._next_connection and self._connection:
             self._connection.close()
 
-    def _enqueue(self, call: RequestState) -> None:
-        if not call.is_ended:
-            self._waiting.append(call)
+    def _enqueue(self, request: RequestState) -> None:
+        if not request.is_ended:
+            self._waiting.append(request)
             self._connection_wanted.set()
             self._open_waiting()
 
     def _open_waiting(self) -> None:
         while self._connection and self._waiting and len(self._open_by_id) < MAX_OPEN_REQUESTS:
-            call = self._waiting.popleft()
-            if not call.is_ended:
-                self._open_request(call, str(next(self._ids)))
+            request = self._waiting.popleft()
+            if not request.is_ended:
+                self._open_request(request, str(next(self._ids)))
 
-    def _open_request(self, call: RequestState, id: str) -> None:
-        self._requests[call], self._open_by_id[id] = id, call
-        if not call.refusals:
-            call.waiting_since = self._loop.time()
-        call.opening_bytes, call.is_sent = self._send({**call.make_opening_frame(), "id": id}), True
-        if call.cancel_requested:
+    def _open_request(self, request: RequestState, id: str) -> None:
+        self._requests[request], self._open_by_id[id] = id, request
+        if not request.refusals:
+            request.waiting_since = self._loop.time()
+        request.opening_bytes = self._send({**request.make_opening_frame(), "id": id})
+        request.is_sent = True
+        if request.cancel_requested:
             self._send({"type": "cancel", "id": id})
 
     def _send(self, frame: dict[str, object]) -> int:
-        """Send a frame; returns its size."""
-        assert self._connection  # of a call that is open
+        """Send a frame; return its number of characters."""
+        assert self._connection  # only called while there is one
         text = json.dumps(frame)
         self._connection.send(text)
         return len(text)
 
     def _receive(self, data: str | bytes) -> None:
         frame = json.loads(data)
-        call = self._open_by_id.get(frame.get("id", ""))
+        request = self._open_by_id.get(frame.get("id", ""))
         if frame["type"] == "error":
-            self._receive_error(call, error_of(frame))
+            self._receive_error(request, error_of(frame))
         elif frame["type"] == "draining":
             self._receive_draining()
-        elif call:
-            call.receive(frame, len(data))
-            if call.is_ended:
-                self._free_id(call)
-            elif call.is_behind:
-                self._stop_receiving(call)
+        elif request:
+            request.receive(frame, len(data))
+            if request.is_ended:
+                self._free_id(request)
+            elif request.is_behind:
+                self._stop_receiving(request)
         self._connector.mark_working()
 
     def _receive_draining(self) -> None:
-        assert self._connection  # it came from there
+        assert self._connection  # the frame came over it
         self._connection.is_draining = True
         self._switch_gateway()
 
-    def _receive_error(self, call: RequestState | None, error: MillstreamError) -> None:
-        if call:
-            self._free_id(call)
-            call.is_sent = False
-            if not self._recovers_from(call, error):
-                self._fail(call, error)
+    def _receive_error(self, request: RequestState | None, error: MillstreamError) -> None:
+        if request:
+            self._free_id(request)
+            request.is_sent = False
+            if not self._recovers_from(request, error):
+                self._fail(request, error)
         elif isinstance(error, PayloadTooLarge):
             self._fail_largest(error)
 
-    def _free_id(self, call: RequestState) -> None:
-        """Its id is free; what still comes under it is passed over."""
-        if id := self._requests[call]:
+    def _free_id(self, request: RequestState) -> None:
+        """Release the request's id; frames that still come with it are ignored."""
+        if id := self._requests[request]:
             self._open_by_id.pop(id, None)
-        if call.is_ended:
-            del self._requests[call]
+        if request.is_ended:
+            del self._requests[request]
         else:
-            self._requests[call] = None
+            self._requests[request] = None
         self._open_waiting()
 
-    def _stop_receiving(self, call: RequestState) -> None:
-        """What still comes is passed over; it can be cancelled under its id, which it keeps."""
-        id = self._requests[call]
-        assert id  # something came under it
+    def _stop_receiving(self, request: RequestState) -> None:
+        """Ignore further frames of a request; it keeps its id, so that it can be cancelled."""
+        id = self._requests[request]
+        assert id  # a frame came with it
         del self._open_by_id[id]
         self._open_waiting()
 
-    def _cancel_abandoned(self, parting: AbandonedRequest, id: str | None) -> None:
-        """End a request at the gateway that has it open under `id`, else at the next one."""
-        self._requests[parting] = id
-        parting.waiting_since = self._loop.time()
+    def _cancel_abandoned(self, abandoned: AbandonedRequest, id: str | None) -> None:
+        """Cancel a request on this connection if it is open under `id`, else on the next one."""
+        self._requests[abandoned] = id
+        abandoned.waiting_since = self._loop.time()
         if id:
-            self._open_by_id[id] = parting
+            self._open_by_id[id] = abandoned
             self._send({"type": "cancel", "id": id})
         else:
-            self._enqueue(parting)
+            self._enqueue(abandoned)
 
-    def _fail(self, call: RequestState, error: MillstreamError) -> None:
-        call.fail(error)
-        if call in self._requests:
-            self._free_id(call)
+    def _fail(self, request: RequestState, error: MillstreamError) -> None:
+        request.fail(error)
+        if request in self._requests:
+            self._free_id(request)
 
-    def _fail_all(self, calls: Iterable[RequestState], error: MillstreamError) -> None:
-        for call in calls:
-            self._fail(call, error)
+    def _fail_all(self, requests: Iterable[RequestState], error: MillstreamError) -> None:
+        for request in requests:
+            self._fail(request, error)
 
     def _fail_largest(self, error: PayloadTooLarge) -> None:
-        """What was not read is told of without its id; then the largest is too large as well."""
-        new = [call for call in self._open_by_id.values() if not call.is_accepted]
-        if new:
-            self._fail(max(new, key=lambda call: call.opening_bytes), error)
+        """Fail the largest request that is not accepted.
 
-    def _recovers_from(self, call: RequestState, error: MillstreamError) -> bool:
-        """True if the error is not the end of the call."""
-        if call.is_abandoned and not call.is_accepted:
-            return False  # nobody has it
-        if isinstance(error, RequestNotFound) and call.is_accepted and not call.cancel_requested:
-            call.reset_acceptance()
-            self._enqueue(call)
+        A gateway that does not read a frame cannot tell the request's id; if one frame was too
+        large, the largest was.
+        """
+        new = [request for request in self._open_by_id.values() if not request.is_accepted]
+        if new:
+            self._fail(max(new, key=lambda request: request.opening_bytes), error)
+
+    def _recovers_from(self, request: RequestState, error: MillstreamError) -> bool:
+        """Handle an error that does not end the request; return False if it does."""
+        if request.is_abandoned and not request.is_accepted:
+            return False  # the gateway refused it, so nothing is left to cancel
+        if (
+            isinstance(error, RequestNotFound)
+            and request.is_accepted
+            and not request.cancel_requested
+        ):
+            request.reset_acceptance()
+            self._enqueue(request)
             return True
-        if error.retry_after is None or not self._schedule_retry(call, error.retry_after):
+        if error.retry_after is None or not self._schedule_retry(request, error.retry_after):
             return False
         if self._should_switch_gateway(error):
             self._switch_gateway()
         return True
 
-    def _schedule_retry(self, call: RequestState, retry_after: float) -> bool:
-        """Send a refused call again later, unless that would try its caller's patience."""
+    def _schedule_retry(self, request: RequestState, retry_after: float) -> bool:
+        """Schedule a refused request to be sent again; False if that exceeds the patience."""
         now = self._loop.time()
-        call.refusals += 1
-        wait = retry_after + self._backoff.delay(call.refusals)
-        if not call.is_accepted:  # what was accepted is no load that could be spared
+        request.refusals += 1
+        wait = retry_after + self._backoff.delay(request.refusals)
+        if not request.is_accepted:  # resuming an accepted request is not limited by the budget
             wait = max(wait, self._retry_budget.delay(now))
-        if now + wait - call.waiting_since > self._patience:
+        if now + wait - request.waiting_since > self._patience:
             return False
-        if not call.is_accepted:
+        if not request.is_accepted:
             self._retry_budget.withdraw()
-        self._loop.call_later(wait, self._enqueue, call)
+        self._loop.call_later(wait, self._enqueue, request)
         return True
 
     def _should_switch_gateway(self, error: MillstreamError) -> bool:
-        """Whether a refusal is about the gateway: it drains, or has lost its broker."""
-        assert self._connection  # it came from there
-        alone = len(self._connector) == 1
-        return self._connection.is_draining or (isinstance(error, BrokerUnavailable) and not alone)
+        """True if another gateway may accept: this one drains, or has lost its broker."""
+        assert self._connection  # the refusal came over it
+        is_only = len(self._connector) == 1
+        return self._connection.is_draining or (
+            isinstance(error, BrokerUnavailable) and not is_only
+        )

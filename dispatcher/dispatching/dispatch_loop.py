@@ -1,4 +1,4 @@
-"""The loop that decides who is next and sends it to the workers, several at a time."""
+"""The loop that selects the next request and publishes it to the workers, several at a time."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,18 +18,21 @@ from streams.subjects import PoolKey
 
 log = structlog.get_logger()
 
-MAX_CONCURRENT_DISPATCHES = 32  # requests on their way to WORK: each waits for the broker twice
+MAX_CONCURRENT_DISPATCHES = 32  # each one waits for the broker twice
 _RETRY_SECONDS = 0.25
 
 
 class DispatchLoop:
-    """Sends requests on for as long as `run` runs; `wake()` it when something has changed."""
+    """Dispatches requests while `run` runs; call `wake()` when anything has changed.
+
+    Dispatching moves a request from REQUESTS to WORK. Those on their way are counted by `len()`.
+    """
 
     def __init__(
-        self, broker: Broker, registry: Registry, books: ModelState, endings: TerminalWriter
+        self, broker: Broker, registry: Registry, state: ModelState, terminals: TerminalWriter
     ) -> None:
         self._broker, self._clock, self._registry = broker, broker.clock, registry
-        self._state, self._terminals = books, endings
+        self._state, self._terminals = state, terminals
         self._dispatching: dict[str, QueuedRequest] = {}
         self._changed = asyncio.Event()
 
@@ -37,15 +40,16 @@ class DispatchLoop:
         return len(self._dispatching)
 
     def wake(self) -> None:
+        """Have the loop look whether a request can be dispatched now."""
         self._changed.set()
 
     @property
     def oldest(self) -> QueuedRequest | None:
-        """Of those under way, the one that has been in REQUESTS for longest."""
+        """The request on its way to WORK that is the oldest in REQUESTS; None if there is none."""
         return min(self._dispatching.values(), key=lambda item: item.seq, default=None)
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Dispatch until cancelled, at most `MAX_CONCURRENT_DISPATCHES` requests at a time."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._changed.wait()
@@ -54,13 +58,16 @@ class DispatchLoop:
                     found := self._select_next()
                 ):
                     item, version = found
-                    lane = self._state.reserve(item, version, self._clock.now())
+                    work_priority = self._state.reserve(item, version, self._clock.now())
                     self._dispatching[item.request_id] = item
-                    pool = PoolKey(self._state.model, version, lane)
+                    pool = PoolKey(self._state.model, version, work_priority)
                     tasks.create_task(self._dispatch(item, pool), name=f"send-{item.request_id}")
 
     def _select_next(self) -> tuple[QueuedRequest, str] | None:
-        """The next request and the version that serves it, if there is one with room."""
+        """The next request that has room and the version that serves it; None if there is none.
+
+        Requests before it are ended whose version is gone or whose deadline would pass.
+        """
         while found := self._state.select_next(self.resolve_version, self._clock.now()):
             item, version = found
             if version is None:
@@ -77,7 +84,7 @@ class DispatchLoop:
         self._terminals.end_request(item, "deadline_exceeded", message)
 
     def resolve_version(self, item: QueuedRequest) -> str | None:
-        """The version that is to serve a request now; None if the registry has it no more."""
+        """The version that is to serve a request now; None if the registry does not have it."""
         model = self._state.model
         named = f"{model}@{item.version}" if item.version else model
         try:
@@ -93,6 +100,7 @@ class DispatchLoop:
         self._terminals.end_request(item, "model_not_found", message)
 
     async def _dispatch(self, item: QueuedRequest, pool: PoolKey) -> None:
+        """Try to publish a reserved request until that is done or not needed any more."""
         try:
             while not await self._try_publish(item, pool):
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -101,7 +109,7 @@ class DispatchLoop:
             self._changed.set()
 
     async def _try_publish(self, item: QueuedRequest, pool: PoolKey) -> bool:
-        """True when there is nothing left to do: it was sent, or was not to be."""
+        """True when nothing is left to do: the request was published, or was not to be."""
         if self._clock.seconds_until(item.deadline) < 0:
             self._state.release(item.request_id)
             self._terminals.end_request(
@@ -116,47 +124,47 @@ class DispatchLoop:
         return True
 
     async def _publish(self, item: QueuedRequest, pool: PoolKey) -> None:
-        """Put a request into WORK and only then acknowledge it.
+        """Publish a request to WORK and only then acknowledge it in REQUESTS.
 
-        A crash between repeats with the same message id, which the broker recognises.
+        A crash between the two repeats with the same message id, which the broker recognises.
         """
         message = await self._broker.get(topology.REQUESTS, item.seq)
-        if message is None:  # an earlier leader has sent it on
+        if message is None:  # an earlier leader has dispatched it
             self._state.release(item.request_id)
             return
         now_ms = self._clock.now_ms()
         envelope = Envelope.from_headers(message.headers)
-        placed = self._state.place(
+        placement = self._state.place(
             item.request_id, _parse_prefix_hashes(envelope), envelope.adapter
         )
-        subject = subjects.work(pool, placed.worker)
+        subject = subjects.work(pool, placement.worker)
         headers = _work_headers(message, item, now_ms)
         stored = await self._broker.store(subject, message.data, headers, repeats=True)
         self._state.mark_published(item.request_id, stored.seq, stored.duplicate)
         await self._broker.publish(item.reply, b"+ACK")
-        observe_placed(self._state.model, placed.why)
+        observe_placed(self._state.model, placement.why)
         self._record_wait(item, envelope.estimated_wait_ms, (now_ms - item.accepted) / 1000)
 
-    def _record_wait(self, item: QueuedRequest, told: int | None, waited: float) -> None:
-        """What was told at acceptance, in ms, with what came of it."""
-        told_seconds = None if told is None else told / 1000
-        observe_dispatch(self._state.model, item.priority, waited, told_seconds)
-        if told_seconds is not None:
-            self._state.estimator.service_rate.record_wait(told_seconds, waited)
+    def _record_wait(self, item: QueuedRequest, estimated_ms: int | None, waited: float) -> None:
+        """Compare the wait that was estimated at acceptance with the real one."""
+        estimated_seconds = None if estimated_ms is None else estimated_ms / 1000
+        observe_dispatch(self._state.model, item.priority, waited, estimated_seconds)
+        if estimated_seconds is not None:
+            self._state.estimator.service_rate.record_wait(estimated_seconds, waited)
 
 
 def _parse_prefix_hashes(envelope: Envelope) -> Sequence[int]:
     try:
         return prefix_hashes.from_header(envelope.prefix_hashes)
-    except ValueError as error:  # it runs without them
+    except ValueError as error:  # the request runs without them
         log.warning("prefix_hashes_unreadable", request_id=envelope.request_id, reason=str(error))
         return ()
 
 
 def _work_headers(message: StoredMessage, item: QueuedRequest, now_ms: int) -> dict[str, str]:
-    """The request's own headers, its priority (whatever lane it takes) and when it was dispatched.
+    """The headers of a message of WORK: the request's own, its priority and the time of dispatch.
 
-    The broker's are left behind.
+    Its priority is the client's, whatever lane of WORK it takes. The broker's headers are left out.
     """
     kept = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
     own = {PRIORITY: item.priority.value, MESSAGE_ID: item.request_id}

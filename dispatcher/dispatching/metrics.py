@@ -1,4 +1,4 @@
-"""The queue and its decisions as Prometheus metrics."""
+"""Prometheus metrics of the queue, of dispatches and of what the dispatcher mends."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -20,7 +20,7 @@ OLDEST = Gauge(
     "millstream_dispatcher_oldest_age_seconds", "Age of the oldest queued request.", ["model"]
 )
 IN_FLIGHT = Gauge("millstream_dispatcher_in_flight_requests", "Dispatched, not ended.", ["model"])
-WORKERS = Gauge("millstream_dispatcher_workers", "Workers that beat.", ["model"])
+WORKERS = Gauge("millstream_dispatcher_workers", "Workers that send heartbeats.", ["model"])
 WAIT = Gauge(
     "millstream_dispatcher_estimated_wait_seconds",
     "Estimated wait of a new request.",
@@ -34,78 +34,81 @@ WAIT_ERROR = Histogram(
 )
 STALLS = Counter(
     "millstream_dispatcher_stalls_total",
-    "Times that a consumer of `REQUESTS` or `WORK` delivered nothing though it should have.",
+    "Times that a consumer of `REQUESTS` or `WORK` was stuck: it had messages, delivered none.",
     ["model", "stream"],
 )
 BLOCKED = Counter(
     "millstream_dispatcher_blocked_seconds_total",
-    "Time for which the next in line could not be sent, by reason.",
+    "Time for which the next request could not be sent, by reason.",
     ["model", "reason"],
 )
 ENDED = Counter(
     "millstream_dispatcher_ended_total",
-    "Requests that the dispatcher ended since no worker will, by outcome.",
+    "Requests that the dispatcher ended since no worker would, by outcome.",
     ["model", "outcome"],
 )
 PLACED = Counter(
     "millstream_dispatcher_placed_total",
-    "Requests sent to the worker that holds their prefix or adapter, or to any: why.",
+    "Requests published for the worker that holds their prefix or adapter, or for any, by reason.",
     ["model", "why"],
 )
 TAKEN_BACK = Counter(
     "millstream_dispatcher_taken_back_total",
-    "Requests that their worker has not served, sent to any: why.",
+    "Requests taken back from a worker that did not serve them, published for any, by reason.",
     ["model", "why"],
 )
 
 
 def observe_dispatch(
-    model: str, priority: str, queue_seconds: float, told_seconds: float | None
+    model: str, priority: str, queue_seconds: float, estimated_seconds: float | None
 ) -> None:
-    """One request was sent on; `told_seconds` is the wait that was estimated for it."""
+    """Count a dispatched request: its time in the queue, and the error of its estimated wait.
+
+    `estimated_seconds` is the wait that was estimated at acceptance, if any was.
+    """
     QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
-    if told_seconds is not None:
-        WAIT_ERROR.labels(model, priority).observe(queue_seconds - told_seconds)
+    if estimated_seconds is not None:
+        WAIT_ERROR.labels(model, priority).observe(queue_seconds - estimated_seconds)
 
 
 def observe_placed(model: str, why: str) -> None:
-    """One request was sent on; `why` is that of `dispatcher.workers.prefix_routing.Placed`."""
+    """Count a dispatched request by the `why` of its `prefix_routing.Placement`."""
     PLACED.labels(model, why).inc()
 
 
 def observe_requeue(model: str, why: str) -> None:
-    """One request was taken back from the worker that it was placed on."""
+    """Count a request that was taken back from the worker that it was placed on."""
     TAKEN_BACK.labels(model, why).inc()
 
 
 def observe_blocked(model: str, reason: str, seconds: float) -> None:
-    """The next in line has waited for so long, because of this."""
+    """Count seconds for which the next request could not be sent, by reason."""
     BLOCKED.labels(model, reason).inc(seconds)
 
 
 def observe_stuck_consumer(model: str, stream: str) -> None:
-    """A consumer had to be made anew, or resumed."""
+    """Count a consumer of REQUESTS or WORK that had to be made anew, or resumed."""
     STALLS.labels(model, stream).inc()
 
 
 def observe_ended(model: str, outcome: str) -> None:
-    """A request was ended by the dispatcher: no worker will."""
+    """Count a request that the dispatcher ended since no worker will."""
     ENDED.labels(model, outcome).inc()
 
 
-def observe_queue(books: ModelState, pressure: Pressure) -> None:
-    """The state of one model's queue and fleet."""
-    model = books.model
+def observe_queue(state: ModelState, pressure: Pressure) -> None:
+    """Set the gauges of one model: queued requests, tokens and waits by priority; workers."""
+    model = state.model
     for priority, wait in pressure.wait_seconds.items():
         QUEUED.labels(model, priority).set(pressure.queued[priority])
-        QUEUED_TOKENS.labels(model, priority).set(books.queue.count_queued(Priority(priority))[1])
+        QUEUED_TOKENS.labels(model, priority).set(state.queue.count_queued(Priority(priority))[1])
         WAIT.labels(model, priority).set(wait or 0.0)
-    IN_FLIGHT.labels(model).set(len(books.in_flight))
+    IN_FLIGHT.labels(model).set(len(state.in_flight))
     WORKERS.labels(model).set(pressure.workers)
 
 
-def observe_oldest(books: ModelState, now: float) -> None:
-    """How long the oldest queued request has waited; it looks at every lane, so not too often."""
-    oldest = books.queue.oldest
+def observe_oldest(state: ModelState, now: float) -> None:
+    """Set the age of the oldest queued request; in O(lanes), so not to be called too often."""
+    oldest = state.queue.oldest
     age = now - oldest.accepted / 1000 if oldest else 0.0
-    OLDEST.labels(books.model).set(max(0.0, age))
+    OLDEST.labels(state.model).set(max(0.0, age))

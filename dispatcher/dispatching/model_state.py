@@ -1,8 +1,8 @@
-"""What the leader of one model knows: who waits, what is in flight, what the fleet may take. Pure.
+"""All that the leader of one model knows: queue, fleet, requests in flight, estimates. Pure.
 
-A request is charged its expected service when it is taken out of the queue (less if it is beyond
-its tenant's part), more when it turns out to take more, and the difference to what it really took
-when it is settled.
+A request is charged its expected service when it is reserved (less if it exceeds its tenant's
+share), more when it turns out to take more, and the difference to what it really took when it is
+settled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +21,18 @@ from streams.headers import Envelope
 from streams.messages import Heartbeat, LedgerRecord, Pressure
 from streams.subjects import ANY, PoolKey, Priority
 
-VersionFor = Callable[[QueuedRequest], str | None]
-PLACED_BEFORE = "again"  # why a request goes where it was sent before
-SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's word of what is in WORK may be old
+ResolveVersion = Callable[[QueuedRequest], str | None]
+PLACED_BEFORE = "again"  # the reason of a placement that is repeated
+SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's answer about WORK may be out of date
 
 
 class ModelState:
-    """One owner's account of a model; times are seconds, epoch for the queue."""
+    """The state of one model, owned by its leader, which reports every event by a method call.
+
+    A request is enqueued in `queue`, then reserved, placed, published and settled; or released if
+    it was not published. Times are seconds: epoch for the queue and for `reserve` and
+    `find_stranded`, monotonic for heartbeats, `tick`, `settle` and `replay`.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -41,64 +46,75 @@ class ModelState:
         self._now = 0.0  # of the last tick
 
     def select_next(
-        self, version_for: VersionFor, now: float
+        self, resolve_version: ResolveVersion, now: float
     ) -> tuple[QueuedRequest, str | None] | None:
-        """Who is next, and the version that is to serve it; None for one that is gone.
+        """The next request and the version that is to serve it; None if none may be sent now.
 
-        What is next at a version that has no room keeps all behind it from that version. What has
-        to leave room for other tenants keeps back the heavy, and batch work that does not give way;
-        so does what is large and finds too little room at each worker, where it is not a calm
-        tenant's.
+        The version is None where it is gone. Nothing is removed from the queue.
+
+        A request whose version has no room holds back all requests behind it for that version that
+        are not more urgent. One that must leave headroom for other tenants holds back those of
+        tenants above their share, and batch work that is not preempted; so does a large one that
+        finds too little room at each single worker, unless its tenant is below its share.
         """
         full: dict[str, Priority] = {}
-        leaving: set[str] = set()
+        kept_free: set[str] = set()
         for item in self.queue.candidates(now):
-            version = version_for(item)
+            version = resolve_version(item)
             if version is None:
                 return item, None
-            lane = self.choose_work_priority(item, version)
-            if version in full and not lane.is_above(full[version]):
+            work_priority = self.choose_work_priority(item, version)
+            if version in full and not work_priority.is_above(full[version]):
                 continue
-            if not self.fleet.has_room_for(version, lane, item.cost):
-                full[version] = lane if self.fleet.preempts_batch(version) else Priority.INTERACTIVE
+            if not self.fleet.has_room_for(version, work_priority, item.cost):
+                full[version] = (
+                    work_priority if self.fleet.preempts_batch(version) else Priority.INTERACTIVE
+                )
                 continue
             if self._competes_for_room(item, version) and not self.fleet.has_worker_with_room(
-                version, lane, item.cost
+                version, work_priority, item.cost
             ):
-                leaving.add(version)
+                kept_free.add(version)
                 continue
-            kept = self._required_headroom(item, version, now)
-            if kept > -inf and version in leaving and self._competes_for_room(item, version):
+            headroom = self._required_headroom(item, version, now)
+            if headroom > -inf and version in kept_free and self._competes_for_room(item, version):
                 continue
-            if self.fleet.free_fraction_after(version, lane, item.cost) >= kept:
+            if self.fleet.free_fraction_after(version, work_priority, item.cost) >= headroom:
                 return item, version
-            leaving.add(version)
+            kept_free.add(version)
         return None
 
     def choose_work_priority(self, item: QueuedRequest, version: str) -> Priority:
-        """The priority of an item among work: what is beyond its tenant's part gives way."""
-        division = self.queue.fair_share
-        if self.fleet.preempts_batch(version) and division.exceeds_share(item.tenant, item.cost):
+        """The priority that a request gets in WORK.
+
+        It is batch for a request beyond its tenant's share where batch work is preempted, else its
+        own.
+        """
+        fair_share = self.queue.fair_share
+        if self.fleet.preempts_batch(version) and fair_share.exceeds_share(item.tenant, item.cost):
             return Priority.BATCH
         return item.priority
 
     def _required_headroom(self, item: QueuedRequest, version: str, now: float) -> float:
-        """The share of the fleet that must stay free for others if it goes; -inf: nothing."""
-        division, yields = self.queue.fair_share, self.fleet.preempts_batch(version)
-        if division.is_idle or self.queue.is_starving(item.priority, now):
+        """The fraction of the fleet that must stay free if the request is sent; -inf: nothing."""
+        fair_share, preempts_batch = self.queue.fair_share, self.fleet.preempts_batch(version)
+        if fair_share.is_idle or self.queue.is_starving(item.priority, now):
             return -inf
         if is_urgent(item.priority):
-            return division.required_headroom(item.tenant, item.cost, yields, now)
-        return division.required_headroom_for_batch(yields, now)
+            return fair_share.required_headroom(item.tenant, item.cost, preempts_batch, now)
+        return fair_share.required_headroom_for_batch(preempts_batch, now)
 
     def _competes_for_room(self, item: QueuedRequest, version: str) -> bool:
-        """Whether it would take, bit by bit, the room that somebody ahead of it waits for."""
+        """True if the request would take, bit by bit, room that an earlier one waits for."""
         if is_urgent(item.priority):
             return self.queue.fair_share.get_tenant(item.tenant).is_above_share
         return not self.fleet.preempts_batch(version)
 
     def apply_heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """Take in a worker's heartbeat: its credit, and how far its requests have come."""
+        """Take in a worker's heartbeat: its free capacity, and how far its requests have come.
+
+        A request that has taken more service than it was charged is charged the rest.
+        """
         self.fleet.apply_heartbeat(beat, now)
         self.prefix_router.apply_heartbeat(beat)
         self._update_capacity()
@@ -113,7 +129,7 @@ class ModelState:
                 )
 
     def remove_worker(self, worker: str) -> list[str]:
-        """A worker has died: the reply subjects of what it held, to be given back."""
+        """Remove a worker that has died; returns the reply subjects of what it held, for NAKs."""
         self.fleet.remove_worker(worker)
         self.prefix_router.remove_worker(worker)
         self._update_capacity()
@@ -123,36 +139,49 @@ class ModelState:
         return [flight.reply for flight in held]
 
     def _update_capacity(self) -> None:
-        whole = self.fleet.total_capacity
-        self.queue.fair_share.set_capacity(whole.sequences, whole.tokens)
+        total = self.fleet.total_capacity
+        self.queue.fair_share.set_capacity(total.sequences, total.tokens)
 
     def reserve(self, item: QueuedRequest, version: str, now: float) -> Priority:
-        """Take an item out of the queue, to be sent to a version's pool; says at which priority."""
-        lane = self.choose_work_priority(item, version)
-        charged = self.queue.reserve(item, now, lane)
-        self.fleet.reserve(version, lane, item.cost)
+        """Dequeue a request and count its room as used; returns its priority in WORK.
+
+        It may be placed and published from now on, or released.
+        """
+        work_priority = self.choose_work_priority(item, version)
+        charged = self.queue.reserve(item, now, work_priority)
+        self.fleet.reserve(version, work_priority, item.cost)
         self.estimator.count_reserved(item.cost)
         self.in_flight[item.request_id] = InFlightRequest(
-            item.envelope, item.priority, lane, version, charged, dispatched_at=now
+            item.envelope, item.priority, work_priority, version, charged, dispatched_at=now
         )
-        return lane
+        return work_priority
 
-    def place(self, request_id: str, marks: Sequence[int], adapter: str) -> Placement:
-        """Where to send a request that was taken: to a worker, or to any."""
+    def place(self, request_id: str, prefix_hashes: Sequence[int], adapter: str) -> Placement:
+        """Choose the worker that a reserved request is published for, or any.
+
+        A request that was placed before keeps its worker, since the broker may have stored it
+        already.
+        """
         flight = self.in_flight[request_id]
-        if flight.seq or flight.worker != ANY:  # tried again: the broker may have it already
+        if flight.seq or flight.worker != ANY:  # a retry: the broker may have stored it already
             return Placement(flight.worker, PLACED_BEFORE)
-        if not (marks or adapter or self.fleet.is_large(flight.version, flight.cost)):
+        if not (prefix_hashes or adapter or self.fleet.is_large(flight.version, flight.cost)):
             return Placement()
-        wish = PlacementRequest(flight.version, flight.work_priority, flight.cost, marks, adapter)
-        placed = self.prefix_router.choose_worker(wish, self._now)
-        if placed.worker != ANY:
-            flight.worker = placed.worker
-            self.fleet.place(flight.version, flight.work_priority, flight.cost, placed.worker)
-        return placed
+        request = PlacementRequest(
+            flight.version, flight.work_priority, flight.cost, prefix_hashes, adapter
+        )
+        placement = self.prefix_router.choose_worker(request, self._now)
+        if placement.worker != ANY:
+            flight.worker = placement.worker
+            self.fleet.place(flight.version, flight.work_priority, flight.cost, placement.worker)
+        return placement
 
     def mark_published(self, request_id: str, seq: int, duplicate: bool) -> None:
-        """It lies in WORK; a duplicate did before, and may have been pulled, or taken back."""
+        """Note that a reserved request lies in WORK as `seq`.
+
+        A `duplicate` was there before, and may have been pulled or taken back: its room is not
+        counted.
+        """
         flight = self.in_flight.get(request_id)
         if flight and not flight.seq:
             if duplicate:
@@ -164,7 +193,10 @@ class ModelState:
             self._add_published(flight, seq)
 
     def release(self, request_id: str) -> None:
-        """It could not be sent, or somebody else had done so: nothing is charged."""
+        """Take back a reservation: the request was not published, or an earlier leader had done so.
+
+        Its tenant is not charged. A request that is published stays as it is.
+        """
         flight = self.in_flight.get(request_id)
         if flight and not flight.seq:
             del self.in_flight[request_id]
@@ -173,14 +205,15 @@ class ModelState:
             self.estimator.count_reserved(-flight.cost)
             self._adjust_charge(flight, 0)
 
-    def mark_requeued(self, request_id: str, before: int, seq: int) -> None:
-        """It was taken back from the worker that it was placed on, and lies in WORK for any.
+    def mark_requeued(self, request_id: str, previous_seq: int, seq: int) -> None:
+        """Note that work was taken back from its worker and published for any, as `seq`.
 
-        It may have been before it was known here that it lay there, as `before`.
+        `previous_seq` is its sequence before: the request may have been taken back before this
+        leader knew that it was published.
         """
         if flight := self.in_flight.get(request_id):
             if not flight.seq:
-                self.mark_published(request_id, before, duplicate=False)
+                self.mark_published(request_id, previous_seq, duplicate=False)
             self.fleet.discard({flight.seq})
             self._remove_published(flight)
             flight.worker = ANY
@@ -189,10 +222,13 @@ class ModelState:
             self._add_published(flight, seq)
 
     def find_stranded(self, now: float) -> list[StrandedWork]:
-        """What is to be taken back from workers; it may wait in vain. Epoch seconds."""
+        """The work to take back from workers that do not serve it; those are avoided for a while.
+
+        `now` is epoch seconds.
+        """
         found = self._placed.find_stranded(self.fleet, now)
-        for stray in found:
-            self.prefix_router.avoid(stray.worker, self._now)
+        for work in found:
+            self.prefix_router.avoid(work.worker, self._now)
         return found
 
     def _release_room(self, flight: InFlightRequest) -> None:
@@ -205,29 +241,32 @@ class ModelState:
 
     @property
     def published(self) -> Mapping[int, InFlightRequest]:
-        """What lies in WORK by all that is known, by its sequence there."""
+        """All requests that lie in WORK as far as is known, by their sequence there."""
         return self._by_seq
 
     def _remove_published(self, flight: InFlightRequest) -> None:
-        """It is in WORK no more, or not where it was."""
+        """Forget where a request lies in WORK: it has left, or lies elsewhere."""
         self._by_seq.pop(flight.seq, None)
         self._placed.remove(flight)
 
     def settle_missing(self, request_id: str, seq: int, now: float) -> None:
-        """The broker's own account: it is not in WORK any more; unless it was moved there."""
+        """Settle a request that the broker does not hold as `seq`, unless it was moved since."""
         if (flight := self.in_flight.get(request_id)) and flight.seq == seq:
             self.settle(request_id, None, now)
 
     def correct_placement(self, request_id: str, seq: int, placement: str) -> None:
-        """The broker's own account: an earlier leader may have placed it elsewhere."""
+        """Set a request's worker to that of the broker's account; an earlier leader placed it."""
         flight = self.in_flight.get(request_id)
         if flight and flight.seq == seq and flight.worker != placement:
             self._remove_published(flight)
             flight.worker = placement
             self._add_published(flight, seq)
 
-    def settle(self, request_id: str, spent: int | None, now: float) -> None:
-        """It has ended: replace what it was charged by what it took, if that is known."""
+    def settle(self, request_id: str, service: int | None, now: float) -> None:
+        """Note that a request has ended, and replace its charge by `service`, in virtual tokens.
+
+        Without `service` the charge stays. A request that is not published is ignored.
+        """
         flight = self.in_flight.get(request_id)
         if flight is None or not flight.seq:
             return
@@ -235,50 +274,53 @@ class ModelState:
         self._remove_published(flight)
         self._settled.add(request_id, now)
         self.queue.release(flight.tenant, flight.priority, flight.cost)
-        if spent is not None:
-            self.estimator.service_rate.record_service(spent, flight.cost)
-            self._usage.add(flight.tenant, spent, now)
-            self._adjust_charge(flight, spent)
-            generated = max(0, spent - flight.prompt_tokens) // OUTPUT_WEIGHT
+        if service is not None:
+            self.estimator.service_rate.record_service(service, flight.cost)
+            self._usage.add(flight.tenant, service, now)
+            self._adjust_charge(flight, service)
+            generated = max(0, service - flight.prompt_tokens) // OUTPUT_WEIGHT
             self.queue.learn_output_length(flight.tenant, generated)
 
     def _adjust_charge(self, flight: InFlightRequest, service: int) -> None:
-        """A request in flight costs its tenant so much, whatever was charged before."""
+        """Make a tenant pay `service` for a request in flight, whatever was charged before."""
         if service != flight.charged:
             self.queue.charge(flight.tenant, service - flight.charged)
             flight.charged = service
 
     def learn_duration(self, record: LedgerRecord) -> None:
-        """How long a request has taken; call it before the request is settled.
+        """Learn how long a request has taken; call it before the request is settled.
 
-        Work that gives way tells how long it stood aside.
+        Batch work is left out: it may have been preempted for long.
         """
         flight = self.in_flight.get(record.request_id)
         if flight and is_urgent(flight.work_priority):
             self.estimator.learn_duration(flight.dispatched_at, flight.cost, record)
 
     def replay(self, record: LedgerRecord, now: float) -> None:
-        """A record of the ledger that an earlier leader may not have known of."""
-        spent = service_tokens(record.prompt_tokens, record.completion_tokens)
+        """Apply a ledger record that an earlier leader may not have known when it saved its state.
+
+        Idempotent for `SETTLED_MEMORY_SECONDS`.
+        """
+        service = service_tokens(record.prompt_tokens, record.completion_tokens)
         if record.request_id in self.in_flight:
-            self.settle(record.request_id, spent, now)
+            self.settle(record.request_id, service, now)
         elif record.request_id not in self._settled:
             self._settled.add(record.request_id, now)
-            self.queue.charge(record.tenant, spent)
+            self.queue.charge(record.tenant, service)
             self.queue.learn_output_length(record.tenant, record.completion_tokens)
 
     def adopt(self, envelope: Envelope, pool: PoolKey, seq: int, placement: str = ANY) -> None:
-        """Work of an earlier leader: charge its tenant as that leader did."""
+        """Take over work that an earlier leader has published; its tenant is charged as then."""
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
         tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
-        lane = pool.priority
-        own = Priority(envelope.priority or lane)
-        charged = self.queue.charge_in_flight(tenant, own, lane, prompt, cost)
+        work_priority = pool.priority
+        priority = Priority(envelope.priority or work_priority)
+        charged = self.queue.charge_in_flight(tenant, priority, work_priority, prompt, cost)
         flight = InFlightRequest(
             envelope,
-            own,
-            lane,
+            priority,
+            work_priority,
             pool.version,
             charged,
             dispatched_at=envelope.dispatched / 1000,
@@ -286,11 +328,11 @@ class ModelState:
         )
         self.in_flight[envelope.request_id] = flight
         self._add_published(flight, seq)
-        self.fleet.reserve(pool.version, lane, cost, placement)
-        self.fleet.mark_published(pool.version, lane, seq, cost, placement)
+        self.fleet.reserve(pool.version, work_priority, cost, placement)
+        self.fleet.mark_published(pool.version, work_priority, seq, cost, placement)
 
     def tick(self, now: float) -> list[str]:
-        """Let time pass; names the workers that have fallen silent."""
+        """Let time pass; returns the workers that were removed since their heartbeats stopped."""
         self._now = now
         self._settled.expire(now)
         silent = self.fleet.remove_stale_workers(now)
@@ -301,9 +343,9 @@ class ModelState:
         return silent
 
     def recent_usage(self) -> dict[str, float]:
-        """Virtual tokens by tenant, of what has ended in about the last minute."""
+        """Virtual tokens by tenant, of requests that ended in about the last minute."""
         return self._usage.snapshot(self._now)
 
     def build_pressure(self) -> Pressure:
-        """What the gateways are told: how much waits, and for how long a new request would."""
+        """Build the report for gateways: what is queued, and how long new requests would wait."""
         return self.estimator.build_pressure(self.model, self.queue, self.fleet)

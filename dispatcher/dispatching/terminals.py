@@ -1,4 +1,4 @@
-"""Ending requests that no worker will end: a terminal in the token log, a ledger record."""
+"""Ends requests that no worker will end: a terminal in the token log, a ledger record, the ack."""
 
 import asyncio
 from typing import Any
@@ -17,14 +17,18 @@ from streams.subjects import LogAddress
 
 log = structlog.get_logger()
 
-NEVER_RAN = ""  # the worker and the version of a request that never ran
-CONCURRENT_WRITES = 16  # requests that are being ended side by side
-_ACKNOWLEDGE_ONLY = "dispatched"  # not an end: only its acknowledgement got lost
+NEVER_RAN = ""  # worker and version of a request that never ran
+CONCURRENT_WRITES = 16
+_ACKNOWLEDGE_ONLY = "dispatched"  # no terminal is written: only the acknowledgement was lost
 _RETRY_SECONDS = 0.25
 
 
 class TerminalWriter:
-    """Ends requests of one model for as long as `run` runs; then their place is freed."""
+    """Ends requests of one model while `run` runs; each is then acknowledged in REQUESTS.
+
+    A write that the broker refuses, or does not answer, is repeated every `_RETRY_SECONDS`. The
+    requests that are not done yet are counted by `len()` and found by `in`.
+    """
 
     def __init__(self, broker: Broker, model: str, shards: int) -> None:
         self._broker, self._model, self._shards = broker, model, shards
@@ -39,20 +43,20 @@ class TerminalWriter:
 
     @property
     def oldest(self) -> QueuedRequest | None:
-        """Of those under way, the one that has been in REQUESTS for longest."""
+        """The request not done yet that is the oldest in REQUESTS; None if there is none."""
         return min(self._in_progress.values(), key=lambda item: item.seq, default=None)
 
     def end_request(self, item: QueuedRequest, outcome: str, message: str = "") -> None:
-        """End a request that is not queued any more with `cancelled` or an error code."""
+        """Have a request that is not queued any more ended as `cancelled` or with an error code."""
         self._in_progress[item.request_id] = item
         self._to_write.put_nowait((item, outcome, message))
 
     def acknowledge(self, item: QueuedRequest) -> None:
-        """Free the place of a request that was dispatched."""
+        """Have a request acknowledged that was dispatched already; no terminal is written."""
         self.end_request(item, _ACKNOWLEDGE_ONLY)
 
     async def run(self) -> None:
-        """End until cancelled."""
+        """Write terminals until cancelled, `CONCURRENT_WRITES` at a time."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(CONCURRENT_WRITES):
                 tasks.create_task(self._write_each(), name=f"end-{number}")
@@ -90,23 +94,23 @@ async def write_terminal(
 ) -> bool:
     """End a request with `outcome` (`cancelled` or an error code); False if it had ended already.
 
-    What earlier attempts have stored is billed. Idempotent; raises `BrokerUnavailable`.
+    Tokens that earlier attempts have stored are billed. Idempotent; raises `BrokerUnavailable`.
     """
     address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
     log, ended_here = TokenLog(broker, address, shards), False
     while True:
-        before = await log.read()
-        terminal = before.terminal
+        contents = await log.read()
+        terminal = contents.terminal
         if terminal is not None:
             break
         try:
-            now_ms, generated = broker.clock.now_ms(), before.generated_tokens
+            now_ms, generated = broker.clock.now_ms(), contents.generated_tokens
             await log.append(_terminal_record(envelope, outcome, message, generated, now_ms))
             ended_here = True
         except Fenced:
             continue
     await write_ledger_record(
-        broker, _ledger_record(envelope, model, before, terminal, broker.clock.now_ms())
+        broker, _ledger_record(envelope, model, contents, terminal, broker.clock.now_ms())
     )
     return ended_here
 
@@ -142,5 +146,6 @@ def _terminal_record(
 
 
 def _last_version(records: list[dict[str, Any]]) -> str:
+    """The version of the last attempt that began; empty if none did."""
     claims = [record["version"] for record in records if record["type"] == "started"]
     return claims[-1] if claims else NEVER_RAN

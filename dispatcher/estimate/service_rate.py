@@ -1,33 +1,33 @@
-"""How fast a model's fleet serves while it is busy, so how long a request would wait. Pure."""
+"""The rate at which a busy fleet serves, and the wait of a new request by it. Pure."""
 
 import math
 
 from dispatcher.estimate.moving_averages import DecayingRatio
 
 SMOOTHING_SECONDS = 60.0
-GUESSED_SECONDS = 45.0  # in which a fleet serves what it has room for, before anything is known
-FULL_FLEET_FACTOR = 2.0  # times as long as before takes a request in a fleet that is full
-LEAST_SECONDS = 0.01
-GUESS_WEIGHT = 1.0  # seconds of each worker that the guess counts for
-MEMORY_REQUESTS = 200  # requests
-DEFAULT_CHARGE = 2.0  # virtual tokens per reserved one, were it all generated
-LEAST_TOLD_SECONDS = 0.5  # below, an estimate's error says nothing about those that matter
-MEASURED_SECONDS = 5.0  # of a queue, in which errors tell of the guess and not of estimates
-TRUSTED_SECONDS = 20.0  # of told waits, against which the first errors weigh little
-DEFAULT_UNCERTAINTY = 0.5  # of a wait, before any has come to its end
-CORRECTION_RANGE = 0.5, 3.0  # at most
+GUESSED_SECONDS = 45.0  # for a full fleet to serve what it holds, before anything is known
+FULL_FLEET_FACTOR = 2.0  # a request takes so many times longer when the fleet is full
+MIN_GUESS_SECONDS = 0.01
+GUESS_WEIGHT = 1.0  # the guess counts as so many measured seconds of each worker
+MEMORY_REQUESTS = 200  # about so many requests count
+DEFAULT_CHARGE = 2.0  # virtual tokens per reserved token, if all of them were generated
+MIN_ESTIMATE_SECONDS = 0.5  # errors of shorter estimates tell nothing about long ones
+MEASURED_SECONDS = 5.0  # with a backlog, per worker; before, errors are those of the guess
+TRUSTED_SECONDS = 20.0  # weight of the prior, in estimated seconds, against the first errors
+DEFAULT_UNCERTAINTY = 0.5  # fraction of an estimated wait, before any wait has ended
+CORRECTION_RANGE = 0.5, 3.0
 
 
 class ServiceRate:
-    """Reserved tokens released per second, learned only while requests wait.
+    """Reserved tokens that the fleet frees per second and worker, learned while requests wait.
 
     An idle fleet serves little because it is asked little; what it then serves says nothing about
     what it could. So only intervals that began and ended with a backlog count, and recent ones
     count more: both sums, of tokens and of seconds, fade by 1/e in `SMOOTHING_SECONDS`. The seconds
     are those of each worker, so that a worker that joins or leaves counts from its first moment.
 
-    What the sums leave out (requests that overtake, caps, trickles) shows in how long requests
-    have waited against what they were told: all estimates are corrected by that.
+    What the sums leave out (requests that overtake, caps, trickles) shows in how long requests have
+    waited against their estimates: all estimates are corrected by that ratio.
     """
 
     def __init__(self) -> None:
@@ -44,23 +44,23 @@ class ServiceRate:
         )
 
     def record_freed(self, tokens: int) -> None:
-        """So many reserved tokens have come free in the fleet."""
+        """Count reserved tokens that came free in the fleet since the last tick."""
         self._freed_tokens += tokens
 
     def record_service(self, service: int, cost: int) -> None:
-        """The service that a request of this reserved cost has taken."""
+        """Learn the service, in virtual tokens, that a request of this reserved cost has taken."""
         self._charge.add(service, cost)
 
-    def record_wait(self, told_seconds: float, seconds: float) -> None:
-        """A request was dispatched: how long it was told to wait, and how long it has."""
+    def record_wait(self, estimated_seconds: float, seconds: float) -> None:
+        """Learn from a dispatched request: its estimated wait at acceptance, and its real one."""
         measured = self._seconds >= MEASURED_SECONDS * self._workers
-        if measured and told_seconds >= LEAST_TOLD_SECONDS:
-            self._squared_errors.add((seconds - told_seconds) ** 2, told_seconds**2)
-            self._correction.add(seconds * self.correction, told_seconds)
+        if measured and estimated_seconds >= MIN_ESTIMATE_SECONDS:
+            self._squared_errors.add((seconds - estimated_seconds) ** 2, estimated_seconds**2)
+            self._correction.add(seconds * self.correction, estimated_seconds)
 
     @property
     def uncertainty(self) -> float:
-        """How far waits are from what was told, as a share of it (root of the mean square)."""
+        """The error of estimated waits as a fraction of the estimate (root mean square)."""
         return math.sqrt(self._squared_errors.value)
 
     def tick(
@@ -68,28 +68,30 @@ class ServiceRate:
         now: float,
         backlogged: bool,
         workers: int = 1,
-        room: float = 0.0,
-        lasting: float | None = None,
+        capacity_tokens: float = 0.0,
+        request_seconds: float | None = None,
     ) -> None:
-        """Close an interval; call it regularly.
+        """Close an interval and begin the next; call it regularly.
 
-        `room` is for how many reserved tokens the fleet has places; without it nothing is guessed.
-        `lasting` are the seconds that a request has taken, if that is known: by Little's law the
-        room is then served in as long, and when it is full in longer.
+        `capacity_tokens` are the reserved tokens that the fleet has room for; 0 gives no guess.
+        `request_seconds` are the seconds that a request has taken, if known: by Little's law the
+        capacity is then served in as long, and in longer when it is full.
         """
         elapsed = 0.0 if self._ticked_at is None else now - self._ticked_at
         if self._backlogged and backlogged and elapsed > 0 and workers:
-            fading = math.exp(-elapsed / SMOOTHING_SECONDS)
-            self._tokens = self._tokens * fading + self._freed_tokens
-            self._seconds = self._seconds * fading + elapsed * workers
+            decay = math.exp(-elapsed / SMOOTHING_SECONDS)
+            self._tokens = self._tokens * decay + self._freed_tokens
+            self._seconds = self._seconds * decay + elapsed * workers
         self._freed_tokens, self._ticked_at, self._backlogged = 0, now, backlogged
-        self._workers = workers or self._workers  # they may come back: until then as it was
+        self._workers = (
+            workers or self._workers
+        )  # without workers the last number stays: they may return
         seconds = (
             GUESSED_SECONDS
-            if lasting is None
-            else min(GUESSED_SECONDS, FULL_FLEET_FACTOR * lasting)
+            if request_seconds is None
+            else min(GUESSED_SECONDS, FULL_FLEET_FACTOR * request_seconds)
         )
-        self._guess = room / max(LEAST_SECONDS, seconds) / self._workers
+        self._guess = capacity_tokens / max(MIN_GUESS_SECONDS, seconds) / self._workers
 
     @property
     def charge_per_token(self) -> float:
@@ -98,13 +100,13 @@ class ServiceRate:
 
     @property
     def correction(self) -> float:
-        """By how much longer requests wait than the backlog alone says."""
+        """The factor by which requests wait longer than the backlog alone says, within limits."""
         least, most = CORRECTION_RANGE
         return min(max(least, self._correction.value), most)
 
     @property
     def seconds_per_token(self) -> float | None:
-        """How long a reserved token ahead makes a request wait; None while nothing is known.
+        """The seconds by which a reserved token ahead delays a request; None if nothing is known.
 
         A fleet that has filled at once frees nothing for as long as requests take: until it does,
         it is at most half as fast as guessed.
@@ -117,7 +119,7 @@ class ServiceRate:
         return (seconds + weight) / tokens / self._workers * self.correction
 
     def estimate_wait(self, tokens_ahead: float) -> float | None:
-        """Estimated wait behind `tokens_ahead` reserved tokens; None while nothing is known."""
+        """Estimated seconds behind `tokens_ahead` reserved tokens; None while nothing is known."""
         if tokens_ahead == 0:
             return 0.0
         seconds = self.seconds_per_token

@@ -1,4 +1,4 @@
-"""What a request takes once it has been dispatched, learned from those that have ended. Pure."""
+"""Run times of requests from their dispatch, learned from those that have ended. Pure."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -6,13 +6,17 @@ from math import sqrt
 from dispatcher.estimate.moving_averages import DecayingLineFit, DecayingRatio
 from streams.messages import ServiceTime
 
-MEMORY_REQUESTS = 200  # requests
-MIN_REQUESTS = 10  # requests, before anything is said about the next
+MEMORY_REQUESTS = 200  # about so many requests count
+MIN_REQUESTS = 10  # no estimate is given before so many have ended
 
 
 @dataclass(frozen=True)
 class CompletedRun:
-    """How a request went; the seconds are from its dispatch to its first output, and from there."""
+    """The times and tokens of one completed request.
+
+    `first_seconds` are from its dispatch to its first output, `rest_seconds` from there to its end.
+    `most_output` is the number of tokens that it might have generated, 0 if it generates none.
+    """
 
     prompt_tokens: int
     most_output: int
@@ -22,38 +26,39 @@ class CompletedRun:
 
 
 class TimeModel:
-    """Seconds to the first output by prompt tokens, and from there by output tokens."""
+    """Seconds to the first output by prompt tokens, and per output token from there on."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._first = DecayingLineFit(MEMORY_REQUESTS)
         self._per_output_token = DecayingRatio(MEMORY_REQUESTS)
         self._output_share = DecayingRatio(MEMORY_REQUESTS, prior=1.0)
-        self._squared_errors = DecayingRatio(MEMORY_REQUESTS)  # of what the line was wrong by
+        self._squared_errors = DecayingRatio(MEMORY_REQUESTS)  # of the line's predictions
         self._total_seconds = DecayingRatio(MEMORY_REQUESTS)
 
-    def add(self, ran: CompletedRun) -> None:
+    def add(self, run: CompletedRun) -> None:
+        """Learn from a completed request."""
         self._seen += 1
-        begins, rises = self._first.fit
+        base, per_prompt_token = self._first.fit
         if self._seen > 1:
-            expected = begins + rises * ran.prompt_tokens
-            self._squared_errors.add((ran.first_seconds - expected) ** 2, 1)
-        self._first.add(ran.prompt_tokens, ran.first_seconds)
-        self._total_seconds.add(ran.first_seconds + ran.rest_seconds, 1)
-        if ran.most_output:
-            self._per_output_token.add(ran.rest_seconds, ran.output)
-            self._output_share.add(ran.output, ran.most_output)
+            expected = base + per_prompt_token * run.prompt_tokens
+            self._squared_errors.add((run.first_seconds - expected) ** 2, 1)
+        self._first.add(run.prompt_tokens, run.first_seconds)
+        self._total_seconds.add(run.first_seconds + run.rest_seconds, 1)
+        if run.most_output:
+            self._per_output_token.add(run.rest_seconds, run.output)
+            self._output_share.add(run.output, run.most_output)
 
     def mean_seconds(self, running: int) -> float | None:
-        """From dispatch to the end, on average; None until enough requests have ended.
+        """Mean seconds from dispatch to end; None until enough requests have ended.
 
-        Short ones end first: that is enough if more have ended than are running.
+        Short requests end first, so at least as many must have ended as are `running`.
         """
         return None if self._seen < max(MIN_REQUESTS, running) else self._total_seconds.value
 
     @property
     def compute(self) -> ServiceTime | None:
-        """None until enough requests have ended."""
+        """The learned times, as gateways get them; None until `MIN_REQUESTS` have ended."""
         if self._seen < MIN_REQUESTS:
             return None
         base, per_prompt_token = self._first.fit

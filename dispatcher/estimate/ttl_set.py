@@ -1,4 +1,4 @@
-"""Names remembered for a while. Pure."""
+"""A set of names that expire. Pure."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,10 @@ MAX_MEMBERS = 100_000
 
 
 class TtlSet:
-    """A set whose members are forgotten after `seconds`, and the oldest first beyond `MOST`."""
+    """A set whose members expire after `seconds`, and the oldest at once beyond `MAX_MEMBERS`.
+
+    Members leave by time only when `expire` is called.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -16,12 +19,13 @@ class TtlSet:
         return name in self._added
 
     def add(self, name: str, now: float) -> None:
+        """Add a name, or renew it."""
         self._added.pop(name, None)
         self._added[name] = now
         if len(self._added) > MAX_MEMBERS:
             self._added.popitem(last=False)
 
     def expire(self, now: float) -> None:
-        """Drop what was added too long ago."""
+        """Drop the members that were added more than `seconds` before `now`."""
         while self._added and next(iter(self._added.values())) < now - self._seconds:
             self._added.popitem(last=False)

@@ -1,4 +1,4 @@
-"""What a model's requests have to expect: their wait, their computing, and who is late. Pure."""
+"""Estimates waits and run times, and who will miss its deadline, for one model. Pure."""
 
 from dispatcher.estimate.service_rate import ServiceRate
 from dispatcher.estimate.time_model import CompletedRun, TimeModel
@@ -16,79 +16,94 @@ from dispatcher.workers.pending_work import FleetCapacity
 from streams.messages import LedgerRecord, Pressure
 from streams.subjects import Priority
 
-LATE_AFTER_SECONDS = 1.0  # a request that has waited for less is tried, whatever is expected of it
-COMPLETED_OUTCOMES = "stop", "length"  # outcomes that tell how long a request takes
+LATE_AFTER_SECONDS = 1.0  # a request that has waited for less is tried in any case
+COMPLETED_OUTCOMES = "stop", "length"  # other ends do not tell how long a request takes
 
 
 class WaitEstimator:
-    """Learns from what has left the fleet; tells what to expect of what waits."""
+    """Learns from requests that left the fleet; estimates for those that wait, and new ones.
+
+    Its pressure reports go to the gateways, which refuse what would wait too long.
+    """
 
     def __init__(self) -> None:
         self.service_rate = ServiceRate()
         self._time_model = TimeModel()
-        self._reserved_tokens = 0  # reserved tokens, since the last tick
-        self._free_tokens, self._total_capacity = (
-            0,
-            FleetCapacity(),
-        )  # the fleet's room at the last tick
-        self._manned_at: float | None = None  # when there was a worker, or at the first tick
-        self._unmanned_seconds = 0.0
+        self._reserved_tokens = 0  # of requests reserved since the last tick
+        self._free_tokens, self._total_capacity = 0, FleetCapacity()  # at the last tick
+        self._last_worker_at: float | None = None  # the first tick, if there was none
+        self._no_worker_seconds = 0.0
 
     def count_reserved(self, cost: int) -> None:
-        """A request of this reserved cost is sent to the fleet, or (less than 0) was not."""
+        """Count the reserved cost of a request for the fleet; a negative cost takes it back."""
         self._reserved_tokens += cost
 
     def tick(self, now: float, queue: FairQueue, fleet: Fleet) -> None:
-        """Let time pass; call it regularly."""
+        """Update the service rate from what came free since the last tick; call it regularly.
+
+        `now` is in seconds of any monotonic clock.
+        """
         workers = len(fleet.last_heartbeats())
         self._record_freed(fleet)
-        room = _usable_tokens(fleet.total_capacity, _mean_cost(queue))
-        lasting = self._time_model.mean_seconds(
+        usable_tokens = _usable_tokens(fleet.total_capacity, _mean_cost(queue))
+        request_seconds = self._time_model.mean_seconds(
             sum(beat.running for beat in fleet.last_heartbeats())
         )
-        self.service_rate.tick(now, len(queue) > 0, workers, room, lasting)
-        if workers or self._manned_at is None:
-            self._manned_at = now
-        self._unmanned_seconds = now - self._manned_at
+        self.service_rate.tick(now, len(queue) > 0, workers, usable_tokens, request_seconds)
+        if workers or self._last_worker_at is None:
+            self._last_worker_at = now
+        self._no_worker_seconds = now - self._last_worker_at
 
     def _record_freed(self, fleet: Fleet) -> None:
-        """Room came free for what was sent, less what there was before, and more of it is there.
+        """Record the tokens that came free: those reserved since, plus the growth of the free ones.
 
-        An end alone frees nothing: the fleet may still need all its room for what goes on.
+        An ended request alone frees nothing: the fleet may still need all its capacity for what
+        goes on. Nothing is recorded when the fleet itself has changed.
         """
-        free, whole = fleet.free_tokens, fleet.total_capacity
-        if whole == self._total_capacity:
+        free, total = fleet.free_tokens, fleet.total_capacity
+        if total == self._total_capacity:
             self.service_rate.record_freed(self._reserved_tokens + free - self._free_tokens)
-        self._reserved_tokens, self._free_tokens, self._total_capacity = 0, free, whole
+        self._reserved_tokens, self._free_tokens, self._total_capacity = 0, free, total
 
     def learn_duration(self, dispatched: float, cost: int, record: LedgerRecord) -> None:
-        """A request that was dispatched then (epoch seconds) has ended."""
+        """Learn from a request that has ended; `dispatched` is epoch seconds.
+
+        Only first attempts that ran to their end count.
+        """
         if record.first and record.attempts == 1 and record.outcome in COMPLETED_OUTCOMES:
             self._time_model.add(_completed_run(dispatched, cost, record))
 
     def will_miss_deadline(self, item: QueuedRequest, now: float) -> bool:
-        """True for what has waited, and would not see its first output before its deadline."""
+        """True for a request that has waited and whose first output would come after its deadline.
+
+        `now` is epoch seconds. False while no run times are known.
+        """
         compute = self._time_model.compute
         if compute is None or now - item.accepted / 1000 < LATE_AFTER_SECONDS:
             return False
         return now + compute.first_seconds(item.prompt_tokens) > item.deadline / 1000
 
     def build_pressure(self, model: str, queue: FairQueue, fleet: Fleet) -> Pressure:
-        """What the gateways are told: how much waits, and for how long a new request would."""
-        waiting, higher, mean = collect_backlogs(queue), 0.0, _mean_cost(queue)
-        lowest = min((basin.counter for each in waiting.values() for basin in each), default=0.0)
+        """Build the report for gateways: what is queued, and how long new requests would wait.
+
+        It has waits by priority and by tenant, run times, and the free tokens by priority.
+        """
+        waiting, more_urgent, mean = collect_backlogs(queue), 0.0, _mean_cost(queue)
+        lowest = min(
+            (backlog.counter for each in waiting.values() for backlog in each), default=0.0
+        )
         queued: dict[str, int] = {}
         wait: dict[str, float | None] = {}
         tenants: dict[str, dict[str, float]] = {}
-        room = {each: _usable_tokens(fleet.free_capacity(each), mean) for each in Priority}
-        for priority, theirs in waiting.items():
+        usable = {each: _usable_tokens(fleet.free_capacity(each), mean) for each in Priority}
+        for priority, backlogs in waiting.items():
             queued[priority], tokens = queue.count_queued(priority)
-            turn = 0.0 if room[priority] >= mean else mean
-            first = max(turn, count_tokens_ahead_of_newcomer(theirs, lowest)) if turn else 0.0
-            wait[priority] = self.service_rate.estimate_wait(higher + first)
-            for tenant, seconds in self._tenant_waits(theirs, queue.weight, higher + turn):
+            turn = 0.0 if usable[priority] >= mean else mean
+            first = max(turn, count_tokens_ahead_of_newcomer(backlogs, lowest)) if turn else 0.0
+            wait[priority] = self.service_rate.estimate_wait(more_urgent + first)
+            for tenant, seconds in self._tenant_waits(backlogs, queue.weight, more_urgent + turn):
                 tenants.setdefault(tenant, {})[priority] = seconds
-            higher += tokens
+            more_urgent += tokens
         return Pressure(
             model,
             len({beat.worker for beat in fleet.last_heartbeats()}),
@@ -97,30 +112,30 @@ class WaitEstimator:
             tenants,
             self.service_rate.seconds_per_token,
             self._time_model.compute,
-            self._unmanned_seconds,
+            self._no_worker_seconds,
             self.service_rate.uncertainty,
-            {priority.value: tokens for priority, tokens in room.items()},
+            {priority.value: tokens for priority, tokens in usable.items()},
         )
 
     def _tenant_waits(
-        self, theirs: list[LaneBacklog], weight: WeightOf, before: float
+        self, backlogs: list[LaneBacklog], weight: WeightOf, before: float
     ) -> list[tuple[str, float]]:
-        """Of tenants with a backlog: the wait behind it and behind `before` tokens."""
-        pace = self.service_rate
-        if (seconds := pace.seconds_per_token) is None:
+        """The wait of each tenant's next request, behind its backlog and `before` tokens."""
+        rate = self.service_rate
+        if (seconds := rate.seconds_per_token) is None:
             return []
-        found = count_tokens_ahead(theirs, weight, pace.charge_per_token)
+        found = count_tokens_ahead(backlogs, weight, rate.charge_per_token)
         return [(name, (before + tokens) * seconds) for name, tokens in found]
 
 
 def _mean_cost(queue: FairQueue) -> float:
-    """Reserved tokens of a request that waits; 0 where none does."""
+    """The mean reserved tokens of a queued request; 0 where none is queued."""
     return sum(queue.count_queued(each)[1] for each in Priority) / max(1, len(queue))
 
 
-def _usable_tokens(room: FleetCapacity, mean: float) -> float:
-    """The tokens of requests like those that wait which would run in it at once."""
-    return min(room.tokens, room.sequences * mean) if mean else room.tokens
+def _usable_tokens(capacity: FleetCapacity, mean: float) -> float:
+    """The tokens of the requests of mean cost that would run at once in a free capacity."""
+    return min(capacity.tokens, capacity.sequences * mean) if mean else capacity.tokens
 
 
 def _completed_run(dispatched: float, cost: int, record: LedgerRecord) -> CompletedRun:

@@ -1,8 +1,8 @@
-"""The division of a fleet's room among tenants, and what of it is kept free for whom. Pure.
+"""Fair shares of a fleet: which tenants exceed theirs, and the headroom kept for the others. Pure.
 
-Room is counted in tokens. A request takes a place's worth of them at least: the larger of its two
-shares counts (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011). `docs/scheduling.md` derives
-the formulas.
+Capacity is counted in tokens. A request counts as one sequence's worth of tokens at least: the
+larger of its two shares counts (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011).
+`docs/scheduling.md` derives the formulas.
 """
 
 from collections import OrderedDict
@@ -17,85 +17,92 @@ from dispatcher.queueing.tenant_state import (
     dominant_tokens,
 )
 
-ACTIVE_SECONDS = 60.0  # who has asked for nothing for so long has no part
-# The share of arrivals that may find nothing kept free for them: then they wait, or what gives way
-# to them is computed again.
+ACTIVE_SECONDS = 60.0  # a tenant without a request for so long has no share
+# The fraction of arrivals that may find no headroom. Where engines do not preempt such an arrival
+# waits; where they do, preempted work is computed again.
 MISS_RATE_IF_WAITING, MISS_RATE_IF_PREEMPTING = 0.01, 0.2
-# Parts that a tenant may ask for at once, up to a half of the fleet, or be ahead of one that waits,
-# and stays calm.
+# A tenant counts as below its share while it asks for up to so many shares at once (half of the
+# fleet at most), and while its counter is up to so many shares ahead of the lowest that waits.
 BURST_SHARES = 2
-RESERVABLE_FRACTION = 0.9  # of a fleet; reservations beyond it are cut down to it
+RESERVABLE_FRACTION = 0.9  # of a fleet; reservations beyond it are scaled down to it
 
 
 @dataclass(slots=True)
 class _ShareGroup:
-    """The calm or the heavy: what they hold together, what they ask for, and their weight."""
+    """The tenants below their share, or those above it: their summed load, demand and weight."""
 
     in_flight_load: RequestTotals = field(default_factory=RequestTotals)
     demand: DecayingFlow = field(default_factory=DecayingFlow)
     weight: float = 0.0
 
-    def adjust(self, account: TenantState, sign: int) -> None:
-        self.in_flight_load.requests += sign * account.in_flight_load.requests
-        self.in_flight_load.tokens += sign * account.in_flight_load.tokens
-        self.demand.merge(account.demand, sign)
-        self.weight = max(0.0, self.weight + sign * account.weight)
+    def adjust(self, state: TenantState, sign: int) -> None:
+        """Add a tenant to the group (`sign` +1) or take it out (-1)."""
+        self.in_flight_load.requests += sign * state.in_flight_load.requests
+        self.in_flight_load.tokens += sign * state.in_flight_load.tokens
+        self.demand.merge(state.demand, sign)
+        self.weight = max(0.0, self.weight + sign * state.weight)
 
 
 class FairShare:
-    """Max-min fair: the calm ask for less than their part, the heavy divide what is left by weight.
+    """Max-min fair division of a fleet's capacity among the tenants of a model.
 
-    A tenant is judged when something of its own changes, in O(1). What the calm are likely to ask
-    for next is kept free of heavy work, and what anybody is likely to, of batch work.
+    Tenants below their share ask for less than it; those above it divide what is left by weight. A
+    tenant is classified when something of its own changes, in O(1). Work of tenants above their
+    share must leave headroom for what those below it are likely to ask for next, and batch work
+    headroom for what anybody is likely to. Times are the caller's, in seconds.
     """
 
     def __init__(self) -> None:
         self._fleet_tokens = inf
-        self._tokens_per_sequence = 0.0  # tokens for each sequence
+        self._tokens_per_sequence = 0.0
         self._tenants: dict[str, TenantState] = {}
-        self._in_flight = RequestTotals()  # batch work, too
+        self._in_flight = RequestTotals()  # of all tenants, batch work included
         self._below_share, self._above_share = _ShareGroup(), _ShareGroup()
         self._released = DecayingFlow()
         self._reserved_tenants: set[str] = set()
-        self._reserved_tokens, self._unused_reserved_tokens = (
-            0,
-            0.0,
-        )  # tokens: of all tenants, and not made use of
-        self._active: OrderedDict[str, tuple[float, float]] = OrderedDict()  # since when, weight
+        self._reserved_tokens = 0  # of all tenants
+        self._unused_reserved_tokens = 0.0
+        self._active: OrderedDict[str, tuple[float, float]] = OrderedDict()  # last request, weight
         self._active_weight = 0.0
-        self._now = 0.0  # of the last that was asked for
+        self._now = 0.0  # of the last request that was queued
 
     @property
     def tenants(self) -> dict[str, TenantState]:
+        """All known tenants by name."""
         return self._tenants
 
     def get_tenant(self, tenant: str) -> TenantState:
-        if (account := self._tenants.get(tenant)) is None:
-            account = self._tenants[tenant] = TenantState()
-            self._below_share.weight += account.weight
-        return account
+        """The state of a tenant; a new one begins below its share, with weight 1."""
+        if (state := self._tenants.get(tenant)) is None:
+            state = self._tenants[tenant] = TenantState()
+            self._below_share.weight += state.weight
+        return state
 
     def set_capacity(self, sequences: int, tokens: int) -> None:
-        """The room of the whole fleet, in use or not."""
+        """Set the capacity of the whole fleet, in use or not: sequences and KV tokens."""
         self._fleet_tokens = tokens if sequences else inf
-        place = tokens / sequences if sequences else 0.0
-        if place != self._tokens_per_sequence:
-            self._tokens_per_sequence = place
+        tokens_per_sequence = tokens / sequences if sequences else 0.0
+        if tokens_per_sequence != self._tokens_per_sequence:
+            self._tokens_per_sequence = tokens_per_sequence
             self._sum_unused_reservations()
 
     def restore(self, tenant: str, counter: float, demand: DecayingFlow) -> None:
-        """What an earlier leader knew of a tenant; call it before anything of it is known here."""
-        account = self.get_tenant(tenant)
-        account.counter, account.demand = counter, demand
-        self._group(account).demand.merge(demand, +1)
+        """Restore a tenant's counter and demand from an earlier leader's checkpoint.
+
+        Call it before the tenant has any other state.
+        """
+        state = self.get_tenant(tenant)
+        state.counter, state.demand = counter, demand
+        self._group(state).demand.merge(demand, +1)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        account = self.get_tenant(tenant)
-        self._group(account).weight += weight - account.weight
-        account.weight = weight
+        """Set a tenant's weight, from which its share follows."""
+        state = self.get_tenant(tenant)
+        self._group(state).weight += weight - state.weight
+        state.weight = weight
 
     def set_reserved_tokens(self, tokens: Mapping[str, int]) -> None:
-        """What each tenant has reserved; one that is not named has nothing."""
+        """Set each tenant's reserved tokens; a tenant that is not named has none."""
         for tenant in self._reserved_tenants | tokens.keys():
             self.get_tenant(tenant).reserved_tokens = tokens.get(tenant, 0)
         self._reserved_tenants, self._reserved_tokens = set(tokens), sum(tokens.values())
@@ -103,211 +110,227 @@ class FairShare:
 
     @property
     def tenants_with_unused_reservation(self) -> list[str]:
-        """The tenants that do not use all that they have reserved."""
+        """The tenants that do not use all of their reserved tokens."""
         return [
             name for name in self._reserved_tenants if self._unused_reservation(self._tenants[name])
         ]
 
     def _sum_unused_reservations(self) -> None:
-        accounts = (self._tenants[tenant] for tenant in self._reserved_tenants)
-        self._unused_reserved_tokens = sum(
-            self._unused_reservation(account) for account in accounts
-        )
+        states = (self._tenants[tenant] for tenant in self._reserved_tenants)
+        self._unused_reserved_tokens = sum(self._unused_reservation(state) for state in states)
 
-    def _unused_reservation(self, account: TenantState) -> float:
-        """What a tenant has reserved and does not use."""
-        if not account.reserved_tokens:
+    def _unused_reservation(self, state: TenantState) -> float:
+        """The tenant's reserved tokens less its load in flight, 0 at least."""
+        if not state.reserved_tokens:
             return 0.0
         return max(
             0.0,
-            account.reserved_tokens
-            - account.in_flight_load.dominant_tokens(self._tokens_per_sequence),
+            state.reserved_tokens - state.in_flight_load.dominant_tokens(self._tokens_per_sequence),
         )
 
-    # What happens to urgent requests: to those that are not batch work
+    # Events of urgent requests, which are all but batch work
 
     def enqueue(self, tenant: str, cost: int, now: float) -> None:
-        """A tenant's request waits."""
-        account = self.get_tenant(tenant)
+        """Record that an urgent request of a tenant was queued; the tenant becomes active."""
+        state = self.get_tenant(tenant)
         self._now = now
-        account.queued_load.add(cost)
-        self._mark_active(tenant, account.weight, now)
+        state.queued_load.add(cost)
+        self._mark_active(tenant, state.weight, now)
 
     def record_demand(self, tenant: str, cost: int, now: float) -> None:
-        """It has just been asked for: more of the kind is likely."""
-        account, size = self.get_tenant(tenant), max(cost, self._tokens_per_sequence)
-        account.demand.add(size, now)
-        self._group(account).demand.add(size, now)
+        """Add a new request to its tenant's demand, from which the next ones are predicted."""
+        state, size = self.get_tenant(tenant), max(cost, self._tokens_per_sequence)
+        state.demand.add(size, now)
+        self._group(state).demand.add(size, now)
 
     def dequeue(self, tenant: str, cost: int) -> None:
-        """It waits no more."""
+        """Remove a request of this cost from the tenant's queued load."""
         self.get_tenant(tenant).queued_load.remove(cost)
 
     def reserve(self, tenant: str, cost: int) -> None:
-        """It is in flight."""
-        account = self.get_tenant(tenant)
-        self._unused_reserved_tokens -= self._unused_reservation(account)
-        account.in_flight_load.add(cost)
+        """Add a request of this cost to the tenant's load in flight."""
+        state = self.get_tenant(tenant)
+        self._unused_reserved_tokens -= self._unused_reservation(state)
+        state.in_flight_load.add(cost)
         self._in_flight.add(cost)
-        self._group(account).in_flight_load.add(cost)
-        self._unused_reserved_tokens += self._unused_reservation(account)
+        self._group(state).in_flight_load.add(cost)
+        self._unused_reserved_tokens += self._unused_reservation(state)
 
     def release(self, tenant: str, cost: int) -> None:
-        """It has ended."""
-        account = self.get_tenant(tenant)
-        self._unused_reserved_tokens -= self._unused_reservation(account)
-        account.in_flight_load.remove(cost)
+        """Remove a request of this cost from the tenant's load in flight: it ended or never ran."""
+        state = self.get_tenant(tenant)
+        self._unused_reserved_tokens -= self._unused_reservation(state)
+        state.in_flight_load.remove(cost)
         self._in_flight.remove(cost)
-        self._group(account).in_flight_load.remove(cost)
-        self._unused_reserved_tokens += self._unused_reservation(account)
+        self._group(state).in_flight_load.remove(cost)
+        self._unused_reserved_tokens += self._unused_reservation(state)
         self._released.add(max(cost, self._tokens_per_sequence), self._now)
 
     def reserve_batch(self, cost: int) -> None:
-        """A batch request is in flight."""
+        """Add a batch request to the fleet's load in flight; no tenant's load counts batch work."""
         self._in_flight.add(cost)
 
     def release_batch(self, cost: int) -> None:
-        """It has ended."""
+        """Remove a batch request from the fleet's load in flight."""
         self._in_flight.remove(cost)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing at all is in flight."""
+        """True if nothing at all is in flight."""
         return not self._in_flight.requests
 
-    def reclassify(self, tenant: str, ahead: Callable[[], float]) -> bool:
-        """Put a tenant on its side by what it asks for and holds; True if that has changed.
+    def reclassify(self, tenant: str, counter_lead: Callable[[], float]) -> bool:
+        """Classify a tenant as below or above its share again; True if that has changed.
 
-        So does what it has got: `ahead` says its counter less the lowest of those that wait.
+        `counter_lead` gives its counter less the lowest of those that wait; it is called only if
+        needed.
         """
-        account = self.get_tenant(tenant)
-        is_heavy = self._is_above_share(account, ahead)
-        if is_heavy == account.is_above_share:
+        state = self.get_tenant(tenant)
+        is_above_share = self._is_above_share(state, counter_lead)
+        if is_above_share == state.is_above_share:
             return False
-        self._group(account).adjust(account, -1)
-        account.is_above_share = is_heavy
-        self._group(account).adjust(account, +1)
+        self._group(state).adjust(state, -1)
+        state.is_above_share = is_above_share
+        self._group(state).adjust(state, +1)
         return True
 
-    def _is_above_share(self, account: TenantState, ahead: Callable[[], float]) -> bool:
-        """Whether it wants more than its part of what the (other) calm leave, or has got more."""
-        asked, held, calm = (
-            account.queued_load,
-            account.in_flight_load,
+    def _is_above_share(self, state: TenantState, counter_lead: Callable[[], float]) -> bool:
+        """True if a tenant asks for more than its share of what others leave, or has got more.
+
+        Left is what the tenants below their share do not hold, this one itself not counted among
+        them.
+        """
+        queued, in_flight, below = (
+            state.queued_load,
+            state.in_flight_load,
             self._below_share.in_flight_load,
         )
-        place, room = self._tokens_per_sequence, self._capacity_tokens
-        wants = dominant_tokens(asked.requests + held.requests, asked.tokens + held.tokens, place)
-        if account.is_above_share:
-            left, weight, most = room - calm.dominant_tokens(place), self._above_share.weight, 1
+        tokens_per_sequence, capacity = self._tokens_per_sequence, self._capacity_tokens
+        wants = dominant_tokens(
+            queued.requests + in_flight.requests,
+            queued.tokens + in_flight.tokens,
+            tokens_per_sequence,
+        )
+        if state.is_above_share:
+            left, weight, shares = (
+                capacity - below.dominant_tokens(tokens_per_sequence),
+                self._above_share.weight,
+                1,
+            )
         else:
             others = dominant_tokens(
-                calm.requests - held.requests, calm.tokens - held.tokens, place
+                below.requests - in_flight.requests,
+                below.tokens - in_flight.tokens,
+                tokens_per_sequence,
             )
-            left, weight, most = (
-                room - others,
-                self._above_share.weight + account.weight,
+            left, weight, shares = (
+                capacity - others,
+                self._above_share.weight + state.weight,
                 BURST_SHARES,
             )
-        if wants > room / BURST_SHARES or wants > most * left * account.weight / weight:
+        if wants > capacity / BURST_SHARES or wants > shares * left * state.weight / weight:
             return True
-        return wants > 0 and self._is_ahead(ahead)
+        return wants > 0 and self._is_ahead(counter_lead)
 
-    def _is_ahead(self, ahead: Callable[[], float]) -> bool:
-        """Whether a counter is a few parts beyond the lowest, where some tenants are heavy."""
+    def _is_ahead(self, counter_lead: Callable[[], float]) -> bool:
+        """True if a counter is `BURST_SHARES` shares ahead, while any tenant is above its share."""
         return (
             self._above_share.weight > 0
-            and ahead() * self._active_weight > BURST_SHARES * self._capacity_tokens
+            and counter_lead() * self._active_weight > BURST_SHARES * self._capacity_tokens
         )
 
-    # What is kept free
+    # Headroom
 
-    def required_headroom(self, tenant: str, cost: int, yields: bool, now: float) -> float:
-        """The share of the fleet that an urgent request must leave free for other tenants.
+    def required_headroom(self, tenant: str, cost: int, preempts_batch: bool, now: float) -> float:
+        """The fraction of the fleet that must stay free for others when an urgent request is sent.
 
-        It is less where what goes beyond a tenant's part `yields` to the others. Where nothing is
-        kept for anybody it is -inf: the request may also wait in WORK for what is not free yet.
+        It is less where `preempts_batch`: there, work beyond its tenant's share gives way to the
+        others. -inf means that nothing is kept free for anybody, or that the request fits its
+        tenant's unused reservation: it may also wait in WORK for capacity that is not free yet.
         """
-        account = self.get_tenant(tenant)
-        own = self._unused_reservation(account)
+        state = self.get_tenant(tenant)
+        own = self._unused_reservation(state)
         kept = 0.0
         if (
-            account.is_above_share
-            and account.in_flight_load.requests
+            state.is_above_share
+            and state.in_flight_load.requests
             and self.exceeds_share(tenant, cost)
         ):
             headroom = self._headroom(
-                self._below_share.demand, self._below_share.in_flight_load, yields, now
+                self._below_share.demand, self._below_share.in_flight_load, preempts_batch, now
             )
             kept = min(headroom, self._unfilled_share())
-        reserved = self._reserved_tokens - account.reserved_tokens
+        reserved = self._reserved_tokens - state.reserved_tokens
         if max(cost, self._tokens_per_sequence) <= own or not (kept or reserved):
             return -inf
         return (kept + self._reserved_for_others(own)) / self._fleet_tokens
 
-    def required_headroom_for_batch(self, yields: bool, now: float) -> float:
-        """The share of the fleet that batch work must leave free for urgent work; -inf as above."""
-        heavy, calm = self._above_share, self._below_share
+    def required_headroom_for_batch(self, preempts_batch: bool, now: float) -> float:
+        """The fraction of the fleet that batch work must leave free for urgent work.
+
+        -inf as in `required_headroom`.
+        """
+        above, below = self._above_share, self._below_share
         held = RequestTotals(
-            heavy.in_flight_load.requests + calm.in_flight_load.requests,
-            heavy.in_flight_load.tokens + calm.in_flight_load.tokens,
+            above.in_flight_load.requests + below.in_flight_load.requests,
+            above.in_flight_load.tokens + below.in_flight_load.tokens,
         )
         demand = DecayingFlow()
-        demand.merge(heavy.demand, +1)
-        demand.merge(calm.demand, +1)
-        headroom = self._headroom(demand, held, yields, now)
+        demand.merge(above.demand, +1)
+        demand.merge(below.demand, +1)
+        headroom = self._headroom(demand, held, preempts_batch, now)
         if not (headroom or self._reserved_tokens):
             return -inf
         return (self._reserved_for_others(0.0) + headroom) / self._fleet_tokens
 
     def _reserved_for_others(self, own: float) -> float:
-        """What is reserved for others and not in use."""
-        most = RESERVABLE_FRACTION * self._fleet_tokens
-        share = min(1.0, most / self._reserved_tokens) if self._reserved_tokens else 0.0
-        return share * (self._unused_reserved_tokens - own)
+        """Tokens that other tenants have reserved and do not use; `own` are this tenant's."""
+        reservable = RESERVABLE_FRACTION * self._fleet_tokens
+        scale = min(1.0, reservable / self._reserved_tokens) if self._reserved_tokens else 0.0
+        return scale * (self._unused_reserved_tokens - own)
 
     def exceeds_share(self, tenant: str, cost: int) -> bool:
-        """Whether a request takes a tenant beyond its weight's part, and others may want that.
+        """True if a request takes its tenant beyond its weight's share, while others are active.
 
-        The calm may go beyond it, but not by a single request that is larger than what they may
-        ask for at once.
+        A tenant that is below its share may go beyond it, but not by a single request that is
+        larger than the `BURST_SHARES` shares that it may ask for at once.
         """
         if self._active.keys() <= {tenant}:
             return False
-        account = self.get_tenant(tenant)
-        requests, tokens, parts = 1, cost, BURST_SHARES
-        if account.is_above_share:
-            requests, tokens, parts = (
-                account.in_flight_load.requests + 1,
-                account.in_flight_load.tokens + cost,
+        state = self.get_tenant(tenant)
+        requests, tokens, shares = 1, cost, BURST_SHARES
+        if state.is_above_share:
+            requests, tokens, shares = (
+                state.in_flight_load.requests + 1,
+                state.in_flight_load.tokens + cost,
                 1,
             )
         with_it = dominant_tokens(requests, tokens, self._tokens_per_sequence)
-        return with_it * self._active_weight > parts * self._capacity_tokens * account.weight
+        return with_it * self._active_weight > shares * self._capacity_tokens * state.weight
 
     def _unfilled_share(self) -> float:
-        """What the calm may still take until they have all of their weights' part."""
-        share = 1 - min(
+        """Tokens that tenants below their share may still take, up to their weights' part."""
+        fraction = 1 - min(
             1.0, self._above_share.weight / max(self._above_share.weight, self._active_weight)
         )
         return max(
             0.0,
-            share * self._capacity_tokens
+            fraction * self._capacity_tokens
             - self._below_share.in_flight_load.dominant_tokens(self._tokens_per_sequence),
         )
 
     def _headroom(
-        self, demand: DecayingFlow, held: RequestTotals, yields: bool, now: float
+        self, demand: DecayingFlow, held: RequestTotals, preempts_batch: bool, now: float
     ) -> float:
-        """Room for the next arrivals of those whose demand this is and who hold this.
+        """Tokens to keep free for the next arrivals of tenants with this demand and load in flight.
 
-        Arrivals (compound Poisson) take from it; what others release refills it. It is found empty
-        by a share of arrivals that falls exponentially with its size (Kingman 1970).
+        Arrivals (compound Poisson) take from it; what others release refills it. The fraction of
+        arrivals that find it empty falls exponentially with its size (Kingman 1970).
         """
         demand.decay(now)
         self._released.decay(now)
         refill = self._refill_rate(held)
-        empty = MISS_RATE_IF_PREEMPTING if yields else MISS_RATE_IF_WAITING
+        empty = MISS_RATE_IF_PREEMPTING if preempts_batch else MISS_RATE_IF_WAITING
         if not refill or demand.effective_requests <= empty:
             return 0.0
         load = demand.rate / (demand.rate + refill)
@@ -318,7 +341,7 @@ class FairShare:
         return log(load / empty) * variance / (2 * refill)
 
     def _refill_rate(self, held: RequestTotals) -> float:
-        """Tokens per second that others release when they hold all that these do not.
+        """Tokens per second that others release when they hold all that these tenants do not.
 
         By Little's law a token is held for (tokens in flight) / (tokens released per second).
         """
@@ -330,15 +353,18 @@ class FairShare:
 
     @property
     def _capacity_tokens(self) -> float:
-        """All of the fleet, in reserved tokens, of which it may hold more than its KV has."""
+        """The whole fleet in tokens: its KV, or what is in flight if that is more.
+
+        Requests in flight may reserve more tokens than the KV has.
+        """
         in_flight = self._in_flight.dominant_tokens(self._tokens_per_sequence)
         return max(self._fleet_tokens, in_flight)
 
-    def _group(self, account: TenantState) -> _ShareGroup:
-        return self._above_share if account.is_above_share else self._below_share
+    def _group(self, state: TenantState) -> _ShareGroup:
+        return self._above_share if state.is_above_share else self._below_share
 
     def _mark_active(self, tenant: str, weight: float, now: float) -> None:
-        """It is active, and others may not be any more."""
+        """Mark a tenant as active now, and drop those without a request for `ACTIVE_SECONDS`."""
         _, before = self._active.pop(tenant, (0.0, 0.0))
         self._active[tenant] = now, weight
         self._active_weight += weight - before

@@ -1,4 +1,8 @@
-"""Lines of waiting requests: lanes by tenant, and which tenant of a line is next. Pure."""
+"""Queued requests, grouped by priority, pinned version and tenant. Pure.
+
+A `VersionQueue` holds the tenants' queues of one priority and one pinned version, and finds the
+tenant that is next in it.
+"""
 
 import heapq
 from bisect import bisect
@@ -10,13 +14,16 @@ from dispatcher.queueing.tenant_state import TenantState
 from streams.headers import Envelope
 from streams.subjects import Priority
 
-_Entry = tuple[float, str]  # a tenant's counter, and its name
-STALE_ENTRIES_TOLERATED = 64  # stale entries that are not worth a search
+_Entry = tuple[float, str]  # a tenant's counter and its name
+STALE_ENTRIES_TOLERATED = 64  # fewer stale entries are not worth a clean-up
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """What is kept of one queued request; `seq` and `reply` are its place in REQUESTS."""
+    """A queued request: what is kept of its headers, a few hundred bytes.
+
+    `seq` and `reply` are its sequence and its acknowledgement subject in REQUESTS.
+    """
 
     request_id: str
     tenant: str
@@ -35,7 +42,7 @@ class QueuedRequest:
 
     @property
     def envelope(self) -> Envelope:
-        """What is needed of its headers to end it."""
+        """The part of the request's headers that is needed to end it."""
         return Envelope(
             self.request_id,
             self.tenant,
@@ -51,7 +58,11 @@ class QueuedRequest:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """One tenant's requests of one line, oldest first; those that are gone are skipped."""
+    """A tenant's requests of one priority and pinned version, oldest first.
+
+    Removed requests stay in `items` for a while, marked by `is_removed`. `queued` and `tokens`
+    count the others: requests, and the tokens that they reserve.
+    """
 
     items: deque[QueuedRequest] = field(default_factory=deque)
     queued: int = 0
@@ -59,12 +70,13 @@ class TenantQueue:
 
     @property
     def head(self) -> QueuedRequest:
-        """The oldest one; a lane is dropped when it is empty."""
+        """The oldest request. The queue must not be empty; its owner drops empty queues."""
         while self.items[0].is_removed:
             self.items.popleft()
         return self.items[0]
 
     def enqueue(self, item: QueuedRequest) -> None:
+        """Insert a request in the order of `seq`; a redelivered one may be older than the last."""
         if self.items and item.seq < self.items[-1].seq:  # redelivered after younger ones
             self.items.insert(bisect(self.items, item.seq, key=_sequence), item)
         else:
@@ -73,6 +85,7 @@ class TenantQueue:
         self.tokens += item.cost
 
     def remove(self, item: QueuedRequest) -> None:
+        """Mark a request as removed; `items` is cleaned up when most of it is marked."""
         item.is_removed = True
         self.queued -= 1
         self.tokens -= item.cost
@@ -85,61 +98,64 @@ def _sequence(item: QueuedRequest) -> int:
 
 
 class VersionQueue:
-    """The lanes of one priority and pinned version; the tenant with the lowest counter is next.
+    """The tenants' queues of one priority and pinned version; the lowest counter is next.
 
-    The calm and the heavy have an order each, since the heavy may have to wait when the calm need
-    not. `accounts` are the owner's; it tells by `moved` when one has changed. An order is a heap
-    whose entries are stale when they differ from the account: skipped at its top, bounded in
-    number.
+    Tenants below and above their fair share are ordered apart, since those above it may have to
+    wait when the others need not. `tenants` are the states of all tenants; their owner calls
+    `reorder` when one has changed. Each order is a heap of counters and tenants. An entry is stale
+    when it differs from the tenant's state: stale entries are skipped at the top, and their number
+    is bounded.
     """
 
     __slots__ = ("_heaps", "_tenants", "by_tenant")
 
-    def __init__(self, accounts: Mapping[str, TenantState]) -> None:
+    def __init__(self, tenants: Mapping[str, TenantState]) -> None:
         self.by_tenant: dict[str, TenantQueue] = {}
-        self._tenants = accounts
-        self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])  # by `is_heavy`
+        self._tenants = tenants
+        self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])  # by `is_above_share`
 
     def enqueue(self, item: QueuedRequest) -> None:
-        lane = self.by_tenant.get(item.tenant)
-        if lane is None:
-            lane = self.by_tenant[item.tenant] = TenantQueue()
+        """Add a request to its tenant's queue."""
+        tenant_queue = self.by_tenant.get(item.tenant)
+        if tenant_queue is None:
+            tenant_queue = self.by_tenant[item.tenant] = TenantQueue()
             self.reorder(item.tenant)
-        lane.enqueue(item)
+        tenant_queue.enqueue(item)
 
     def reorder(self, tenant: str) -> None:
-        """A tenant's counter or side has changed."""
+        """Update a tenant's place after its counter, or its side of the fair share, has changed."""
         if tenant in self.by_tenant:
-            account = self._tenants[tenant]
-            heapq.heappush(self._heaps[account.is_above_share], (account.counter, tenant))
-            self._trim(account.is_above_share)
+            state = self._tenants[tenant]
+            heapq.heappush(self._heaps[state.is_above_share], (state.counter, tenant))
+            self._trim(state.is_above_share)
 
     def heads(self) -> list[QueuedRequest]:
-        """Of the calm and of the heavy the item that is next; both stay."""
-        return [head for side in (False, True) if (head := self._head(side))]
+        """The next request below the fair share and the next one above it; neither is removed."""
+        return [head for is_above_share in (False, True) if (head := self._head(is_above_share))]
 
-    def _head(self, is_heavy: bool) -> QueuedRequest | None:
-        order = self._heaps[is_heavy]
-        while order:
-            entry = order[0]
-            if entry[1] in self.by_tenant and entry == self._entry(entry[1], is_heavy):
+    def _head(self, is_above_share: bool) -> QueuedRequest | None:
+        heap = self._heaps[is_above_share]
+        while heap:
+            entry = heap[0]
+            if entry[1] in self.by_tenant and entry == self._entry(entry[1], is_above_share):
                 return self.by_tenant[entry[1]].head
-            heapq.heappop(order)
+            heapq.heappop(heap)
         return None
 
     def remove(self, item: QueuedRequest) -> None:
-        """Forget an item, wherever it waits."""
-        lane = self.by_tenant[item.tenant]
-        lane.remove(item)
-        if not lane.queued:
+        """Remove a request, wherever in its tenant's queue it is."""
+        tenant_queue = self.by_tenant[item.tenant]
+        tenant_queue.remove(item)
+        if not tenant_queue.queued:
             del self.by_tenant[item.tenant]
 
-    def _entry(self, tenant: str, is_heavy: bool) -> _Entry | None:
-        """Its place in an order, where it has one."""
-        account = self._tenants[tenant]
-        return (account.counter, tenant) if account.is_above_share == is_heavy else None
+    def _entry(self, tenant: str, is_above_share: bool) -> _Entry | None:
+        """A tenant's current entry in one of the heaps; None if it belongs in the other."""
+        state = self._tenants[tenant]
+        return (state.counter, tenant) if state.is_above_share == is_above_share else None
 
-    def _trim(self, is_heavy: bool) -> None:
-        if len(self._heaps[is_heavy]) > 2 * len(self.by_tenant) + STALE_ENTRIES_TOLERATED:
-            entries = (self._entry(tenant, is_heavy) for tenant in self.by_tenant)
-            self._heaps[is_heavy][:] = sorted(entry for entry in entries if entry)
+    def _trim(self, is_above_share: bool) -> None:
+        """Rebuild a heap when it has more than twice as many entries as there are tenants."""
+        if len(self._heaps[is_above_share]) > 2 * len(self.by_tenant) + STALE_ENTRIES_TOLERATED:
+            entries = (self._entry(tenant, is_above_share) for tenant in self.by_tenant)
+            self._heaps[is_above_share][:] = sorted(entry for entry in entries if entry)

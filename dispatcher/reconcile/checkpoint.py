@@ -1,6 +1,6 @@
-"""What a leader leaves to its successor: what tenants have had, and what they asked for. Pure.
+"""Checkpoints of tenants' counters, demand and mean output, for a leader's successor. Pure.
 
-What is in flight is not in it, since `WORK` tells that; what has ended since is in the ledger.
+Requests in flight are left out, since WORK has them; what has ended since is in the ledger.
 """
 
 import heapq
@@ -17,14 +17,14 @@ from dispatcher.queueing.tenant_state import (
 )
 from streams import messages
 
-MAX_TENANTS = 15_000  # tenants: about half a megabyte
+MAX_TENANTS = 15_000  # about half a megabyte
 
 
 class TenantCheckpoint(NamedTuple):
-    """One tenant's, with nothing in flight; `asked` and `squares` are those of its demand."""
+    """A tenant's state, as if nothing of it were in flight."""
 
     counter: float
-    mean_output: float  # the mean tokens of its requests, and over how many
+    mean_output: float  # generated tokens of a request, the mean over `learned_requests`
     learned_requests: int
     demand_tokens: int
     demand_squares: int
@@ -32,72 +32,90 @@ class TenantCheckpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tenants of a model at a time (epoch seconds), with all of LEDGER up to a sequence."""
+    """The tenants of a model at the time `at` (epoch seconds).
+
+    It includes all requests that LEDGER records up to `ledger_seq`.
+    """
 
     at: float
     ledger_seq: int
     tenants: dict[str, TenantCheckpoint]
 
     def pack(self) -> bytes:
+        """The checkpoint as bytes, for `unpack`."""
         return messages.pack((self.at, self.ledger_seq, self.tenants))
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
+        """Read a packed checkpoint. Raises TypeError or ValueError for one of another release."""
         at, ledger, rows = messages.unpack(data)
         return cls(at, ledger, {tenant: TenantCheckpoint(*row) for tenant, row in rows.items()})
 
 
-def capture(books: ModelState, ledger: int, now: float) -> Checkpoint:
-    """How tenants stand that differ from newcomers; of too many, those that wait or had most."""
-    charged, lowest = _charged_in_flight(books), books.queue.lowest_counter()
-    for account in books.queue.fair_share.tenants.values():
-        account.demand.decay(now)
-    accounts = {
-        tenant: account
-        for tenant, account in books.queue.fair_share.tenants.items()
-        if account.queued_requests or account.counter > lowest or round(account.demand.sizes)
+def capture(state: ModelState, ledger_seq: int, now: float) -> Checkpoint:
+    """Capture the tenants that differ from newcomers; `now` is epoch seconds.
+
+    Beyond `MAX_TENANTS`, those with queued requests are kept first, then those with the most
+    service.
+    """
+    charged, lowest = _charged_in_flight(state), state.queue.lowest_counter()
+    for tenant_state in state.queue.fair_share.tenants.values():
+        tenant_state.demand.decay(now)
+    tenant_states = {
+        tenant: tenant_state
+        for tenant, tenant_state in state.queue.fair_share.tenants.items()
+        if tenant_state.queued_requests
+        or tenant_state.counter > lowest
+        or round(tenant_state.demand.sizes)
     }
-    standings = {t: _capture_tenant(account, charged.get(t, 0)) for t, account in accounts.items()}
+    captured = {
+        t: _capture_tenant(tenant_state, charged.get(t, 0))
+        for t, tenant_state in tenant_states.items()
+    }
     ranks = {
-        t: (accounts[t].queued_requests > 0, standing.counter) for t, standing in standings.items()
+        t: (tenant_states[t].queued_requests > 0, saved.counter) for t, saved in captured.items()
     }
     kept = heapq.nlargest(MAX_TENANTS, ranks, key=ranks.__getitem__)
-    return Checkpoint(now, ledger, {tenant: standings[tenant] for tenant in kept})
+    return Checkpoint(now, ledger_seq, {tenant: captured[tenant] for tenant in kept})
 
 
-def _charged_in_flight(books: ModelState) -> dict[str, int]:
-    """What each tenant was charged for what has not ended, in virtual tokens."""
+def _charged_in_flight(state: ModelState) -> dict[str, int]:
+    """The virtual tokens that each tenant was charged for requests that have not ended."""
     charged: dict[str, int] = {}
-    for flight in books.in_flight.values():
+    for flight in state.in_flight.values():
         charged[flight.tenant] = charged.get(flight.tenant, 0) + flight.charged
     return charged
 
 
-def _capture_tenant(account: TenantState, charged: int) -> TenantCheckpoint:
-    counter, learned, demand = account.counter, account.mean_output, account.demand
+def _capture_tenant(tenant_state: TenantState, charged: int) -> TenantCheckpoint:
+    counter, mean_output, demand = (
+        tenant_state.counter,
+        tenant_state.mean_output,
+        tenant_state.demand,
+    )
     return TenantCheckpoint(
-        round(counter - charged / account.weight, 1),
-        round(learned.value, 1),
-        learned.count,
+        round(counter - charged / tenant_state.weight, 1),
+        round(mean_output.value, 1),
+        mean_output.count,
         round(demand.sizes),
         round(demand.squares),
     )
 
 
-def restore(books: ModelState, checkpoint: Checkpoint) -> None:
-    """Let a new leader's books, which are empty, begin where its predecessor's were."""
-    division = books.queue.fair_share
-    for tenant, standing in checkpoint.tenants.items():
-        demand = DecayingFlow(standing.demand_tokens, standing.demand_squares, checkpoint.at)
-        division.restore(tenant, standing.counter, demand)
-        division.get_tenant(tenant).mean_output = RunningMean(
-            standing.mean_output, standing.learned_requests
+def restore(state: ModelState, checkpoint: Checkpoint) -> None:
+    """Restore a new leader's state, which must be empty, from its predecessor's checkpoint."""
+    fair_share = state.queue.fair_share
+    for tenant, saved in checkpoint.tenants.items():
+        demand = DecayingFlow(saved.demand_tokens, saved.demand_squares, checkpoint.at)
+        fair_share.restore(tenant, saved.counter, demand)
+        fair_share.get_tenant(tenant).mean_output = RunningMean(
+            saved.mean_output, saved.learned_requests
         )
-    books.queue.restore_baseline(checkpoint.at, _overall_mean(checkpoint.tenants.values()))
+    state.queue.restore_baseline(checkpoint.at, _overall_mean(checkpoint.tenants.values()))
 
 
-def _overall_mean(standings: Collection[TenantCheckpoint]) -> RunningMean:
-    """Of all their requests, the tokens that each generated."""
-    requests = sum(standing.learned_requests for standing in standings)
-    tokens = sum(standing.learned_requests * standing.mean_output for standing in standings)
+def _overall_mean(captured: Collection[TenantCheckpoint]) -> RunningMean:
+    """The mean of generated tokens per request over all tenants, and its number of requests."""
+    requests = sum(saved.learned_requests for saved in captured)
+    tokens = sum(saved.learned_requests * saved.mean_output for saved in captured)
     return RunningMean(tokens / max(1, requests), min(requests, MEAN_WINDOW_REQUESTS))

@@ -1,7 +1,7 @@
-"""Work that no worker could finish: ended for the client, kept for the operator, out of the way.
+"""Ends work that no worker could finish: for the client a terminal, for the operator a dead letter.
 
-The broker tells of a message that has used up its deliveries, once and without guarantee; the audit
-finds what that missed, and what has outlived its deadline.
+The broker announces a message that has used up its deliveries, once and without guarantee;
+`InFlightReconciler` finds what that missed, and what has outlived its deadline.
 """
 
 import structlog
@@ -19,7 +19,7 @@ from streams.subjects import LogAddress
 log = structlog.get_logger()
 
 MAX_DELIVERIES_ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{topology.WORK}.*"
-GRACE_SECONDS = 3.0  # a worker enforces the deadline itself; only a silent one is overtaken
+GRACE_SECONDS = 3.0  # workers enforce deadlines themselves; this is for silent ones
 DEADLINE_EXCEEDED = "deadline_exceeded"
 _MESSAGES = {
     EXHAUSTED: f"no worker finished it in {topology.MAX_DELIVERIES} deliveries",
@@ -28,12 +28,12 @@ _MESSAGES = {
 
 
 def is_overdue(deadline: int, now: float) -> bool:
-    """True when a deadline (ms) has passed by so much that no worker can be at it."""
+    """True if a deadline (epoch ms) passed so long before `now` (s) that no worker can be at it."""
     return deadline / 1000 + GRACE_SECONDS < now
 
 
 async def end_undeliverable(broker: Broker, message: StoredMessage, shards: int) -> None:
-    """End a message of WORK as failed, or as expired when its deadline has passed, and remove it.
+    """End a message of WORK as failed, or as expired if its deadline has passed, and remove it.
 
     The dead letter is stored first, the work removed last: a crash in between repeats, never loses.
     """
@@ -41,11 +41,11 @@ async def end_undeliverable(broker: Broker, message: StoredMessage, shards: int)
     model = subjects.parse_work(message.subject).model
     reason = _reason(envelope, broker.clock.now())
     if reason != DEADLINE_EXCEEDED:
-        tried = await _read_history(broker, envelope, shards) if envelope else AttemptHistory()
-        await store_dead_letter(broker, message, envelope, reason, tried)
+        history = await _read_history(broker, envelope, shards) if envelope else AttemptHistory()
+        await store_dead_letter(broker, message, envelope, reason, history)
     if envelope:
         await write_terminal(broker, envelope, model, reason, _MESSAGES[reason], shards)
-    if await broker.remove(topology.WORK, message.seq):  # else somebody else has
+    if await broker.remove(topology.WORK, message.seq):  # False: somebody else has removed it
         request_id = envelope and envelope.request_id
         log.warning("work_undeliverable", request_id=request_id, seq=message.seq, reason=reason)
 
@@ -58,6 +58,7 @@ async def _read_history(broker: Broker, envelope: Envelope, shards: int) -> Atte
 
 
 def _reason(envelope: Envelope | None, now: float) -> str:
+    """Why a message cannot be delivered: malformed, past its deadline, or deliveries exhausted."""
     if envelope is None:
         return MALFORMED
     return DEADLINE_EXCEEDED if envelope.deadline / 1000 < now else EXHAUSTED

@@ -1,6 +1,6 @@
-"""A leader keeps for its successor how the tenants stand, and begins where its predecessor was.
+"""Saves a leader's state for its successor, and restores that of its predecessor.
 
-What it kept is seconds old; the ledger tells what has ended since, and `WORK` what is in flight.
+A checkpoint is seconds old; the ledger tells what has ended since, and `WORK` what is in flight.
 """
 
 import time
@@ -21,15 +21,18 @@ CHECKPOINT_SECONDS = 5.0
 
 
 class LeaderFailover:
-    """The checkpoints of one model, of which the last one is kept."""
+    """Saves and restores the checkpoint of one model; only the last one is kept."""
 
-    def __init__(self, broker: Broker, books: ModelState) -> None:
-        self._broker, self._state = broker, books
-        self._subject = subjects.checkpoint(books.model)
+    def __init__(self, broker: Broker, state: ModelState) -> None:
+        self._broker, self._state = broker, state
+        self._subject = subjects.checkpoint(state.model)
         self._saved = Checkpoint(0.0, 0, {})
 
     async def save(self) -> None:
-        """Keep how things stand, if they have changed. Raises as `Broker.store` does."""
+        """Store a checkpoint if anything has changed since the last.
+
+        Raises as `Broker.store` does.
+        """
         stream = await declaration.stream_info(self._broker, topology.LEDGER)
         now = self._broker.clock.now()
         taken = checkpoint.capture(self._state, stream.state.last_seq, now)
@@ -38,18 +41,21 @@ class LeaderFailover:
             self._saved = taken
 
     async def restore(self) -> None:
-        """Begin where the predecessor was, if it left anything; before anything else is known."""
+        """Restore the predecessor's checkpoint, if there is one.
+
+        Call it before any other state is set.
+        """
         query: dict[str, int | str] = {"last_by_subj": self._subject}
         for message in await self._broker.read(topology.CHECKPOINTS, query):
             try:
                 self._saved = Checkpoint.unpack(message.data)
-            except (TypeError, ValueError) as error:  # of another release: everybody begins alike
+            except (TypeError, ValueError) as error:  # of another release: all tenants begin alike
                 log.warning("checkpoint_unreadable", model=self._state.model, error=repr(error))
             else:
                 checkpoint.restore(self._state, self._saved)
 
     async def replay_ledger(self) -> None:
-        """Take in what has ended since; call it once it is known what is in flight."""
+        """Apply what has ended since the checkpoint; call it once it is known what is in flight."""
         if not self._saved.at:
             return
         ledger = subjects.ledger_of(self._state.model)

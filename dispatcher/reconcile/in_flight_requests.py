@@ -1,8 +1,8 @@
-"""Compare what is in flight by a leader's books with what the broker holds in WORK.
+"""Compares the requests that a leader believes to be in flight with what the broker has in WORK.
 
-To read WORK is to read its payloads, so that is done where something stays in doubt: work of which
-no worker tells and which does not wait by the broker's numbers, or more of it than is known.
-A suspicion counts when it still holds at the next look.
+To read WORK is to read its payloads, so it is read only where something stays in doubt: work that
+no worker reports and that does not wait by the broker's numbers, or more work than is known. A
+suspicion counts when it still holds at the next check.
 """
 
 import time
@@ -30,79 +30,95 @@ log = structlog.get_logger()
 ConsumerInfos = dict[str, ConsumerInfo]  # by the consumer's name
 StoredBySeq = dict[int, StoredMessage]  # by its sequence in WORK
 
-REPORT_SECONDS = 2.0  # a worker tells of ten thousand in that time: what is not told may be gone
-UNKNOWN_CHECKS = 3  # in a row at which there is more than is known: what is on its way differs
-LOST = "work_lost"
-_WHY = {
-    LOST: "the work was removed from the broker before a worker had done it",
+REPORT_SECONDS = 2.0  # in which a worker reports ten thousand requests: others may be gone
+UNKNOWN_CHECKS = 3  # in a row with more work than is known: work on its way makes a difference
+WORK_LOST = "work_lost"
+_MESSAGES = {
+    WORK_LOST: "the work was removed from the broker before a worker had done it",
     dead_letters.DEADLINE_EXCEEDED: "the deadline has passed",
 }
 
 
 class InFlightReconciler:
-    """The regular look at WORK of one model."""
+    """Checks WORK of one model; call `reconcile` regularly."""
 
-    def __init__(self, broker: Broker, books: ModelState, shards: int) -> None:
-        self._broker, self._state, self._shards = broker, books, shards
-        self._unknown_checks = UNKNOWN_CHECKS - 1  # the first look of all is at what others sent
+    def __init__(self, broker: Broker, state: ModelState, shards: int) -> None:
+        self._broker, self._state, self._shards = broker, state, shards
+        self._unknown_checks = UNKNOWN_CHECKS - 1  # the first check reads what others sent
         self._doubts: set[int] = set()
         self._missing: set[int] = set()
         self._suspects: set[int] = set()
         self._stuck = StuckConsumers()
 
     async def reconcile(self) -> None:
-        """What is in WORK is in flight and nothing else is; what cannot go on is ended."""
-        lanes = self._known_by_subject()
-        infos = await self._get_consumers(lanes)
-        doubted = self._find_doubted(lanes, infos)
-        lasting, self._doubts = doubted & self._doubts, doubted
-        suspicious = lasting | self._find_overdue()
+        """Make the state match WORK: adopt unknown work, settle what is gone.
+
+        Work that is overdue or cannot be delivered is ended, and stuck consumers are mended.
+        """
+        sequences_by_subject = self._known_by_subject()
+        infos = await self._get_consumers(sequences_by_subject)
+        doubted = self._find_doubted(sequences_by_subject, infos)
+        still_doubted, self._doubts = doubted & self._doubts, doubted
+        suspicious = still_doubted | self._find_overdue()
         if suspicious or await self._has_unknown():
             await self._compare(suspicious, infos)
         fleet = self._state.fleet
         fleet.discard(fleet.pending_sequences - self._state.published.keys())
-        for subject in lanes:
+        for subject in sequences_by_subject:
             info = infos.get(topology.consumer_name_for(subject))
             if info and subjects.placement(subject) == ANY:
                 await self._check_pool(subjects.parse_work(subject), info)
 
     def _known_by_subject(self) -> dict[str, list[int]]:
         """The sequences that are known to lie in WORK, by subject."""
-        lanes = defaultdict(list)
+        by_lane = defaultdict(list)
         for seq, flight in self._state.published.items():
-            lanes[flight.version, flight.work_priority, flight.worker].append(seq)
+            by_lane[flight.version, flight.work_priority, flight.worker].append(seq)
         model = self._state.model
-        return {subjects.work(PoolKey(model, v, lane), w): s for (v, lane, w), s in lanes.items()}
+        return {
+            subjects.work(PoolKey(model, v, priority), w): s
+            for (v, priority, w), s in by_lane.items()
+        }
 
-    async def _get_consumers(self, lanes: Mapping[str, list[int]]) -> ConsumerInfos:
-        """The consumers of what is known, as far as they are there."""
-        names = {topology.consumer_name_for(subject) for subject in lanes}
+    async def _get_consumers(self, sequences_by_subject: Mapping[str, list[int]]) -> ConsumerInfos:
+        """The consumers of these subjects, as far as they exist."""
+        names = {topology.consumer_name_for(subject) for subject in sequences_by_subject}
         return {n: info for n in names if (info := await self._get_consumer(n))}
 
     async def _get_consumer(self, name: str) -> ConsumerInfo | None:
         return await declaration.consumer_info(self._broker, topology.WORK, name)
 
-    def _find_doubted(self, lanes: Mapping[str, list[int]], infos: ConsumerInfos) -> set[int]:
-        """What may be gone: nobody tells of it and it does not wait.
+    def _find_doubted(
+        self, sequences_by_subject: Mapping[str, list[int]], infos: ConsumerInfos
+    ) -> set[int]:
+        """Work that may be gone: no worker reports it, and it does not wait to be delivered.
 
         It waits if its consumer has as many to deliver as are known behind what it has delivered.
-        What has just been pulled is doubted until its worker's next beat.
+        Work that has just been pulled is doubted until its worker's next heartbeat.
         """
-        sequences = defaultdict(set)
-        for subject, those in lanes.items():
-            sequences[topology.consumer_name_for(subject)].update(those)
-        waiting = [_waiting_sequences(those, infos.get(name)) for name, those in sequences.items()]
-        silent = time.monotonic() - REPORT_SECONDS
-        doubted = {s for s, flight in self._state.published.items() if flight.reported_at < silent}
+        by_consumer = defaultdict(set)
+        for subject, known in sequences_by_subject.items():
+            by_consumer[topology.consumer_name_for(subject)].update(known)
+        waiting = [
+            _waiting_sequences(known, infos.get(name)) for name, known in by_consumer.items()
+        ]
+        unreported_since = time.monotonic() - REPORT_SECONDS
+        doubted = {
+            s
+            for s, flight in self._state.published.items()
+            if flight.reported_at < unreported_since
+        }
         return doubted.difference(*waiting)
 
     def _find_overdue(self) -> set[int]:
-        """What needs an end, wherever it is."""
-        now, lying = self._broker.clock.now(), self._state.published
-        return {s for s, flight in lying.items() if dead_letters.is_overdue(flight.deadline, now)}
+        """Work whose deadline has long passed, whether a worker has it or not."""
+        now, published = self._broker.clock.now(), self._state.published
+        return {
+            s for s, flight in published.items() if dead_letters.is_overdue(flight.deadline, now)
+        }
 
     async def _has_unknown(self) -> bool:
-        """Whether there has been more than is known for some time."""
+        """True if WORK has held more than is known for `UNKNOWN_CHECKS` checks in a row."""
         pattern = subjects.work_of(self._state.model)
         info = await declaration.stream_info(self._broker, topology.WORK, pattern)
         counts = info.state.subjects or {}
@@ -111,14 +127,15 @@ class InFlightReconciler:
         return self._unknown_checks >= UNKNOWN_CHECKS
 
     async def _compare(self, suspicious: set[int], infos: ConsumerInfos) -> None:
+        """Read WORK and repair all differences."""
         self._unknown_checks = 0
         held = await self._read_work()
         await self._finish_requeues(held)
-        lying = self._state.published
-        for seq in lying.keys() & held.keys():
-            name = lying[seq].envelope.request_id
+        published = self._state.published
+        for seq in published.keys() & held.keys():
+            name = published[seq].envelope.request_id
             self._state.correct_placement(name, seq, subjects.placement(held[seq].subject))
-        self._adopt_unknown([message for seq, message in held.items() if seq not in lying])
+        self._adopt_unknown([message for seq, message in held.items() if seq not in published])
         await self._end_missing(suspicious - held.keys())
         await self._end_undeliverable(held, infos)
 
@@ -127,21 +144,22 @@ class InFlightReconciler:
         for message in await self._broker.read_subject(topology.WORK, pattern):
             if subjects.is_work(message.subject):
                 held[message.seq] = message
-            else:  # no worker asks for it, and it is in nobody's way
+            else:  # no worker pulls it, and it delays nothing
                 log.error("work_unreadable", subject=message.subject, seq=message.seq)
         return held
 
     async def _finish_requeues(self, held: StoredBySeq) -> None:
-        """Remove what a leader has stored for any worker and not acknowledged where it was."""
+        """Finish an earlier leader's requeues: remove work where it was before it was moved."""
         for message in list(held.values()):
-            before = parse_requeue_origin(message.headers)
-            if before in held:
-                del held[before]
-                await self._broker.remove(topology.WORK, before)
-            if flight := self._state.published.get(before or 0):
+            origin = parse_requeue_origin(message.headers)
+            if origin in held:
+                del held[origin]
+                await self._broker.remove(topology.WORK, origin)
+            if flight := self._state.published.get(origin or 0):
                 self._state.mark_requeued(flight.envelope.request_id, flight.seq, message.seq)
 
     def _adopt_unknown(self, unknown: list[StoredMessage]) -> None:
+        """Adopt work that an earlier leader has published."""
         for message in unknown:
             if envelope := parse_envelope(message.headers):
                 pool = subjects.parse_work(message.subject)
@@ -149,10 +167,10 @@ class InFlightReconciler:
                 self._state.adopt(envelope, pool, message.seq, placement)
 
     async def _end_missing(self, missing: set[int]) -> None:
-        """What is in WORK no more has ended; if it has not, since it was removed, it ends here.
+        """Settle work that is not in WORK any more, and end it if it has not ended.
 
-        Brokers may have lost the log of what has ended: a worker that is asked for it at the first
-        look has put it back by the second.
+        Brokers may have lost the log of a request that has ended: a worker that is asked for it at
+        the first check has put it back by the second.
         """
         for seq in missing:
             if flight := self._state.published.get(seq):
@@ -163,27 +181,30 @@ class InFlightReconciler:
         self._missing = missing
 
     async def _request_log(self, envelope: Envelope) -> None:
+        """Ask workers to write the log of a request again that they have ended."""
         await self._broker.request(subjects.find(envelope.tenant, envelope.request_id))
 
     async def _end_lost(self, flight: InFlightRequest) -> None:
+        """End a request whose work was removed; only if nobody has ended it."""
         envelope, model = flight.envelope, self._state.model
         late = envelope.deadline / 1000 < self._broker.clock.now()
-        outcome = dead_letters.DEADLINE_EXCEEDED if late else LOST
+        outcome = dead_letters.DEADLINE_EXCEEDED if late else WORK_LOST
         if await write_terminal(
-            self._broker, envelope, model, outcome, _WHY[outcome], self._shards
+            self._broker, envelope, model, outcome, _MESSAGES[outcome], self._shards
         ):
             log.error("work_lost", request_id=envelope.request_id, outcome=outcome)
             observe_ended(model, outcome)
         self._state.settle_missing(envelope.request_id, flight.seq, time.monotonic())
 
     async def _end_undeliverable(self, held: StoredBySeq, infos: ConsumerInfos) -> None:
+        """End work that is overdue, or that was used up or unreadable at two checks in a row."""
         stuck = _stuck_sequences(held, infos) | _unreadable_sequences(held)
         for seq in (self._find_overdue() | (stuck & self._suspects)) & held.keys():
             await dead_letters.end_undeliverable(self._broker, held[seq], self._shards)
         self._suspects = stuck
 
     async def _check_pool(self, pool: PoolKey, info: ConsumerInfo) -> None:
-        """Workers have room and there is work for them: if it does not come, mend its consumer."""
+        """Mend a pool's consumer that delivers nothing though its workers have room."""
         delivered = declaration.count_deliveries(info)
         due = bool(info.num_pending) and self._state.fleet.has_reported_room(
             pool.version, pool.priority
@@ -195,12 +216,12 @@ class InFlightReconciler:
         log.error("consumer_stuck", consumer=info.name, waiting=info.num_pending, paused=paused)
         if paused:
             await js.resume_consumer(topology.WORK, info.name)
-        else:  # its workers make it anew, which delivers again what they are at: they go on
+        else:  # its workers make it anew and ignore the redelivery of what they run
             await js.delete_consumer(topology.WORK, info.name)
 
 
 def _waiting_sequences(sequences: set[int], info: ConsumerInfo | None) -> set[int]:
-    """Of these what waits to be delivered, if by the broker's numbers all of it is there."""
+    """Those of the sequences that wait to be delivered, if the broker's numbers cover all."""
     if info is None:
         return set()
     delivered = info.delivered.stream_seq if info.delivered else 0
@@ -219,11 +240,14 @@ def _stuck_sequences(held: StoredBySeq, infos: ConsumerInfos) -> set[int]:
 
 
 def _unreadable_sequences(held: StoredBySeq) -> set[int]:
-    """What no worker that has it can do; that of a lane may be gone."""
+    """Work whose headers cannot be read: no worker can do it.
+
+    A worker would remove it itself, but that of a worker's own lane may be gone.
+    """
     return {seq for seq, message in held.items() if parse_envelope(message.headers) is None}
 
 
 def _settled_up_to(info: ConsumerInfo) -> int:
-    """The highest sequence below which the consumer waits for nothing."""
+    """The highest sequence up to which the consumer waits for no acknowledgement."""
     floor = info.ack_floor if info.num_ack_pending else info.delivered
     return floor.stream_seq if floor else 0

@@ -1,7 +1,7 @@
-"""Compare what a leader believes to be queued with what the broker holds in REQUESTS.
+"""Compares the requests that a leader believes to be queued with what the broker has in REQUESTS.
 
 Messages that were missed and acknowledgements that got lost leave a trace in the broker. A
-suspicion counts when it still holds at the next look.
+suspicion counts when it still holds at the next check.
 """
 
 import time
@@ -25,11 +25,11 @@ log = structlog.get_logger()
 
 
 class IndexLost(BrokerUnavailable):
-    """The index consumer is gone, or dead: somebody else leads, or an operator was at it."""
+    """The index consumer is gone or stuck: another leader leads, or an operator removed it."""
 
 
 class _RequestHolder(Protocol):
-    """Who holds requests that are un-acked in REQUESTS."""
+    """An object that holds requests which are not acknowledged in REQUESTS."""
 
     @property
     def oldest(self) -> QueuedRequest | None: ...
@@ -38,35 +38,46 @@ class _RequestHolder(Protocol):
 
 
 class QueuedReconciler:
-    """The regular look at REQUESTS of one model."""
+    """Checks REQUESTS of one model; call `reconcile` regularly."""
 
     def __init__(
-        self, broker: Broker, books: ModelState, endings: TerminalWriter, sending: DispatchLoop
+        self,
+        broker: Broker,
+        state: ModelState,
+        terminals: TerminalWriter,
+        dispatch_loop: DispatchLoop,
     ) -> None:
-        self._broker, self._state = broker, books
-        self._terminals, self._dispatch_loop = endings, sending
+        self._broker, self._state = broker, state
+        self._terminals, self._dispatch_loop = terminals, dispatch_loop
         self._loss_signature: tuple[int, ...] | None = None
         self._resurrected = 0
         self._stuck = StuckConsumers()
 
     async def reconcile(self, consumer: str) -> None:
-        """Have everything delivered again if something was delivered that is not known here."""
+        """Have all requests delivered again if some were delivered that are not known here.
+
+        Raises `IndexLost` if the index consumer is gone, stuck, or past a request that is there
+        again.
+        """
         info = await self._get_consumer(consumer)
         if info is None:
             raise IndexLost(f"no consumer {consumer}")
         self._check_index(info)
         await self._check_resurrected(info)
-        sign = await self._find_loss_signature(info)
-        if sign and sign == self._loss_signature:
+        signature = await self._find_loss_signature(info)
+        if signature and signature == self._loss_signature:
             log.warning("index_repaired", model=self._state.model, un_acked=info.num_ack_pending)
             await self._broker.js.reset_consumer(topology.REQUESTS, consumer)
-        self._loss_signature = sign
+        self._loss_signature = signature
 
     async def _get_consumer(self, name: str) -> ConsumerInfo | None:
         return await declaration.consumer_info(self._broker, topology.REQUESTS, name)
 
     def _check_index(self, info: ConsumerInfo) -> None:
-        """The pull on the index takes whatever there is: a new leader makes another consumer."""
+        """Raises `IndexLost` if the index consumer is stuck: a new leader makes another one.
+
+        The pull on the index takes whatever there is, so that everything pending is due.
+        """
         delivered, due = declaration.count_deliveries(info), bool(info.num_pending)
         if self._stuck.is_stuck(info.name, delivered, time.monotonic(), due=due):
             observe_stuck_consumer(self._state.model, topology.REQUESTS)
@@ -75,22 +86,25 @@ class QueuedReconciler:
     async def _check_resurrected(self, info: ConsumerInfo) -> None:
         """Raises `IndexLost` for a request that is there again, which this index never delivers.
 
-        A broker that could not write has forgotten, by its next start, that it was removed.
+        A broker that could not write has forgotten, by its next start, that the request was
+        removed.
         """
         oldest = await self._find_oldest(1)
-        undead = oldest if info.ack_floor and oldest <= info.ack_floor.stream_seq else 0
-        if undead and undead == self._resurrected:
-            raise IndexLost(f"the consumer {info.name} has done with {undead}, which is there")
-        self._resurrected = undead
+        resurrected = oldest if info.ack_floor and oldest <= info.ack_floor.stream_seq else 0
+        if resurrected and resurrected == self._resurrected:
+            raise IndexLost(
+                f"the consumer {info.name} is past request {resurrected}, which is there"
+            )
+        self._resurrected = resurrected
 
     async def _find_oldest(self, seq: int) -> int:
-        """The oldest request of the model from a sequence on; 0 if there is none."""
+        """The sequence of the model's oldest request from `seq` on; 0 if there is none."""
         pattern = subjects.requests_of(self._state.model)
         found = await self._broker.read(topology.REQUESTS, {"next_by_subj": pattern, "seq": seq})
         return found[0].seq if found else 0
 
     async def _find_loss_signature(self, info: ConsumerInfo) -> tuple[int, ...] | None:
-        """What stays the same as long as a delivery or an acknowledgement is lost, or None.
+        """Numbers that stay the same as long as a delivery or an ack is lost; None if none is.
 
         Either the oldest un-acked request is older than all that are known, or nothing moves and
         the broker waits for more acknowledgements than are known.
@@ -98,16 +112,18 @@ class QueuedReconciler:
         if not info.num_ack_pending or not info.ack_floor or not info.delivered:
             return None
         floor, delivered = info.ack_floor.stream_seq, info.delivered.stream_seq
-        known: tuple[_RequestHolder, ...] = (
+        holders: tuple[_RequestHolder, ...] = (
             self._state.queue,
             self._terminals,
             self._dispatch_loop,
         )
-        oldest = min((held.oldest.seq for held in known if held.oldest), default=delivered + 1)
+        oldest = min(
+            (holder.oldest.seq for holder in holders if holder.oldest), default=delivered + 1
+        )
         if floor + 1 < oldest:
             found = await self._find_oldest(floor + 1)
             if 0 < found < oldest:
                 return (found,)
-        if info.num_ack_pending > sum(len(held) for held in known):
+        if info.num_ack_pending > sum(len(holder) for holder in holders):
             return info.num_ack_pending, floor, info.delivered.consumer_seq
         return None

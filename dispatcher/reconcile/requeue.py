@@ -1,8 +1,9 @@
-"""Takes work back that its worker does not serve, and sends it to any.
+"""Takes work back from a worker that does not serve it, and publishes it for any worker.
 
-It asks the worker's own consumer, so that the broker decides who has a message: what comes was
-delivered to nobody, or to one that has let the ack wait pass. Hence work of a worker that is only
-slow to beat stays there, and whoever comes back too late is fenced as with any other work.
+It asks the worker's own consumer, so that the broker decides who has a message: a message that
+comes was delivered to nobody, or to a worker that has let the ack wait pass. Hence work of a worker
+whose heartbeats are only slow stays there, and a worker that comes back too late is fenced as with
+any other work.
 """
 
 from collections.abc import Mapping
@@ -22,39 +23,44 @@ from streams.records.dead_letters import dead_letter_malformed, parse_work_envel
 
 log = structlog.get_logger()
 
-ACK_WAIT_SECONDS = 5.0  # of a consumer that is gone and made again
+ACK_WAIT_SECONDS = 5.0  # of a worker's consumer that was removed and is made again
 
 
 def build_requeue_id(request_id: str, seq: int) -> str:
-    """The message id of work that was stored as `seq` before it was moved."""
+    """The message id of requeued work that was stored as `seq` before."""
     return f"{request_id}.{seq}"
 
 
 def parse_requeue_origin(headers: Mapping[str, str]) -> int | None:
-    """The sequence that a message of WORK had before it was moved, if it was."""
+    """The sequence that a message of WORK had before it was requeued; None if it never was."""
     _, _, seq = headers.get(MESSAGE_ID, "").partition(".")
     return int(seq) if seq.isdecimal() else None
 
 
 class Requeuer:
-    """Moves messages of one model from workers' own lanes to the lane of all."""
+    """Moves messages of one model from workers' own lanes to the lane of any worker."""
 
-    def __init__(self, broker: Broker, books: ModelState) -> None:
-        self._broker, self._state = broker, books
+    def __init__(self, broker: Broker, state: ModelState) -> None:
+        self._broker, self._state = broker, state
 
-    async def requeue(self, stray: StrandedWork) -> None:
-        """Move what the broker gives out. Raises `BrokerUnavailable` or `StoreRefused`.
+    async def requeue(self, stranded: StrandedWork) -> None:
+        """Move the messages that the broker gives out, at most `stranded.count`.
 
-        Safe to repeat and to cancel: what was not moved is given out again after the ack wait.
+        Raises `BrokerUnavailable` or `StoreRefused`. Safe to repeat and to cancel: a message that
+        was not moved is given out again after the ack wait.
         """
-        for _ in range(stray.count):
-            delivery = await self._take_next(stray)
+        for _ in range(stranded.count):
+            delivery = await self._take_next(stranded)
             if delivery is None:
                 return
-            await self._requeue_one(delivery, stray)
+            await self._requeue_one(delivery, stranded)
 
-    async def _take_next(self, stray: StrandedWork) -> Delivery | None:
-        model, version, worker = self._state.model, stray.version, stray.worker
+    async def _take_next(self, stranded: StrandedWork) -> Delivery | None:
+        """Pull the next message of a worker's own consumer; None if the broker gives none out.
+
+        A consumer that the broker has removed is made again, for the next time.
+        """
+        model, version, worker = self._state.model, stranded.version, stranded.worker
         consumer = topology.worker_consumer(model, version, worker, ACK_WAIT_SECONDS)
         assert consumer.durable_name
         name, broker = consumer.durable_name, self._broker
@@ -66,8 +72,8 @@ class Requeuer:
                 await declaration.declare_consumer(broker, topology.WORK, consumer)
             raise
 
-    async def _requeue_one(self, delivery: Delivery, stray: StrandedWork) -> None:
-        """Store it for any worker, and only then acknowledge it.
+    async def _requeue_one(self, delivery: Delivery, stranded: StrandedWork) -> None:
+        """Store a message for any worker, and only then acknowledge it.
 
         A crash between repeats with the same message id, which the broker recognises.
         """
@@ -82,5 +88,7 @@ class Requeuer:
         stored = await self._broker.store(subject, delivery.data, headers)
         self._state.mark_requeued(request_id, delivery.seq, stored.seq)
         await delivery.ack()
-        observe_requeue(self._state.model, stray.why)
-        log.info("work_requeued", request_id=request_id, worker=stray.worker, reason=stray.why)
+        observe_requeue(self._state.model, stranded.why)
+        log.info(
+            "work_requeued", request_id=request_id, worker=stranded.worker, reason=stranded.why
+        )

@@ -1,8 +1,8 @@
-"""Notices consumers that have something to deliver, are asked for it, and deliver nothing. Pure."""
+"""Notices consumers that have messages, are asked for them and deliver none. Pure."""
 
 from dataclasses import dataclass
 
-STUCK_SECONDS = 5.0  # a pull that got lost is renewed sooner
+STUCK_SECONDS = 5.0  # a lost pull is renewed sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,15 +12,16 @@ class _Seen:
 
 
 class StuckConsumers:
-    """Remembers, by consumer, since when nothing was delivered; times are the caller's seconds."""
+    """Remembers by consumer since when nothing was delivered; times are the caller's seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def is_stuck(self, consumer: str, deliveries: int, now: float, *, due: bool) -> bool:
-        """`deliveries` counts them from its beginning; `due` says that there should be more by now.
+        """True if a consumer has delivered nothing for `STUCK_SECONDS` though it should have.
 
-        After it has said yes it begins anew.
+        `deliveries` is its count of deliveries since it was made; `due` is True while there is
+        something to deliver. After True the time begins anew.
         """
         seen = self._seen.get(consumer)
         if not due:

@@ -1,4 +1,4 @@
-"""What lies in WORK and has not been pulled: for whoever has room, or for one worker. Pure."""
+"""Work in a pool's WORK lanes that no worker has pulled yet, for any worker or for one. Pure."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -10,28 +10,34 @@ _LEAST_URGENT_FIRST = tuple(reversed(Priority))
 
 @dataclass(slots=True)
 class FleetCapacity:
-    """Sequences and tokens that are free, or are waited for (negative)."""
+    """A count of sequences and KV tokens: free ones (negative: waited for), or all there are."""
 
     sequences: int = 0
     tokens: int = 0
 
     def adjust(self, sign: int, sequences: int, tokens: int) -> None:
+        """Add (`sign` +1) or subtract (-1) sequences and tokens."""
         self.sequences += sign * sequences
         self.tokens += sign * tokens
 
 
 def empty_by_priority() -> dict[Priority, FleetCapacity]:
+    """A zero capacity for each priority."""
     return {priority: FleetCapacity() for priority in Priority}
 
 
 @dataclass(slots=True)
 class ReservedCapacity:
-    """Room that is spoken for, as each priority sees it."""
+    """The capacity that pending work needs, as each priority sees it.
+
+    Each priority sees only work that may not be preempted for it: that of its own priority and of
+    more urgent ones. `Priority.BATCH`, the least urgent, sees all of it.
+    """
 
     by_priority: dict[Priority, FleetCapacity] = field(default_factory=empty_by_priority)
 
     def adjust(self, sign: int, priority: Priority, cost: int) -> None:
-        """What is sent takes the room of its own priority, and what less urgent work may take."""
+        """Add (`sign` +1) or subtract (-1) a request for its own and all less urgent priorities."""
         for p in _LEAST_URGENT_FIRST:
             self.by_priority[p].adjust(sign, 1, cost)
             if p is priority:
@@ -43,22 +49,30 @@ _NOTHING_RESERVED = ReservedCapacity()
 
 @dataclass(slots=True)
 class _SharedPending:
-    """Work for anybody, of one priority: a heap of (sequence, cost)."""
+    """Pending work of one priority for any worker: a heap of (sequence, cost)."""
 
     waiting: list[tuple[int, int]] = field(default_factory=list)
-    pulled_up_to: int = 0  # everything up to this sequence has been
+    pulled_up_to: int = 0  # the sequence up to which everything has been pulled
 
 
 @dataclass(slots=True)
 class _WorkerPending:
-    """Work for one worker: by sequence its priority and cost; `taken` is also on its way there."""
+    """Pending work for one worker: priority and cost by sequence in WORK.
+
+    `reserved` also counts work that is about to be published there.
+    """
 
     waiting: dict[int, tuple[Priority, int]] = field(default_factory=dict)
     reserved: ReservedCapacity = field(default_factory=ReservedCapacity)
 
 
 class PendingWork:
-    """What was put into WORK and not pulled yet, or is about to be put there, for one pool."""
+    """A pool's published work that was not pulled yet, and work about to be published.
+
+    Each request is reserved, perhaps placed, then published, then pulled or discarded. A request
+    that is not published after all is released. `placement` is a worker, or `ANY` for whichever has
+    room.
+    """
 
     def __init__(self) -> None:
         self.reserved = ReservedCapacity()
@@ -66,66 +80,66 @@ class PendingWork:
         self._by_worker: dict[str, _WorkerPending] = {}
 
     def reserve(self, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Something is about to be put there: its room is taken."""
+        """Count a request of this cost that is about to be published."""
         self._adjust(+1, priority, cost, placement)
 
     def release(self, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """It was not put there, or has been pulled."""
+        """Stop counting a reserved request: it was not published, or has been pulled already."""
         self._adjust(-1, priority, cost, placement)
 
     def place(self, priority: Priority, cost: int, worker: str) -> None:
-        """What is about to be put there is for this worker."""
+        """Note that a reserved request is for this worker alone."""
         self._get_worker(worker).reserved.adjust(+1, priority, cost)
 
     def mark_published(self, priority: Priority, seq: int, cost: int, placement: str = ANY) -> None:
-        """It lies there, as message `seq`."""
+        """Note that a reserved request lies in WORK as message `seq`."""
         if placement != ANY:
             self._by_worker[placement].waiting[seq] = priority, cost
             return
-        lane = self._shared[priority]
-        heapq.heappush(lane.waiting, (seq, cost))
-        self.mark_pulled(
-            priority, lane.pulled_up_to
-        )  # a beat may have been faster than the broker's answer
+        shared = self._shared[priority]
+        heapq.heappush(shared.waiting, (seq, cost))
+        # A heartbeat may have told of its pull before the broker's answer came
+        self.mark_pulled(priority, shared.pulled_up_to)
 
     def mark_pulled(self, priority: Priority, seq: int) -> None:
-        """Of the work for anybody everything of a priority up to this one has been."""
-        lane = self._shared[priority]
-        lane.pulled_up_to = max(lane.pulled_up_to, seq)
-        while lane.waiting and lane.waiting[0][0] <= lane.pulled_up_to:
-            self._adjust(-1, priority, heapq.heappop(lane.waiting)[1], ANY)
+        """Drop the work for any worker of a priority up to sequence `seq`: it has been pulled."""
+        shared = self._shared[priority]
+        shared.pulled_up_to = max(shared.pulled_up_to, seq)
+        while shared.waiting and shared.waiting[0][0] <= shared.pulled_up_to:
+            self._adjust(-1, priority, heapq.heappop(shared.waiting)[1], ANY)
 
     def mark_pulled_by(self, worker: str, seq: int) -> None:
-        """Of the work for this worker everything up to this one has been."""
+        """Drop the work for this worker up to sequence `seq`: it has been pulled."""
         waiting = self._by_worker[worker].waiting if worker in self._by_worker else {}
         for entry in [each for each in waiting if each <= seq]:
             self._drop_for_worker(worker, entry)
 
     def discard(self, sequences: set[int]) -> None:
-        """These are not in WORK any more."""
-        for priority, lane in self._shared.items():
-            gone = [entry for entry in lane.waiting if entry[0] in sequences]
+        """Drop work with these sequences, which is not in WORK any more."""
+        for priority, shared in self._shared.items():
+            gone = [entry for entry in shared.waiting if entry[0] in sequences]
             for entry in gone:
-                lane.waiting.remove(entry)
+                shared.waiting.remove(entry)
                 self._adjust(-1, priority, entry[1], ANY)
-            heapq.heapify(lane.waiting)
+            heapq.heapify(shared.waiting)
         for worker, own in list(self._by_worker.items()):
             for seq in sequences & own.waiting.keys():
                 self._drop_for_worker(worker, seq)
 
     def reserved_for_worker(self, worker: str) -> ReservedCapacity:
-        """What is for one worker alone."""
+        """The capacity that work for this worker alone needs."""
         own = self._by_worker.get(worker)
         return own.reserved if own else _NOTHING_RESERVED
 
     def reserved_for_any(self, priority: Priority) -> int:
-        """Tokens, as a priority sees them, of what is for whoever has room."""
+        """Tokens that work for any worker needs, as this priority sees it."""
         placed = sum(own.reserved.by_priority[priority].tokens for own in self._by_worker.values())
         return self.reserved.by_priority[priority].tokens - placed
 
     @property
     def sequences(self) -> set[int]:
-        for_anybody = {seq for lane in self._shared.values() for seq, _ in lane.waiting}
+        """The sequences in WORK of all pending work."""
+        for_anybody = {seq for shared in self._shared.values() for seq, _ in shared.waiting}
         return for_anybody.union(*(own.waiting for own in self._by_worker.values()))
 
     def _get_worker(self, worker: str) -> _WorkerPending:

@@ -1,4 +1,4 @@
-"""What was placed on which worker and has not ended, and what of it waits there in vain. Pure."""
+"""Requests in flight by the worker that they were placed on, and those stranded there. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,25 +7,28 @@ from dispatcher.workers.fleet import Fleet
 from streams.headers import Envelope
 from streams.subjects import ANY, Priority
 
-PULL_TIMEOUT_SECONDS = 1.0  # for a worker to pull what was placed on it
+PULL_TIMEOUT_SECONDS = 1.0  # in which a worker should pull what was placed on it
 
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """A request that was dispatched and has not ended: what it was charged, what it reserves."""
+    """A request that was dispatched and has not ended: its charge, its reservation, where it is.
+
+    It is reserved from the start, placed when `worker` is set, published when `seq` is, and pulled
+    when `holder` is.
+    """
 
     envelope: Envelope
     priority: Priority
-    work_priority: Priority  # of WORK
+    work_priority: Priority  # its lane in WORK
     version: str
-    charged: int
-    seq: int = 0  # in WORK; 0 while it is on its way there
+    charged: int  # virtual tokens
+    seq: int = 0  # in WORK; 0 until it is published
     dispatched_at: float = 0.0  # epoch seconds
-    worker: str = ANY  # it was placed there
-    holder: str = ""  # the worker that has told last that it took it, and the delivery's reply
-    reply: str = ""
-    # When a worker has last told of it, or it came there: monotonic seconds
-    reported_at: float = 0.0
+    worker: str = ANY  # on which it was placed
+    holder: str = ""  # the worker that last reported having pulled it
+    reply: str = ""  # the acknowledgement subject of that delivery
+    reported_at: float = 0.0  # when a worker last reported it, or it was published; monotonic s
 
     @property
     def tenant(self) -> str:
@@ -47,7 +50,7 @@ class InFlightRequest:
 
 @dataclass(frozen=True)
 class StrandedWork:
-    """Work that was placed on a worker and is to be taken back: at most so many messages."""
+    """Work to take back from the worker that it was placed on: at most `count` messages."""
 
     worker: str
     version: str
@@ -56,20 +59,22 @@ class StrandedWork:
 
 
 class PlacedRequests:
-    """Requests in flight by the worker that they were placed on; its owner adds and removes."""
+    """Published requests in flight, by the worker that they were placed on.
+
+    The owner adds and removes them.
+    """
 
     def __init__(self) -> None:
-        self._placed: dict[
-            tuple[str, str], dict[int, InFlightRequest]
-        ] = {}  # by worker and version
+        # By worker and version, then by sequence in WORK
+        self._placed: dict[tuple[str, str], dict[int, InFlightRequest]] = {}
 
     def add(self, flight: InFlightRequest) -> None:
-        """It lies in WORK; what is for any worker is of no interest here."""
+        """Add a published request; one for any worker is ignored."""
         if flight.worker != ANY:
             self._placed.setdefault((flight.worker, flight.version), {})[flight.seq] = flight
 
     def remove(self, flight: InFlightRequest) -> None:
-        """Idempotent."""
+        """Remove a request. Idempotent."""
         address = flight.worker, flight.version
         if flights := self._placed.get(address):
             flights.pop(flight.seq, None)
@@ -77,23 +82,26 @@ class PlacedRequests:
                 del self._placed[address]
 
     def find_stranded(self, fleet: Fleet, now: float) -> list[StrandedWork]:
-        """All of a worker that drains, has no engine or is not there; of others what is late.
+        """Find the work to take back, by worker and version, with the reason. `now`: epoch seconds.
 
-        Of the first the broker gives out what was pulled only when its ack wait has passed.
+        All work is stranded that was placed on a worker which drains, has no engine loaded or is
+        not there; of other workers' work, what was not pulled within `PULL_TIMEOUT_SECONDS`. From
+        the first kind of worker the broker gives out what was pulled only after its ack wait has
+        passed.
         """
         if not self._placed:
             return []
-        unpulled, found = fleet.pending_sequences, []
+        pending, found = fleet.pending_sequences, []
         for (worker, version), flights in self._placed.items():
-            why = _absence_reason(fleet, worker, version)
-            late = flights if why else _find_overdue(flights, unpulled, now)
-            if late:
-                found.append(StrandedWork(worker, version, len(late), why or "not_pulled"))
+            reason = _absence_reason(fleet, worker, version)
+            overdue = flights if reason else _find_overdue(flights, pending, now)
+            if overdue:
+                found.append(StrandedWork(worker, version, len(overdue), reason or "not_pulled"))
         return found
 
 
 def _absence_reason(fleet: Fleet, worker: str, version: str) -> str:
-    """Why a worker takes no work of a version; empty if it does."""
+    """The reason why a worker takes no work of a version; empty if it does take it."""
     beat = fleet.last_heartbeat(worker, version)
     if beat is None:
         return "silent"
@@ -105,6 +113,6 @@ def _absence_reason(fleet: Fleet, worker: str, version: str) -> str:
 def _find_overdue(
     flights: Mapping[int, InFlightRequest], unpulled: set[int], now: float
 ) -> list[InFlightRequest]:
-    """What its worker has not pulled in time."""
+    """The requests that their worker has not pulled within `PULL_TIMEOUT_SECONDS`."""
     waiting = (flights[seq] for seq in flights.keys() & unpulled)
     return [flight for flight in waiting if now - flight.dispatched_at > PULL_TIMEOUT_SECONDS]

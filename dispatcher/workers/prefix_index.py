@@ -1,4 +1,4 @@
-"""Who holds what: marks of prompt prefixes and adapters by worker, learned from beats. Pure."""
+"""An index of the prefixes and adapters that workers hold, by hash, from heartbeats. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,17 @@ from streams.messages import Heartbeat
 
 
 class PrefixIndex:
-    """An index of what the workers of one model announce that they hold."""
+    """The workers of one model version by the prefix and adapter hashes that they hold."""
 
     def __init__(self) -> None:
-        self._workers: dict[int, tuple[str, ...]] = {}  # by mark
+        self._workers: dict[int, tuple[str, ...]] = {}  # by prefix hash
         self._hashes: dict[str, set[int]] = {}  # by worker
 
     def apply_heartbeat(self, beat: Heartbeat) -> None:
-        """Take in what a worker has come to hold and holds no more."""
+        """Add the hashes that a worker reports to hold, and drop those that it dropped.
+
+        A heartbeat with `holds_only` lists all that the worker holds: everything else is dropped.
+        """
         held = prefix_hashes.unpack(beat.holds)
         if beat.holds_only:
             self._drop(beat.worker, self._hashes.get(beat.worker, set()).difference(held))
@@ -22,36 +25,36 @@ class PrefixIndex:
         self.expect(beat.worker, held)
 
     def expect(self, worker: str, held: Iterable[int]) -> None:
-        """A worker will come to hold these: it was sent what they mark."""
+        """Note that a worker will hold these hashes, since it was sent a request that has them."""
         known = self._hashes.setdefault(worker, set())
-        alone = (worker,)  # one for all marks: most have no other holder
-        for mark in set(held) - known:
-            known.add(mark)
-            others = self._workers.get(mark)
-            self._workers[mark] = (*others, worker) if others else alone
+        only_holder = (worker,)  # one tuple for all: most hashes have no other holder
+        for prefix_hash in set(held) - known:
+            known.add(prefix_hash)
+            others = self._workers.get(prefix_hash)
+            self._workers[prefix_hash] = (*others, worker) if others else only_holder
 
     def remove_worker(self, worker: str) -> None:
-        """It is gone."""
+        """Forget a worker and all that it holds."""
         self._drop(worker, self._hashes.get(worker, set()).copy())
         self._hashes.pop(worker, None)
 
-    def workers_with(self, mark: int) -> tuple[str, ...]:
-        """The workers that hold what is marked so."""
-        return self._workers.get(mark, ())
+    def workers_with(self, prefix_hash: int) -> tuple[str, ...]:
+        """The workers that hold what has this hash."""
+        return self._workers.get(prefix_hash, ())
 
-    def workers_with_each(self, marks: Iterable[int]) -> Iterable[tuple[str, ...] | None]:
-        """The same for several; None where nobody does."""
-        return map(self._workers.get, marks)
+    def workers_with_each(self, hashes: Iterable[int]) -> Iterable[tuple[str, ...] | None]:
+        """The workers that hold each of several hashes; None for one that nobody holds."""
+        return map(self._workers.get, hashes)
 
     def count_hashes(self, worker: str) -> int:
-        """How many marks a worker is known to hold."""
+        """The number of hashes that a worker is known to hold."""
         return len(self._hashes.get(worker, ()))
 
     def _drop(self, worker: str, gone: Iterable[int]) -> None:
         known = self._hashes.get(worker, set())
-        for mark in known.intersection(gone):
-            known.remove(mark)
-            if others := tuple(each for each in self._workers[mark] if each != worker):
-                self._workers[mark] = others
+        for prefix_hash in known.intersection(gone):
+            known.remove(prefix_hash)
+            if others := tuple(each for each in self._workers[prefix_hash] if each != worker):
+                self._workers[prefix_hash] = others
             else:
-                del self._workers[mark]
+                del self._workers[prefix_hash]

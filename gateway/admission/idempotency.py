@@ -1,7 +1,7 @@
-"""Idempotency keys: the first submission under a key names the request, later ones find it.
+"""Idempotency keys: the first submission under a key names its request, later ones find it.
 
-One record per tenant and key in the KV bucket `idempotency`, made by compare-and-set, forgotten
-with the token log that it leads to.
+The KV bucket `idempotency` has one record per tenant and key. It is created by compare-and-set, and
+expires with the token log that it leads to.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _READS, _READ_SECONDS = 20, 0.05
 
 @dataclass(frozen=True)
 class IdempotencyRecord:
-    """The request that a key stands for; `first` when this very call has made it so."""
+    """The request that a key stands for; `is_first` if this very call has bound it to the key."""
 
     request_id: str
     digest: str
@@ -33,7 +33,7 @@ class IdempotencyRecord:
 
 
 class IdempotencyStore:
-    """The keys of all tenants."""
+    """The idempotency records of all tenants, in the broker. `open` it."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -43,23 +43,24 @@ class IdempotencyStore:
         await declaration.declare_stream(self._broker, _bucket_config(), Scale(replicas))
 
     async def find(self, tenant: str, key: str) -> str | None:
-        """The request that a key stands for, if any. Raises `BrokerUnavailable`."""
-        known = await self._read(_subject(tenant, key))
-        return known.request_id if known else None
+        """Return the id of the request that a key stands for. Raises `BrokerUnavailable`."""
+        record = await self._read(_subject(tenant, key))
+        return record.request_id if record else None
 
     async def claim(self, tenant: str, key: str, request_id: str, digest: str) -> IdempotencyRecord:
-        """Bind `key` to `request_id`, or find what it is bound to.
+        """Bind `key` to `request_id`, or return the record of the request that it is bound to.
 
-        Any broker tells that, so that a client that comes back is not refused while they elect a
-        leader. Raises `IdempotencyConflict` if that had another digest, `BrokerUnavailable`.
+        An existing record is read from any replica, so that a client that comes back is not refused
+        while the brokers elect a leader. Raises `IdempotencyConflict` if the record has another
+        digest, and `BrokerUnavailable`.
         """
         subject = _subject(tenant, key)
-        if known := await self._read(subject):
-            return _check_digest(known, request_id, digest)
-        mine = {"request_id": request_id, "digest": digest}
+        if record := await self._read(subject):
+            return _check_digest(record, request_id, digest)
+        new_record = {"request_id": request_id, "digest": digest}
         try:
             await self._broker.store_retrying(
-                subject, json.dumps(mine).encode(), {EXPECTED_LAST: "0"}, STORE_SECONDS
+                subject, json.dumps(new_record).encode(), {EXPECTED_LAST: "0"}, STORE_SECONDS
             )
         except StoreRefused as refusal:
             if not refusal.is_conflict:
@@ -68,10 +69,10 @@ class IdempotencyStore:
         return IdempotencyRecord(request_id, digest)
 
     async def _read_existing(self, subject: str) -> IdempotencyRecord:
-        """The record that is known to be there; a replica may learn of it a moment later."""
+        """Read a record that is known to exist; a replica may learn of it a moment later."""
         for _ in range(_READS):
-            if known := await self._read(subject):
-                return known
+            if record := await self._read(subject):
+                return record
             await asyncio.sleep(_READ_SECONDS)
         raise BrokerUnavailable("the record of this idempotency key cannot be read")
 
@@ -80,15 +81,18 @@ class IdempotencyStore:
         return IdempotencyRecord(**json.loads(found[0].data)) if found else None
 
 
-def _check_digest(known: IdempotencyRecord, request_id: str, digest: str) -> IdempotencyRecord:
-    """What a key is bound to; to `request_id` if only the confirmation of that got lost."""
-    if known.digest != digest:
+def _check_digest(record: IdempotencyRecord, request_id: str, digest: str) -> IdempotencyRecord:
+    """Return the record with `is_first` set; raises `IdempotencyConflict` for another digest.
+
+    A record that has this very `request_id` is ours: only its confirmation was lost.
+    """
+    if record.digest != digest:
         raise IdempotencyConflict("this idempotency key was used with a different request")
-    return replace(known, is_first=known.request_id == request_id)
+    return replace(record, is_first=record.request_id == request_id)
 
 
 def _bucket_config() -> StreamConfig:
-    """As every NATS client makes it (ADR-8)."""
+    """The bucket's stream, configured as every NATS client does it (ADR-8)."""
     return StreamConfig(
         name=f"KV_{BUCKET}",
         subjects=[f"$KV.{BUCKET}.>"],
@@ -102,5 +106,5 @@ def _bucket_config() -> StreamConfig:
 
 
 def _subject(tenant: str, key: str) -> str:
-    hashed = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
-    return f"$KV.{BUCKET}.{token(tenant)}.{hashed}"
+    key_digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+    return f"$KV.{BUCKET}.{token(tenant)}.{key_digest}"

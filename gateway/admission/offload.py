@@ -1,7 +1,8 @@
-"""What is heavy is carried beside the event loop.
+"""Runs CPU-heavy work in a thread so that it does not block the event loop.
 
-To decode and check 1 MB took up to 180 ms of the loop. Most of it runs Python, so from a thread it
-gives way to the loop every few ms; what is one call into C is bounded in `schemas.bulk`.
+Decoding and checking 1 MB took up to 180 ms of the loop. Most of it is Python code, so from a
+thread it gives way to the loop every few ms; single calls into C, which do not, are bounded in
+`api/schemas/payload_limits.py`.
 """
 
 import asyncio
@@ -15,21 +16,26 @@ OFFLOAD_BYTES = 32_768  # some 3 ms of work at worst; a hop to a thread and back
 
 
 class OffloadThread:
-    """One thread: more would take more turns from the loop, and do no more work. `close` it."""
+    """One thread for CPU-heavy work. `close` it.
+
+    More threads would take more turns from the event loop and get no more work done.
+    """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="porter")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="offload")
 
-    async def run(self, size: int, act: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """What `act` returns or raises, called here unless it has to do with many bytes.
+    async def run(self, size: int, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Call `function` and return or raise what it does.
 
-        Cancelled, the act may go on; nobody learns what came of it.
+        It is called on the event loop if `size`, the bytes that it works on, is below
+        `OFFLOAD_BYTES`, else in the thread. When this is cancelled the function may go on to its
+        end, and its result is dropped.
         """
         if size < OFFLOAD_BYTES:
-            return act(*args, **named)
+            return function(*args, **named)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: act(*args, **named))
+        return await loop.run_in_executor(self._executor, lambda: function(*args, **named))
 
     def close(self) -> None:
-        """Let go of the thread. Idempotent."""
+        """Stop the thread; work that has not begun is cancelled. Idempotent."""
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The way in: from a submission to a durable request."""
+"""Submits requests: makes a durable request of a submission, whichever entry point it came by."""
 
 import asyncio
 import secrets
@@ -35,12 +35,12 @@ from streams.subjects import Lane, LogAddress
 
 ACCEPT_SECONDS = 2.5  # an unreachable broker is a 503 after this
 _PRODUCER_KEY_PREFIX = "submitted\n"  # keeps producers' keys apart from those in headers and frames
-_EXPIRY_MARGIN_SECONDS = 15.0  # by so long after its deadline a request has ended or never was
+_EXPIRY_MARGIN_SECONDS = 15.0  # so long after its deadline a request has ended or was never stored
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """An accepted request that is followed here: it will end in exactly one terminal."""
+    """An accepted request to whose log this gateway is subscribed: exactly one terminal ends it."""
 
     request_id: str
     model: Model
@@ -49,19 +49,20 @@ class Ticket:
 
 
 class Submitter:
-    """Accepts requests for this gateway."""
+    """Submits requests for this gateway. `open` it before the first one."""
 
-    def __init__(self, broker: Broker, preparation: SubmissionValidator, relay: Relay) -> None:
-        self.validator = preparation
+    def __init__(self, broker: Broker, validator: SubmissionValidator, relay: Relay) -> None:
+        self.validator = validator
         self._broker, self._relay = broker, relay
         self._idempotency = IdempotencyStore(broker)
         self.quotas = Quotas(broker)
         self._load_shedders: dict[str, LoadShedder] = defaultdict(LoadShedder)
         self._lane_locks: dict[Lane, asyncio.Lock] = {}
-        self.max_queued = 1  # the stream's own bound on a lane
+        self.max_queued = 1  # the stream's own limit of messages in a lane
         self.has_had_workers = False
 
     async def open(self, replicas: int) -> None:
+        """Create the bucket of idempotency keys, and subscribe to ledger and pressure reports."""
         await self._idempotency.open(replicas)
         await self.quotas.open()
         await self._broker.subscribe(subjects.ALL_PRESSURE, self._on_pressure)
@@ -72,149 +73,157 @@ class Submitter:
         self.has_had_workers = self.has_had_workers or pressure.workers > 0
 
     def worker_count(self, model: str) -> int:
-        """How many workers serve a model, as far as its dispatcher has told."""
+        """Return the number of workers that serve a model, by its dispatcher's last report."""
         return self._load_shedders[model].worker_count if model in self._load_shedders else 0
 
     async def submit(
         self, tenant: Tenant, submission: Submission, sink: Sink, key: str | None = None
     ) -> Ticket:
-        """Accept a request, or attach to the one that the idempotency key stands for.
+        """Validate and queue a request, or subscribe to the one that its idempotency `key` names.
 
-        Returns once the broker has stored it. Raises any `BadRequest` or `Refused`. When it is
-        cancelled the request may have been accepted; it is then cancelled too.
+        Returns once the broker has stored it. Raises any `BadRequest` or `Refused`. When this is
+        cancelled the request may have been accepted; then it is cancelled too.
         """
-        (prepared,) = await self.validator.validate(tenant, submission)
-        return await self.submit_validated(prepared, sink, key)
+        (validated,) = await self.validator.validate(tenant, submission)
+        return await self.submit_validated(validated, sink, key)
 
     async def submit_validated(
-        self, prepared: ValidatedRequest, sink: Sink, key: str | None = None
+        self, validated: ValidatedRequest, sink: Sink, key: str | None = None
     ) -> Ticket:
-        """As `submit`, of what has been prepared."""
+        """Queue a request that has been validated; as `submit` otherwise."""
         with self._relay.recording_refusals():
             async with broker_timeout(ACCEPT_SECONDS):
-                following = await self._subscribe_and_publish(prepared, sink, key)
-        spent = (time.monotonic() - prepared.started_at) * 1000
-        return Ticket(following.request_id, prepared.model, following, spent)
+                subscription = await self._subscribe_and_publish(validated, sink, key)
+        admit_ms = (time.monotonic() - validated.started_at) * 1000
+        return Ticket(subscription.request_id, validated.model, subscription, admit_ms)
 
     async def _subscribe_and_publish(
-        self, prepared: ValidatedRequest, sink: Sink, key: str | None
+        self, validated: ValidatedRequest, sink: Sink, key: str | None
     ) -> LogSubscription:
-        following, first = await self._subscribe(prepared, sink, key)
-        if not following.is_durable:
-            following.expires_at = (
-                time.monotonic() + prepared.deadline_seconds + _EXPIRY_MARGIN_SECONDS
-            )
-            keyed = key is not None
-            following = await self._publish(prepared, following, first=first, keyed=keyed)
-        return following
+        subscription, is_new = await self._subscribe(validated, sink, key)
+        if subscription.is_durable:
+            return subscription
+        seconds = validated.deadline_seconds + _EXPIRY_MARGIN_SECONDS
+        subscription.expires_at = time.monotonic() + seconds
+        return await self._publish(validated, subscription, is_new=is_new, has_key=key is not None)
 
     async def submit_for_producer(
         self, tenant: Tenant, submission: Submission, key: str, route: str, shards: int
     ) -> None:
-        """Accept a request whose replies go to a producer's own route.
+        """Validate and queue a request whose replies go to a producer's own route.
 
-        The first record of its log tells the producer which of its keys became which request. All
-        of it may be repeated: the key stands for one request. Raises as `submit` does.
+        The first record of its log tells the producer which of its keys became which request.
+        Idempotent: `key` stands for one request, however often this is called. Raises as `submit`
+        does.
         """
-        (prepared,) = await self.validator.validate(tenant, submission)
-        made, scoped = secrets.token_hex(16), _PRODUCER_KEY_PREFIX + key
-        known = await self._idempotency.claim(tenant.name, scoped, made, submission.digest)
+        (validated,) = await self.validator.validate(tenant, submission)
+        request_id, scoped = secrets.token_hex(16), _PRODUCER_KEY_PREFIX + key
+        known = await self._idempotency.claim(tenant.name, scoped, request_id, submission.digest)
         if not known.is_first and await request_lookup.is_request_known(
             self._broker, tenant.name, known.request_id
         ):
-            return  # an earlier delivery was here: only its acknowledgement got lost
+            return  # an earlier delivery got as far: only its acknowledgement was lost
         token_log = TokenLog(self._broker, LogAddress(tenant.name, route, known.request_id), shards)
         try:
             await token_log.append(messages.accepted_record(key, known.request_id))
         except Fenced:
-            pass  # an earlier delivery of the same submission was here
-        await self._reserve_and_enqueue(prepared, known.request_id, route, first=known.is_first)
+            pass  # an earlier delivery of the same submission has written it
+        await self._reserve_and_enqueue(validated, known.request_id, route, is_new=known.is_first)
 
     async def find_producer_request(self, tenant: str, key: str) -> str | None:
-        """The id of the request that a producer's key has become, if any."""
+        """Return the id of the request that a producer's key has become; None if there is none."""
         return await self._idempotency.find(tenant, _PRODUCER_KEY_PREFIX + key)
 
     async def _subscribe(
-        self, prepared: ValidatedRequest, sink: Sink, key: str | None
+        self, validated: ValidatedRequest, sink: Sink, key: str | None
     ) -> tuple[LogSubscription, bool]:
-        """A new request's following, or that of the request which `key` stands for; is it new?"""
-        tenant, request_id = prepared.tenant.name, secrets.token_hex(16)
+        """Subscribe to a new request, or to the one that `key` stands for; True if it is new."""
+        tenant, request_id = validated.tenant.name, secrets.token_hex(16)
         if key is not None:
-            digest = prepared.submission.digest
+            digest = validated.submission.digest
             known = await self._idempotency.claim(tenant, key, request_id, digest)
             if not known.is_first:
                 return await self._relay.subscribe_existing(tenant, known.request_id, sink), False
         return self._relay.subscribe_new(tenant, request_id, sink), True
 
     async def _publish(
-        self, prepared: ValidatedRequest, following: LogSubscription, *, first: bool, keyed: bool
+        self,
+        validated: ValidatedRequest,
+        subscription: LogSubscription,
+        *,
+        is_new: bool,
+        has_key: bool,
     ) -> LogSubscription:
-        """Queue the request. Returns the following to use: another one if somebody was faster.
+        """Queue the request; returns the subscription to use, another one if somebody was faster.
 
-        Whether the broker has a request that it did not confirm is unknown. It is cancelled, with a
-        key only when the grace period has passed: asked for again it is this very request.
+        It is unknown whether the broker has a request that it did not confirm, so it is cancelled;
+        with a key only after the grace period, since a retry under the key asks for this request.
         """
-        sink, quotas = following.sink, self.quotas
-        following.sink = _settling_sink(quotas, prepared.tenant, following.request_id, sink)
-        unsure = self._relay.orphan if keyed else self._relay.cancel_unconfirmed
+        sink, quotas = subscription.sink, self.quotas
+        subscription.sink = _settling_sink(quotas, validated.tenant, subscription.request_id, sink)
+        give_up = self._relay.orphan if has_key else self._relay.cancel_unconfirmed
         try:
             route = self._relay.route
             stored = await self._reserve_and_enqueue(
-                prepared, following.request_id, route, first=first
+                validated, subscription.request_id, route, is_new=is_new
             )
         except MillstreamError as error:
             if error.may_have_succeeded:
-                unsure(following)
+                give_up(subscription)
             else:
-                await self._relay.unsubscribe(following)
+                await self._relay.unsubscribe(subscription)
             raise
         except BaseException:
-            unsure(following)
+            give_up(subscription)
             raise
-        if (
-            not stored.duplicate or following.last_seq
-        ):  # replies come here: this was first after all
-            following.is_durable = True
-            return following
-        await self._relay.unsubscribe(following)  # the replies go to the route of who was first
+        # A duplicate with replies on our own route is the request of this very call, tried twice
+        if not stored.duplicate or subscription.last_seq:
+            subscription.is_durable = True
+            return subscription
+        await self._relay.unsubscribe(subscription)  # replies go to the route of the first one
         return await self._relay.subscribe_existing(
-            prepared.tenant.name, following.request_id, sink
+            validated.tenant.name, subscription.request_id, sink
         )
 
     async def _reserve_and_enqueue(
-        self, prepared: ValidatedRequest, request_id: str, route: str, *, first: bool
+        self, validated: ValidatedRequest, request_id: str, route: str, *, is_new: bool
     ) -> PubAck:
-        """Look at the wait, reserve its quotas and enter the lane; what stays out gives them back.
+        """Shed load, reserve quotas and enqueue; a request that stays out gives its quotas back.
 
-        Where that is not known it counts as open no more, and the rest of its reservation ends with
-        the request, or expires. With `first` the id was made here: after a try without an answer a
-        duplicate is of that try, which these quotas are for.
+        Where it is unknown whether it was stored it no longer counts as open, and the rest of its
+        reservation ends with the request, or expires. With `is_new` the id was made here: after a
+        try without an answer a duplicate is of that try, and the reservation stays.
         """
-        wait = self._load_shedders[prepared.model.name].admit(
-            _latency_target(prepared), time.monotonic()
+        wait = self._load_shedders[validated.model.name].admit(
+            _latency_target(validated), time.monotonic()
         )
-        expires = prepared.deadline_seconds + _EXPIRY_MARGIN_SECONDS
-        hold = await self.quotas.reserve(prepared.tenant, request_id, prepared.amounts, expires)
+        expiry_seconds = validated.deadline_seconds + _EXPIRY_MARGIN_SECONDS
+        reservation = await self.quotas.reserve(
+            validated.tenant, request_id, validated.amounts, expiry_seconds
+        )
         try:
-            stored = await self._enqueue(prepared, request_id, route, wait)
+            stored = await self._enqueue(validated, request_id, route, wait)
         except BaseException as error:
-            if hold:
-                known = isinstance(error, MillstreamError) and not error.may_have_succeeded
-                (self.quotas.release if known else self.quotas.release_unconfirmed)(hold)
+            if reservation:
+                is_out = isinstance(error, MillstreamError) and not error.may_have_succeeded
+                (self.quotas.release if is_out else self.quotas.release_unconfirmed)(reservation)
             raise
-        if hold and stored.duplicate and not (first and stored.repeated):
-            self.quotas.release(hold)
+        if reservation and stored.duplicate and not (is_new and stored.repeated):
+            self.quotas.release(reservation)
         return stored
 
     async def _enqueue(
-        self, prepared: ValidatedRequest, request_id: str, route: str, wait: float | None
+        self, validated: ValidatedRequest, request_id: str, route: str, wait: float | None
     ) -> PubAck:
-        """Enter the lane; the broker recognises a request id that it has already."""
+        """Publish the request to its lane; the broker recognises a request id that it has already.
+
+        A tenant's limit below the stream's own is checked here, one request of the lane at a time.
+        """
         account = self.quotas.packed_account(request_id)
         now = self._broker.clock.now_ms()
-        envelope = prepared.build_envelope(request_id, route, account, wait, now)
+        envelope = validated.build_envelope(request_id, route, account, wait, now)
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
-        payload, lane, limit = prepared.packed.payload, prepared.lane, prepared.tenant.max_queued
+        payload, lane, limit = validated.packed.payload, validated.lane, validated.tenant.max_queued
         if limit >= self.max_queued:
             return await lanes.enqueue(self._broker, lane, payload, headers, ACCEPT_SECONDS)
         async with self._lane_locks.setdefault(lane, asyncio.Lock()):
@@ -224,7 +233,7 @@ class Submitter:
 
 
 def _latency_target(validated: ValidatedRequest) -> LatencyTarget:
-    """What load shedding needs to decide whether the request can be answered in time."""
+    """The facts by which load shedding decides whether the request can be in time."""
     return LatencyTarget(
         validated.tenant.name,
         validated.submission.priority,
@@ -236,7 +245,10 @@ def _latency_target(validated: ValidatedRequest) -> LatencyTarget:
 
 
 def _settling_sink(quotas: Quotas, tenant: Tenant, request_id: str, sink: Sink) -> Sink:
-    """A sink that settles the request's quotas at its terminal, before its client sees it."""
+    """Return a sink that settles the request's quotas at its terminal, before its client sees it.
+
+    For tenants without quotas it is `sink` itself.
+    """
     if not quota_scopes(tenant):
         return sink
 

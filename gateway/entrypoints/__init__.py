@@ -1,1 +1,13 @@
-"""entrypoints."""
+"""A client's request comes in by HTTP, WebSocket or NATS, and becomes a submission for admission.
+
+The records of its token log come back from `gateway.replies` and go out as the client's response.
+
+routes                 paths, health, metrics, error handlers; `openapi` documents them
+endpoint               one POST path: authenticates, reads and parses the body, serves, answers
+http_request           submits the choices of one HTTP request and yields their records
+completions            completions and chats, streamed or whole
+embed_classify_rerank  embeddings, classifications and rerankings
+websocket              one WebSocket connection; `byte_budget` bounds the frames in submission
+ws_request             one request on a WebSocket; `result_frame` encodes its large result
+nats_ingress           pulls a tenant's submissions from its stream
+"""

@@ -1,4 +1,4 @@
-"""/v1/completions and /v1/chat/completions, streamed and whole."""
+"""Serves /v1/completions and /v1/chat/completions, streamed and whole."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ from streams.errors import Ended
 from streams.messages import Record
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats have the model's
-PING_INTERVAL_SECONDS = 7.5  # what was silent for so long is pinged before it was for twice as long
+PING_INTERVAL_SECONDS = 7.5  # a stream is pinged after a silence of one to two intervals
 
 
 CompletionBody = CompletionRequest | ChatRequest
@@ -40,7 +40,7 @@ CompletionBody = CompletionRequest | ChatRequest
 
 @dataclass(frozen=True)
 class CompletionEndpoint:
-    """In what one endpoint differs from the other."""
+    """All in which one of the two endpoints differs from the other."""
 
     schema: type[CompletionRequest] | type[ChatRequest]
     build_body: Callable[[str, str, int, Sequence[JsonBody], Usage], JsonBody]
@@ -49,7 +49,7 @@ class CompletionEndpoint:
     default_max_tokens: int | None
 
     def to_submissions(self, body: CompletionBody) -> list[Submission]:
-        """One for each prompt of a body."""
+        """Return a submission for each prompt of a body."""
         return Submission.all_from_body(body, self.default_max_tokens)
 
 
@@ -66,34 +66,37 @@ CHAT = CompletionEndpoint(
 
 
 async def serve(
-    shape: CompletionEndpoint,
-    door: GatewayContext,
+    endpoint: CompletionEndpoint,
+    context: GatewayContext,
     request: Request,
     tenant: Tenant,
     body: CompletionBody,
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response | None:
-    """Answer one request: whole as a response, or streamed through `send`."""
-    async with submit_http_request(door, request, tenant, *submissions) as running:
+    """Answer one request: return the whole response, or stream it through `send`.
+
+    A stream waits a little for its first record, so that an early error is raised, with its status.
+    """
+    async with submit_http_request(context, request, tenant, *submissions) as http_request:
         if not body.stream:
-            return await _respond_whole(shape, running, body)
-        await running.await_first_record()
-        await CompletionStream(shape, running, body, send).run()
+            return await _respond_whole(endpoint, http_request, body)
+        await http_request.await_first_record()
+        await CompletionStream(endpoint, http_request, body, send).run()
         return None
 
 
 def _tool_parser(body: CompletionBody, ticket: Ticket) -> ToolParser | None:
-    """What finds the calls in a choice's text, if it may have any."""
+    """The parser that finds tool calls in a choice's text; None if the body offers no tools."""
     if not isinstance(body, ChatRequest) or not body.offered_tools:
         return None
-    form = _tool_call_format(body, ticket.model)
-    assert form, "checked on admission"
-    return ToolParser(form, ticket.request_id, body.parallel_tool_calls is not False)
+    call_format = _tool_call_format(body, ticket.model)
+    assert call_format, "checked on admission"
+    return ToolParser(call_format, ticket.request_id, body.parallel_tool_calls is not False)
 
 
 def _tool_call_format(body: ChatRequest, model: Model) -> ToolCallFormat | None:
-    """How the calls in an answer will be written."""
+    """The format in which the model writes tool calls for this body."""
     if isinstance(body.tool_choice, NamedToolChoice):
         return forced_function_format(body.tool_choice.name)
     return FORCED_CALLS if body.forces_tools else detect_format(model.chat_template)
@@ -101,73 +104,82 @@ def _tool_call_format(body: ChatRequest, model: Model) -> ToolCallFormat | None:
 
 @dataclass
 class ChoiceOutput:
-    """What one choice has said so far, and its last record."""
+    """The text and log probabilities of one choice so far, and its last record."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     last: Record = field(default_factory=dict)
 
     def add_record(self, record: Record) -> None:
+        """Add the next record of the choice, whatever its type."""
         self.texts.append(record.get("text", ""))
         self.logprobs += record.get("logprobs", ())
         self.last = record
 
 
 async def _respond_whole(
-    shape: CompletionEndpoint, running: HttpRequest, body: CompletionBody
+    endpoint: CompletionEndpoint, http_request: HttpRequest, body: CompletionBody
 ) -> Response:
-    said = [ChoiceOutput() for _ in running.tickets]
-    while not running.is_ended:
-        record = await running.next()
-        said[record["choice"]].add_record(record)
+    outputs = [ChoiceOutput() for _ in http_request.tickets]
+    while not http_request.is_ended:
+        record = await http_request.next()
+        outputs[record["choice"]].add_record(record)
     choices = [
-        _build_choice(shape, body, ticket, index, each)
-        for index, (ticket, each) in enumerate(zip(running.tickets, said, strict=True))
+        _build_choice(endpoint, body, ticket, index, each)
+        for index, (ticket, each) in enumerate(zip(http_request.tickets, outputs, strict=True))
     ]
-    usage = total_usage([each.last["usage"] for each in said], body.choice_count)
-    request_id = running.ticket.request_id
-    answer = shape.build_body(request_id, body.model, int(time.time()), choices, usage)
-    return json_response(answer, running.ticket, record["timing"])
+    usage = total_usage([each.last["usage"] for each in outputs], body.choice_count)
+    request_id = http_request.ticket.request_id
+    answer = endpoint.build_body(request_id, body.model, int(time.time()), choices, usage)
+    return json_response(answer, http_request.ticket, record["timing"])
 
 
 def _build_choice(
-    shape: CompletionEndpoint, body: CompletionBody, ticket: Ticket, index: int, said: ChoiceOutput
+    endpoint: CompletionEndpoint,
+    body: CompletionBody,
+    ticket: Ticket,
+    index: int,
+    output: ChoiceOutput,
 ) -> JsonBody:
-    text, reason = "".join(said.texts), said.last["finish_reason"]
-    logprobs = said.logprobs if body.requested_logprobs is not None else None
+    text, reason = "".join(output.texts), output.last["finish_reason"]
+    logprobs = output.logprobs if body.requested_logprobs is not None else None
     if parser := _tool_parser(body, ticket):
-        found, rest = parser.push(text), parser.finish()
-        calls = found.calls + rest.calls
-        return openai_bodies.chat_choice(index, found.text + rest.text, reason, logprobs, calls)
-    return shape.build_choice(index, text, reason, logprobs)
+        parsed, rest = parser.push(text), parser.finish()
+        calls = parsed.calls + rest.calls
+        return openai_bodies.chat_choice(index, parsed.text + rest.text, reason, logprobs, calls)
+    return endpoint.build_choice(index, text, reason, logprobs)
 
 
 class CompletionStream:
-    """Server-sent events of one request; what is there at once is sent at once."""
+    """Streams one request as server-sent events, with all records that are ready in one write."""
 
     def __init__(
-        self, shape: CompletionEndpoint, running: HttpRequest, body: CompletionBody, send: Send
+        self,
+        endpoint: CompletionEndpoint,
+        http_request: HttpRequest,
+        body: CompletionBody,
+        send: Send,
     ) -> None:
-        self._request, self._body, self._send = running, body, send
+        self._request, self._body, self._send = http_request, body, send
         self._usages: dict[int, Usage] = {}
         self._is_silent = True
         self._created = int(time.time())
         self._events = [
-            self._choice_events(shape, ticket, index)
-            for index, ticket in enumerate(running.tickets)
+            self._choice_events(endpoint, ticket, index)
+            for index, ticket in enumerate(http_request.tickets)
         ]
 
     def _choice_events(
-        self, shape: CompletionEndpoint, ticket: Ticket, index: int
+        self, endpoint: CompletionEndpoint, ticket: Ticket, index: int
     ) -> sse.ChoiceEvents:
         body = self._body
         head = (self._request.ticket.request_id, body.model, self._created)
         if parser := _tool_parser(body, ticket):
             return sse.ToolCallEvents(parser, *head, index, body.include_usage)
-        return shape.events_class(*head, index, body.include_usage)
+        return endpoint.events_class(*head, index, body.include_usage)
 
     async def run(self) -> None:
-        """Send it to its end; an error that comes after the headers is the last event."""
+        """Send the stream to its end; an error that comes after the headers is the last event."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         await self._write(b"".join(events.opening() for events in self._events))
         async with asyncio.TaskGroup() as tasks:
@@ -183,7 +195,7 @@ class CompletionStream:
             await self._write(sse.error_event(error), last=True)
 
     async def _ping(self) -> None:
-        # a timeout around each wait for a record would cost a tenth of what a stream does
+        # A timeout around each wait for a record would cost a tenth of the stream's whole work
         while True:
             self._is_silent = True
             await asyncio.sleep(PING_INTERVAL_SECONDS)
@@ -191,7 +203,7 @@ class CompletionStream:
                 await self._write(sse.PING)
 
     async def _send_next(self) -> bool:
-        """Send the next records; True once the last one was among them."""
+        """Send the next records; True once all choices have ended."""
         records = [await self._request.next(), *self._request.next_ready()]
         ended = self._request.is_ended
         data = b"".join(map(self._encode_record, records))
@@ -208,7 +220,7 @@ class CompletionStream:
         return b""
 
     def _encode_end(self) -> bytes:
-        """What follows the last choice's end."""
+        """The events that follow the last choice's end."""
         if not self._body.include_usage:
             return sse.DONE
         usages = [self._usages[index] for index in range(len(self._events))]

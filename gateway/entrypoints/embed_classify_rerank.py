@@ -1,4 +1,4 @@
-"""/v1/embeddings, /v1/classify and /v1/rerank: one answer for all inputs."""
+"""Serves /v1/embeddings, /v1/classify and /v1/rerank: one response for all inputs."""
 
 import asyncio
 import time
@@ -18,12 +18,12 @@ from gateway.entrypoints.endpoint import response_headers
 from gateway.entrypoints.http_request import HttpRequest, submit_http_request
 from registry.tenant_records import Tenant
 
-MIN_PIECE_BYTES = 32_768
+MIN_PIECE_BYTES = 32_768  # of all pieces but the last
 
 
 @dataclass
 class ResultRows:
-    """What came for one request: a row of little-endian float32 per input, in order."""
+    """The output of one request: a row of little-endian float32 per input, in order."""
 
     rows: list[bytes] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -31,80 +31,84 @@ class ResultRows:
     timing: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    async def collect(cls, running: HttpRequest) -> "ResultRows":
-        """All of them, once the request is done."""
-        found = cls()
-        while (record := await running.next())["type"] != "done":
-            found.rows += record.get("vectors", ())
-            found.labels = record.get("labels", found.labels)
-        found.usage, found.timing = record["usage"], record["timing"]
-        return found
+    async def collect(cls, http_request: HttpRequest) -> "ResultRows":
+        """Wait until the request is done, and return all of its rows. Raises as `next` does."""
+        result = cls()
+        while (record := await http_request.next())["type"] != "done":
+            result.rows += record.get("vectors", ())
+            result.labels = record.get("labels", result.labels)
+        result.usage, result.timing = record["usage"], record["timing"]
+        return result
 
 
 def to_submissions(body: EmbeddingBody | ClassificationBody | RerankRequest) -> list[Submission]:
-    """The one for all inputs of a body."""
+    """Return the one submission that has all inputs of a body."""
     return [Submission.from_body(body)]
 
 
 async def serve_embeddings(
-    door: GatewayContext,
+    context: GatewayContext,
     request: Request,
     tenant: Tenant,
     body: EmbeddingRequest,
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response:
-    """Answer with one vector per input, in order."""
-    async with submit_http_request(door, request, tenant, *submissions) as running:
-        found = await ResultRows.collect(running)
+    """Return the response of /v1/embeddings: one vector per input, in order."""
+    async with submit_http_request(context, request, tenant, *submissions) as http_request:
+        result = await ResultRows.collect(http_request)
     encoding = body.encoding_format or "float"
-    parts = openai_bodies.embeddings(body.model, found.rows, found.usage["prompt_tokens"], encoding)
-    return _respond_in_pieces(parts, response_headers(running.ticket, found.timing))
+    parts = openai_bodies.embeddings(
+        body.model, result.rows, result.usage["prompt_tokens"], encoding
+    )
+    return _respond_in_pieces(parts, response_headers(http_request.ticket, result.timing))
 
 
 async def serve_classify(
-    door: GatewayContext,
+    context: GatewayContext,
     request: Request,
     tenant: Tenant,
     body: ClassifyRequest,
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response:
-    """Answer with the likeliest label of each input and the probabilities of all labels."""
-    async with submit_http_request(door, request, tenant, *submissions) as running:
-        found = await ResultRows.collect(running)
+    """Return the response of /v1/classify: each input's likeliest label and all probabilities."""
+    async with submit_http_request(context, request, tenant, *submissions) as http_request:
+        result = await ResultRows.collect(http_request)
     head = openai_bodies.classification_head(
-        running.ticket.request_id, body.model, int(time.time()), found.usage
+        http_request.ticket.request_id, body.model, int(time.time()), result.usage
     )
-    data = (openai_bodies.classification(i, row, found.labels) for i, row in enumerate(found.rows))
+    data = (
+        openai_bodies.classification(i, row, result.labels) for i, row in enumerate(result.rows)
+    )
     return _respond_in_pieces(
         openai_bodies.iterate_list_json(head, "data", data),
-        response_headers(running.ticket, found.timing),
+        response_headers(http_request.ticket, result.timing),
     )
 
 
 async def serve_rerank(
-    door: GatewayContext,
+    context: GatewayContext,
     request: Request,
     tenant: Tenant,
     body: RerankRequest,
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response:
-    """Answer with the documents by falling relevance to the query."""
-    async with submit_http_request(door, request, tenant, *submissions) as running:
-        found = await ResultRows.collect(running)
+    """Return the response of /v1/rerank: the documents by falling relevance to the query."""
+    async with submit_http_request(context, request, tenant, *submissions) as http_request:
+        result = await ResultRows.collect(http_request)
     documents = None if body.return_documents is False else body.documents
-    head = openai_bodies.rerank_head(running.ticket.request_id, body.model, found.usage)
-    results = openai_bodies.rank_documents(found.rows, documents, body.top_n)
+    head = openai_bodies.rerank_head(http_request.ticket.request_id, body.model, result.usage)
+    results = openai_bodies.rank_documents(result.rows, documents, body.top_n)
     return _respond_in_pieces(
         openai_bodies.iterate_list_json(head, "results", results),
-        response_headers(running.ticket, found.timing),
+        response_headers(http_request.ticket, result.timing),
     )
 
 
 def _respond_in_pieces(parts: Iterator[bytes], headers: dict[str, str]) -> Response:
-    """Whole if it is short; else in pieces, between which the event loop serves others."""
+    """A whole response if it is short; else one in pieces, between which the event loop goes on."""
     pieces = _join_pieces(parts)
     first = next(pieces)
     second = next(pieces, None)
@@ -122,7 +126,7 @@ def _respond_in_pieces(parts: Iterator[bytes], headers: dict[str, str]) -> Respo
 
 
 def _join_pieces(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces that are neither tiny nor long to make."""
+    """Join parts to pieces of `MIN_PIECE_BYTES` or little more, which take short to encode."""
     piece = bytearray()
     for part in parts:
         piece += part

@@ -1,4 +1,4 @@
-"""From an HTTP request to a checked body and back to an answer, the same for every endpoint."""
+"""HTTP endpoints: from a request to its checked body and back to a response, for every path."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ from streams.errors import MillstreamError, PayloadTooLarge, TooSlow
 log = structlog.get_logger()
 
 BODY_TIMEOUT_SECONDS = 30.0
-_MAX_DISCARDED_FACTOR = 16  # times the limit
+_MAX_DISCARDED_FACTOR = 16  # of a body, times its limit: more is not read to its end
 
 B = TypeVar("B", bound=Body)
 ToSubmissions = Callable[[B], list[Submission]]
@@ -37,36 +37,39 @@ Serve = Callable[
 
 
 class Endpoint(Generic[B]):
-    """An ASGI application for one path: authenticates, reads the body, serves, explains errors."""
+    """An ASGI application for one path: authenticates, reads and parses the body, serves it.
+
+    A `MillstreamError` is answered in OpenAI's shape.
+    """
 
     def __init__(
-        self, door: GatewayContext, schema: type[B], submissions: ToSubmissions[B], serve: Serve[B]
+        self,
+        context: GatewayContext,
+        schema: type[B],
+        to_submissions: ToSubmissions[B],
+        serve: Serve[B],
     ) -> None:
-        self._context, self._schema, self._to_submissions, self._serve = (
-            door,
-            schema,
-            submissions,
-            serve,
-        )
+        self._context, self._schema = context, schema
+        self._to_submissions, self._serve = to_submissions, serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
             tenant = self._context.authenticate(request_key(request))
-            with self._context.connection_limits.admit(tenant) as guest:
-                await self._answer(request, tenant, guest, send)
+            with self._context.connection_limits.admit(tenant) as rate_limiter:
+                await self._answer(request, tenant, rate_limiter, send)
         except ClientGone:
             log.info("client_left", path=scope["path"])
         except MillstreamError as error:
             await error_responses.error_response(error)(scope, receive, send)
 
     async def _answer(
-        self, request: Request, tenant: Tenant, guest: FrameRateLimiter, send: Send
+        self, request: Request, tenant: Tenant, rate_limiter: FrameRateLimiter, send: Send
     ) -> None:
         send = _add_rate_limit_headers(self._context.submitter.quotas, tenant, send)
         try:
             body = await _read_body_in_time(request, self._context.settings.max_body_bytes)
-            await _wait_for_rate(guest, len(body))
+            await _wait_for_rate(rate_limiter, len(body))
             response = await self._respond(request, tenant, body, send)
         except MillstreamError as error:
             response = error_responses.error_response(error)
@@ -76,9 +79,9 @@ class Endpoint(Generic[B]):
     async def _respond(
         self, request: Request, tenant: Tenant, data: bytes, send: Send
     ) -> Response | None:
-        door = self._context
-        body, submissions = await door.offload_thread.run(len(data), self._parse_body, data)
-        return await self._serve(door, request, tenant, body, submissions, send)
+        context = self._context
+        body, submissions = await context.offload_thread.run(len(data), self._parse_body, data)
+        return await self._serve(context, request, tenant, body, submissions, send)
 
     def _parse_body(self, data: bytes) -> tuple[B, list[Submission]]:
         body = parse(self._schema, decode(data))
@@ -86,32 +89,35 @@ class Endpoint(Generic[B]):
 
 
 def request_key(request: Request) -> str | None:
-    """The key that the request came with."""
+    """Return the API key of a request; None if it has none."""
     return error_responses.parse_bearer(request.headers.get("authorization", ""))
 
 
 def _add_rate_limit_headers(quotas: Quotas, tenant: Tenant, send: Send) -> Send:
-    """`send`, with the `x-ratelimit-*` headers of a tenant that has quotas per minute."""
+    """Return a `send` that adds the `x-ratelimit-*` headers of a tenant with quotas.
+
+    For tenants without quotas it is `send` itself.
+    """
     if not quota_scopes(tenant):
         return send
 
-    async def put(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = [*message["headers"], *quotas.rate_limit_headers(tenant)]
             message = {**message, "headers": headers}
         await send(message)
 
-    return put
+    return send_with_headers
 
 
-async def _wait_for_rate(guest: FrameRateLimiter, size: int) -> None:
-    """Wait as a frame of so many bytes would; a request by itself is no frame."""
+async def _wait_for_rate(rate_limiter: FrameRateLimiter, size: int) -> None:
+    """Wait as long as a frame of `size` bytes would have to; the request itself costs nothing."""
     if frames := frame_cost(size) - 1:
-        await asyncio.sleep(guest.reserve(time.monotonic(), frames))
+        await asyncio.sleep(rate_limiter.reserve(time.monotonic(), frames))
 
 
 async def _read_body_in_time(request: Request, limit: int) -> bytes:
-    """`read_body` of a client that may leave (`ClientGone`), or stop in the middle (`TooSlow`)."""
+    """Read the body; raises `TooSlow` after `BODY_TIMEOUT_SECONDS`, `ClientGone` if it leaves."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await read_body(request, limit)
@@ -122,10 +128,11 @@ async def _read_body_in_time(request: Request, limit: int) -> bytes:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body; raises `PayloadTooLarge` if it is over the limit, at once if it says so itself.
+    """Return the body; raises `PayloadTooLarge` if it has more than `limit` bytes.
 
-    A connection that is to close after the answer would be closed while its client is writing, so
-    there a body that is somewhat too large is read to its end, and thrown away.
+    A Content-Length over the limit raises at once. A connection that is to close after the response
+    would be closed while its client is still writing, so there a body that is too large is read and
+    dropped up to its end, or to `_MAX_DISCARDED_FACTOR` times the limit.
     """
     announced = request.headers.get("content-length", "")
     closes = request.headers.get("connection", "").lower() == "close"
@@ -143,22 +150,23 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def json_response(answer: Any, ticket: Ticket, timing: Mapping[str, float]) -> Response:
-    """A whole answer, with where its time went."""
+def json_response(content: Any, ticket: Ticket, timing: Mapping[str, float]) -> Response:
+    """Return a whole response with its request id and, in Server-Timing, its stages' times."""
     headers = response_headers(ticket, timing)
-    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+    return Response(orjson.dumps(content), headers=headers, media_type="application/json")
 
 
 def response_headers(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, str]:
+    """Return the headers of a whole response; `timing` is in ms by stage."""
     stages = format_server_timing(collect_stages(ticket, timing))
     return {"X-Request-Id": ticket.request_id, "Server-Timing": stages}
 
 
 def collect_stages(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, float]:
-    """All stages in ms, the gateway's own first."""
+    """Return the milliseconds of all stages, the gateway's own (`admit`) first."""
     return {"admit": ticket.admit_ms, **timing}
 
 
 def format_server_timing(stages: Mapping[str, float]) -> str:
-    """The value of a Server-Timing header (W3C)."""
+    """Return the value of a Server-Timing header (W3C) for stages in ms."""
     return ", ".join(f"{stage};dur={milliseconds:.3f}" for stage, milliseconds in stages.items())

@@ -1,7 +1,7 @@
-"""One HTTP request for inference: submitted, followed, and let go when its client leaves.
+"""One HTTP request for inference: submits it, yields its records, gives it up if its client leaves.
 
-It may ask for several answers (`n`, or several prompts). Each of these choices is a durable request
-of its own.
+The request may ask for several answers (`n`, or several prompts). Each of these choices is a
+durable request of its own.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ from streams.errors import BadRequest, Ended, MillstreamError
 from streams.messages import Record
 
 IDEMPOTENCY_HEADER = "idempotency-key"
-FIRST_RECORD_SECONDS = 5.0  # so long a stream's headers wait, to carry the status of an early error
+FIRST_RECORD_SECONDS = 5.0  # a stream's headers wait so long, to have an early error's status
 
 
 class HttpRequest:
-    """The records of submitted requests; `next` raises `Ended` for an error, or `ClientGone`.
+    """The records of the submitted requests of one HTTP request.
 
-    Each record says under `choice` of which request it is. The requests are independent, so their
+    Each record has the index of its request under `choice`. The requests are independent, so their
     records are interleaved as they come.
     """
 
     def __init__(
-        self, tickets: Sequence[Ticket], reader: RecordQueue, watches: Sequence[RequestMetrics]
+        self, tickets: Sequence[Ticket], queue: RecordQueue, metrics: Sequence[RequestMetrics]
     ) -> None:
         self.tickets = tickets
-        self._records, self._metrics = reader, watches
+        self._records, self._metrics = queue, metrics
         self._open_count = len(tickets)
         self._first_record: Record | None = None
         self._failure: Ended | None = None
 
     @property
     def ticket(self) -> Ticket:
-        """That of the first request, whose id is the answer's."""
+        """The ticket of the first request, whose id is that of the whole response."""
         return self.tickets[0]
 
     @property
@@ -54,28 +54,33 @@ class HttpRequest:
         return not self._open_count
 
     async def next(self) -> Record:
+        """Wait for the next record. Raises `Ended` for an error, `ClientGone` if its client left."""
         if self._failure:
             raise self._failure
         first, self._first_record = self._first_record, None
         return first if first is not None else self._observe(await self._records.next())
 
     def next_ready(self) -> list[Record]:
-        """What is here already behind the last `next`; an error among it is left for the next."""
-        found = []
+        """Return the records that are here already; an error among them is raised by `next`."""
+        records = []
         try:
             while record := self._records.next_nowait():
-                found.append(self._observe(record))
+                records.append(self._observe(record))
         except Ended as failure:
             self._failure = failure
-        return found
+        return records
 
     async def await_first_record(self) -> None:
-        """Wait a little for the first record, so that what fails at once fails with its status."""
+        """Wait a little for the first record, so that an early error is raised here.
+
+        Then the response has the error's status. After `FIRST_RECORD_SECONDS` this returns without
+        a record.
+        """
         try:
             async with asyncio.timeout(FIRST_RECORD_SECONDS):
                 self._first_record = await self.next()
         except TimeoutError:
-            pass  # it is queued: the stream begins without it
+            pass  # the request is queued: the stream begins without a record
 
     def _observe(self, record: Record) -> Record:
         self._metrics[record["choice"]].observe(record)
@@ -90,70 +95,74 @@ class HttpRequest:
 
 @asynccontextmanager
 async def submit_http_request(
-    door: GatewayContext, request: Request, tenant: Tenant, *submissions: Submission
+    context: GatewayContext, request: Request, tenant: Tenant, *submissions: Submission
 ) -> AsyncIterator[HttpRequest]:
-    """Submit, and give the requests up at the end: all of them, or none if one is refused.
+    """Submit all choices of the submissions, and give those up that run on when the block ends.
 
-    A request with an idempotency key can be asked for again, so it gets the grace period; any other
-    is cancelled as soon as nobody can get its answer any more.
+    If one is refused none is left running, and the refusal is raised. A request with an idempotency
+    key can be asked for again, so it is given up with a grace period; any other is cancelled at
+    once, since nobody can get its answer any more.
     """
     arrived = time.perf_counter()
     tickets: list[Ticket] = []
-    reader = RecordQueue(lambda: _unpause(door, tickets))
-    door.record_queues.add(reader)
+    queue = RecordQueue(lambda: _unpause(context, tickets))
+    context.record_queues.add(queue)
     try:
-        door.check_not_draining()
+        context.check_not_draining()
         key = _idempotency_key(request)
-        prepare = door.submitter.validator.validate
-        prepared = [each for s in submissions for each in await prepare(tenant, s)]
-        tickets += await _submit_all(door, prepared, reader, key)
+        validate = context.submitter.validator.validate
+        validated = [each for s in submissions for each in await validate(tenant, s)]
+        tickets += await _submit_all(context, validated, queue, key)
     except MillstreamError as error:
         count_refused(tenant.name, error.code)
         raise
-    _unpause(door, tickets)
+    _unpause(context, tickets)
     priority = submissions[0].priority
-    watches = [RequestMetrics(tenant.name, each.model.name, priority, arrived) for each in tickets]
-    leaving = asyncio.create_task(_watch_client(request, reader), name="client")
+    metrics = [RequestMetrics(tenant.name, each.model.name, priority, arrived) for each in tickets]
+    watching = asyncio.create_task(_watch_client(request, queue), name="client")
     try:
-        yield HttpRequest(tickets, reader, watches)
+        yield HttpRequest(tickets, queue, metrics)
     finally:
-        leaving.cancel()
-        _release(door, tickets, cancel=key is None)
+        watching.cancel()
+        _release(context, tickets, cancel=key is None)
 
 
 async def _submit_all(
-    door: GatewayContext, prepared: Sequence[ValidatedRequest], reader: RecordQueue, key: str | None
+    context: GatewayContext,
+    requests: Sequence[ValidatedRequest],
+    queue: RecordQueue,
+    key: str | None,
 ) -> list[Ticket]:
-    """Queue all, side by side. If one is refused the others are let go, and the refusal raised."""
+    """Queue all requests at the same time; if one is refused give up the others and raise."""
     accepted: dict[int, Ticket] = {}
 
-    async def accept(choice: int, one: ValidatedRequest) -> None:
-        sink, own = _choice_sink(reader, choice), _choice_key(key, choice)
-        accepted[choice] = await door.submitter.submit_validated(one, sink, own)
+    async def accept(choice: int, validated: ValidatedRequest) -> None:
+        sink, choice_key = _choice_sink(queue, choice), _choice_key(key, choice)
+        accepted[choice] = await context.submitter.submit_validated(validated, sink, choice_key)
 
     try:
-        accepting = map(accept, range(len(prepared)), prepared)
+        accepting = map(accept, range(len(requests)), requests)
         for failure in await asyncio.gather(*accepting, return_exceptions=True):
             if failure is not None:
                 raise failure
     except BaseException:
-        _release(door, accepted.values(), cancel=key is None)
+        _release(context, accepted.values(), cancel=key is None)
         raise
     return [ticket for _, ticket in sorted(accepted.items())]
 
 
-def _choice_sink(reader: RecordQueue, choice: int) -> Sink:
-    """Puts records into the reader of all choices, marked with whose they are."""
+def _choice_sink(queue: RecordQueue, choice: int) -> Sink:
+    """A sink that puts records into the queue of all choices, marked with their choice's index."""
 
     def put(record: Record, size: int) -> bool:
         record["choice"] = choice
-        return reader.put(record, size)
+        return queue.put(record, size)
 
     return put
 
 
 def _idempotency_key(request: Request) -> str | None:
-    """The client's idempotency key; raises `BadRequest` for one that is empty or too long."""
+    """The client's idempotency key, or None; raises `BadRequest` for an empty or too long one."""
     key = request.headers.get(IDEMPOTENCY_HEADER)
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
         message = (
@@ -164,24 +173,27 @@ def _idempotency_key(request: Request) -> str | None:
 
 
 def _choice_key(key: str | None, choice: int) -> str | None:
-    """Each choice's own; no header can hold a line break."""
+    """The idempotency key of a choice: the client's own for the first, else with a line break.
+
+    No header can hold a line break, so no client can send such a key.
+    """
     return f"{key}\n{choice}" if key is not None and choice else key
 
 
-def _unpause(door: GatewayContext, tickets: Iterable[Ticket]) -> None:
+def _unpause(context: GatewayContext, tickets: Iterable[Ticket]) -> None:
     for ticket in tickets:
-        door.relay.unpause(ticket.subscription)
+        context.relay.unpause(ticket.subscription)
 
 
-def _release(door: GatewayContext, tickets: Iterable[Ticket], *, cancel: bool) -> None:
+def _release(context: GatewayContext, tickets: Iterable[Ticket], *, cancel: bool) -> None:
     for ticket in tickets:
         if not ticket.subscription.is_ended:
-            door.relay.orphan(ticket.subscription)
+            context.relay.orphan(ticket.subscription)
             if cancel:
-                door.relay.cancel(ticket.subscription)
+                context.relay.cancel(ticket.subscription)
 
 
-async def _watch_client(request: Request, reader: RecordQueue) -> None:
+async def _watch_client(request: Request, queue: RecordQueue) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    reader.close(ClientGone())
+    queue.close(ClientGone())

@@ -1,8 +1,8 @@
-"""What producers publish to NATS comes in by the same way as everything else.
+"""NATS ingress: pulls the submissions that producers publish to NATS, and submits them.
 
 A tenant's stream holds its submissions until a gateway has made a durable request of each. The
 producer's `Nats-Msg-Id` is its idempotency key, so a submission that is delivered twice is one
-request. What cannot be accepted just now stays in the stream and is tried again.
+request. A submission that cannot be accepted just now stays in the stream and is tried again.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from streams.subjects import Lane, LogAddress
 
 log = structlog.get_logger()
 
-MAX_CONCURRENT = 64  # submissions of one tenant that this gateway accepts side by side
+MAX_CONCURRENT = 64  # submissions of one tenant that this gateway processes at once
 DEFAULT_ROUTE = "none"
 _RETRY_SECONDS = 1.0
 _ENCODINGS: Mapping[str, Encoding] = {
@@ -43,16 +43,16 @@ _ENCODINGS: Mapping[str, Encoding] = {
 
 
 class NatsIngress:
-    """Takes in one tenant's submissions."""
+    """Pulls and submits one tenant's submissions."""
 
-    def __init__(self, door: GatewayContext, tenant: str, scale: topology.Scale) -> None:
-        self._context, self._tenant, self._scale = door, tenant, scale
+    def __init__(self, context: GatewayContext, tenant: str, scale: topology.Scale) -> None:
+        self._context, self._tenant, self._scale = context, tenant, scale
         self._in_flight = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._pull: PullLoop | None = None
 
     async def run(self) -> None:
-        """Pull until cancelled; what is under way then is delivered again to another gateway."""
+        """Pull until cancelled; submissions under way then are delivered again, to any gateway."""
         broker, stream = self._context.broker, topology.ingress_stream_name(self._tenant)
         await retry_forever(self._declare)
         consumer = topology.ingress_consumer().durable_name
@@ -84,7 +84,7 @@ class NatsIngress:
     async def _process(self, delivery: Delivery) -> None:
         try:
             await self._settle(delivery)
-        except BrokerUnavailable as error:  # its ack wait brings it back
+        except BrokerUnavailable as error:  # it is delivered again after its ack wait
             log.warning("submission_not_settled", tenant=self._tenant, reason=str(error))
         finally:
             assert self._pull
@@ -92,10 +92,10 @@ class NatsIngress:
             self._pull.wake()
 
     async def _settle(self, delivery: Delivery) -> None:
-        """Accept it, leave it for later, or end it; raises `BrokerUnavailable`."""
+        """Submit a delivery, leave it for later, or refuse it; raises `BrokerUnavailable`."""
         try:
             await self._submit(delivery)
-        except QuotaSpent as refusal:  # its producer should know that now, not tomorrow
+        except QuotaSpent as refusal:  # the producer should learn of it now, not tomorrow
             await self._refuse(delivery, refusal)
         except Refused as refusal:
             await self._redeliver_later(delivery, refusal)
@@ -119,12 +119,15 @@ class NatsIngress:
         await delivery.ack()
 
     async def _redeliver_later(self, delivery: Delivery, refusal: Refused) -> None:
-        """A full lane or an unreachable broker: it waits where waiting is durable."""
+        """Leave a submission in the stream for a while, where waiting is durable.
+
+        Reasons are a full lane, or a broker that cannot be reached.
+        """
         log.info("submission_delayed", tenant=self._tenant, code=refusal.code)
         await delivery.nak(refusal.retry_after_seconds or _RETRY_SECONDS)
 
     async def _refuse(self, delivery: Delivery, error: MillstreamError) -> None:
-        """What can never be accepted ends with an error on its route, and leaves the stream."""
+        """Answer a submission that can never be accepted with an error, and end its delivery."""
         log.info("submission_refused", tenant=self._tenant, code=error.code, reason=str(error))
         await self._append_error(delivery, error)
         await delivery.terminate()
@@ -133,19 +136,19 @@ class NatsIngress:
         try:
             route = _reply_route(delivery)
         except BadRequest:
-            return  # there is nowhere to answer; the log line has it
+            return  # there is no route to answer on; the log line has the error
         key = _idempotency_key(delivery)
-        known = await self._context.submitter.find_producer_request(
+        request_id = await self._context.submitter.find_producer_request(
             self._tenant, key
         )  # `accepted` was said already
-        address = LogAddress(self._tenant, route, known or f"refused-{delivery.seq}")
+        address = LogAddress(self._tenant, route, request_id or f"refused-{delivery.seq}")
         token_log = TokenLog(self._context.broker, address, self._scale.shards)
         terminal = messages.error_record(error.code, error.message, messages.openai_usage(0, 0))
         try:
             if (await token_log.read()).terminal is None:
                 await token_log.append(terminal | {"id": key})
         except Fenced:
-            pass  # an earlier delivery was answered in the same way
+            pass  # an earlier delivery was answered already
 
 
 def _to_submission(delivery: Delivery) -> Submission:
@@ -157,8 +160,8 @@ def _parse(delivery: Delivery) -> SubmissionBody:
     name = delivery.headers.get(CONTENT_TYPE, "application/json")
     if name not in _ENCODINGS:
         raise BadRequest(f"Content-Type {name!r} must be one of: {', '.join(_ENCODINGS)}")
-    wire = decode(delivery.data, _ENCODINGS[name])
-    return parse_submission(wire, lane.model, lane.priority)
+    payload = decode(delivery.data, _ENCODINGS[name])
+    return parse_submission(payload, lane.model, lane.priority)
 
 
 def _parse_lane(subject: str) -> Lane:
@@ -170,12 +173,12 @@ def _parse_lane(subject: str) -> Lane:
 
 
 def _idempotency_key(delivery: Delivery) -> str:
-    """The producer's own id of the submission, or its place in the stream."""
+    """The producer's own id of the submission, or else its sequence in the stream."""
     return delivery.headers.get(MESSAGE_ID) or f"sequence-{delivery.seq}"
 
 
 def _reply_route(delivery: Delivery) -> str:
-    """Where the replies go; raises `BadRequest` for what is no subject token."""
+    """The route of the replies; raises `BadRequest` if the header is not a subject token."""
     try:
         return subjects.token(delivery.headers.get(ROUTE, DEFAULT_ROUTE))
     except subjects.InvalidToken as error:

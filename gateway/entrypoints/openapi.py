@@ -1,4 +1,4 @@
-"""The OpenAPI document, from the very records that check the bodies."""
+"""The OpenAPI document, generated from the pydantic records that check the bodies."""
 
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -55,9 +55,9 @@ _ERROR: dict[str, Any] = {
 
 
 def build_document() -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 document of this gateway's HTTP API."""
     schemas = [(schema, "validation") for _, schema in _POSTS.values()]
-    _, found = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
+    _, definitions = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Millstream", "version": version("millstream")},
@@ -70,7 +70,7 @@ def build_document() -> dict[str, Any]:
             "/readyz": {"get": _get_operation("It can serve requests", [503], public=True)},
         },
         "components": {
-            "schemas": found["$defs"] | {"Error": _ERROR},
+            "schemas": definitions["$defs"] | {"Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }

@@ -1,6 +1,6 @@
-"""A WebSocket's `result` frame, encoded record by record: at once it would hold the event loop.
+"""A WebSocket's `result` frame, encoded record by record so as not to block the event loop.
 
-A thread would not help, since both encoders keep Python's lock. Pure.
+A thread would not help, since both encoders hold Python's lock. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,9 @@ import orjson
 
 
 class ResultFrame:
-    """Grows by items; `whole` puts the rest of the frame's fields before them.
+    """Encodes items as they come; `finish` puts the frame's other fields before them.
 
-    The end is one copy of what was encoded before: 16 MB take long enough without a second one.
+    `finish` copies the encoded items once: for 16 MB that takes long enough.
     """
 
     def __init__(self, encoding: Literal["json", "msgpack"]) -> None:
@@ -22,10 +22,11 @@ class ResultFrame:
         self._msgpack_items: list[bytes] = []
 
     def __len__(self) -> int:
+        """The number of items so far."""
         return len(self._json_items) + len(self._msgpack_items)
 
     def add(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """The next items of `data`, in order."""
+        """Encode the next items of `data`, in order."""
         if not self._is_json:
             self._msgpack_items += map(msgpack.packb, items)
             return
@@ -34,7 +35,7 @@ class ResultFrame:
             self._json_items.append((comma + orjson.dumps(item)).decode())
 
     def finish(self, head: Mapping[str, Any]) -> str | bytes:
-        """The frame with `head`'s fields and `data`."""
+        """Return the encoded frame: the fields of `head`, then `data` with all items."""
         if self._is_json:
             return "".join([orjson.dumps(head).decode()[:-1], ',"data":[', *self._json_items, "]}"])
         packer = msgpack.Packer(autoreset=False)

@@ -1,4 +1,4 @@
-"""The gateway's routes."""
+"""The gateway's HTTP and WebSocket routes, with models, health, metrics and error handlers."""
 
 from functools import partial
 from pathlib import Path
@@ -35,32 +35,32 @@ PAGE_HEADERS = {
 
 
 class NotFound(MillstreamError):
-    """No such path."""
+    """The path does not exist."""
 
     code = "not_found"
 
 
 class MethodNotAllowed(MillstreamError):
-    """The path is there, this method is not."""
+    """The path exists, but not for this HTTP method."""
 
     code = "method_not_allowed"
 
 
 class InternalError(MillstreamError):
-    """Our own fault; the log has it."""
+    """The gateway itself failed; its log has the error."""
 
 
-def build_app(door: GatewayContext) -> Starlette:
-    """The ASGI application of one gateway."""
+def build_app(context: GatewayContext) -> Starlette:
+    """Return the ASGI application of one gateway."""
     return Starlette(
         routes=[
-            *_inference_routes(door),
-            WebSocketRoute("/v1/stream", _WebSocketApp(door)),
-            Route("/v1/models", partial(_list_models, door)),
-            Route("/v1/models/{model:path}", partial(_show_model, door)),
+            *_inference_routes(context),
+            WebSocketRoute("/v1/stream", _WebSocketApp(context)),
+            Route("/v1/models", partial(_list_models, context)),
+            Route("/v1/models/{model:path}", partial(_show_model, context)),
             Route("/healthz", _healthz),
-            Route("/readyz", partial(_readyz, door)),
-            Route("/metrics", partial(_metrics, door)),
+            Route("/readyz", partial(_readyz, context)),
+            Route("/metrics", partial(_metrics, context)),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
             Mount("/page", StaticFiles(directory=PAGE_DIRECTORY)),
@@ -73,38 +73,38 @@ def build_app(door: GatewayContext) -> Starlette:
     )
 
 
-def _inference_routes(door: GatewayContext) -> list[BaseRoute]:
+def _inference_routes(context: GatewayContext) -> list[BaseRoute]:
     completion, chat = completions.COMPLETION, completions.CHAT
     applications: dict[str, ASGIApp] = {
         "/v1/completions": Endpoint(
-            door,
+            context,
             completion.schema,
             completion.to_submissions,
             partial(completions.serve, completion),
         ),
         "/v1/chat/completions": Endpoint(
-            door, chat.schema, chat.to_submissions, partial(completions.serve, chat)
+            context, chat.schema, chat.to_submissions, partial(completions.serve, chat)
         ),
         "/v1/embeddings": Endpoint(
-            door,
+            context,
             EmbeddingRequest,
             embed_classify_rerank.to_submissions,
             embed_classify_rerank.serve_embeddings,
         ),
         "/v1/classify": Endpoint(
-            door,
+            context,
             ClassifyRequest,
             embed_classify_rerank.to_submissions,
             embed_classify_rerank.serve_classify,
         ),
         "/v1/rerank": Endpoint(
-            door,
+            context,
             RerankRequest,
             embed_classify_rerank.to_submissions,
             embed_classify_rerank.serve_rerank,
         ),
         "/rerank": Endpoint(
-            door,
+            context,
             RerankRequest,
             embed_classify_rerank.to_submissions,
             embed_classify_rerank.serve_rerank,
@@ -114,21 +114,21 @@ def _inference_routes(door: GatewayContext) -> list[BaseRoute]:
 
 
 class _WebSocketApp:
-    def __init__(self, door: GatewayContext) -> None:
-        self._context = door
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await websocket.serve_websocket(self._context, scope, receive, send)
 
 
-async def _list_models(door: GatewayContext, request: Request) -> Response:
-    door.authenticate(request_key(request))
-    models, aliases = door.registry.models, door.registry.aliases
-    workers = door.worker_counts
+async def _list_models(context: GatewayContext, request: Request) -> Response:
+    context.authenticate(request_key(request))
+    models, aliases = context.registry.models, context.registry.aliases
+    workers = context.worker_counts
     cards = [openai_bodies.model_card(model, workers[model.name]) for model in models.values()]
     cards += [
         openai_bodies.adapter_card(models[adapter.model], workers[adapter.model], adapter)
-        for adapter in door.registry.adapters.values()
+        for adapter in context.registry.adapters.values()
         if adapter.model in models
     ]
     cards += [
@@ -139,11 +139,11 @@ async def _list_models(door: GatewayContext, request: Request) -> Response:
     return _json_response(openai_bodies.model_list(cards))
 
 
-async def _show_model(door: GatewayContext, request: Request) -> Response:
-    door.authenticate(request_key(request))
+async def _show_model(context: GatewayContext, request: Request) -> Response:
+    context.authenticate(request_key(request))
     name = request.path_params["model"]
-    model, _, adapter = door.registry.resolve_target(name)
-    workers = door.worker_counts[model.name]
+    model, _, adapter = context.registry.resolve_target(name)
+    workers = context.worker_counts[model.name]
     if adapter:
         return _json_response(openai_bodies.adapter_card(model, workers, adapter, name))
     return _json_response(openai_bodies.model_card(model, workers, name))
@@ -153,16 +153,21 @@ async def _healthz(request: Request) -> Response:
     return _json_response({"status": "ok"})
 
 
-async def _readyz(door: GatewayContext, request: Request) -> Response:
-    """Ready: the broker is connected and some model has, or had, a worker; and not draining."""
-    workers = door.worker_counts
-    ready = door.broker.is_connected and door.has_had_workers and not door.draining.is_set()
-    facts = {"ready": ready, "nats": door.broker.is_connected, "workers": workers}
+async def _readyz(context: GatewayContext, request: Request) -> Response:
+    """Answer 200 if the broker is connected, some model has or had a worker, and no drain runs.
+
+    Else the status is 503. The body has the facts either way.
+    """
+    workers = context.worker_counts
+    ready = (
+        context.broker.is_connected and context.has_had_workers and not context.draining.is_set()
+    )
+    facts = {"ready": ready, "nats": context.broker.is_connected, "workers": workers}
     return _json_response(facts, 200 if ready else 503)
 
 
-async def _metrics(door: GatewayContext, request: Request) -> Response:
-    FOLLOWED_REQUESTS.set(len(door.relay))
+async def _metrics(context: GatewayContext, request: Request) -> Response:
+    FOLLOWED_REQUESTS.set(len(context.relay))
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 

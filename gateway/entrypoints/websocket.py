@@ -1,6 +1,6 @@
-"""`GET /v1/stream`: many requests over one WebSocket.
+"""`GET /v1/stream`: serves many requests over one WebSocket.
 
-Raw ASGI, since a frame passes here per token.
+It is raw ASGI, without Starlette's WebSocket class, because each token is a frame.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ SUBPROTOCOLS: dict[str, Encoding] = {
     "millstream.v1.msgpack": "msgpack",
 }
 BEARER_PREFIX = "bearer."
-MAX_OPEN_REQUESTS = 1024  # open requests of one socket
+MAX_OPEN_REQUESTS = 1024  # of one socket
 _GOING_AWAY = 1001
 
 
@@ -58,19 +58,25 @@ ENCODERS: dict[Encoding, Callable[[dict[str, Any]], EncodedFrame]] = {
 }
 
 
-async def serve_websocket(door: GatewayContext, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve one connection; its requests live on for the grace period when it drops."""
+async def serve_websocket(
+    context: GatewayContext, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Serve one connection to its end; requests of a dropped one live on for the grace period.
+
+    A handshake that is refused is answered with an HTTP error.
+    """
     await receive()  # websocket.connect
     offered: list[str] = scope["subprotocols"]
     try:
-        door.check_not_draining()
-        tenant = door.authenticate(_find_credential(scope, offered))
+        context.check_not_draining()
+        tenant = context.authenticate(_find_credential(scope, offered))
         protocol = _choose_subprotocol(offered)
-        with door.connection_limits.admit(tenant) as guest:
+        with context.connection_limits.admit(tenant) as rate_limiter:
             await send({"type": "websocket.accept", "subprotocol": protocol})
             encoding = SUBPROTOCOLS[protocol or "millstream.v1.json"]
             with OPEN_WEBSOCKETS.track_inprogress():
-                await WebSocketConnection(door, tenant, guest, encoding, send).serve(receive)
+                connection = WebSocketConnection(context, tenant, rate_limiter, encoding, send)
+                await connection.serve(receive)
     except MillstreamError as error:
         await error_responses.deny_websocket(send, error)
 
@@ -87,7 +93,10 @@ def _find_credential(scope: Scope, offered: list[str]) -> str | None:
 
 
 def _choose_subprotocol(offered: list[str]) -> str | None:
-    """The first subprotocol that we speak; a client that offers none gets JSON."""
+    """The first subprotocol that we speak; None, which means JSON, if the client offers none.
+
+    Raises `BadRequest` if it offers only others.
+    """
     named = [name for name in offered if not name.startswith(BEARER_PREFIX)]
     spoken = next((name for name in named if name in SUBPROTOCOLS), None)
     if named and spoken is None:
@@ -96,25 +105,26 @@ def _choose_subprotocol(offered: list[str]) -> str | None:
 
 
 class WebSocketConnection:
-    """One client's socket: its calls by the client's own ids."""
+    """One client's WebSocket, with its open requests by the client's own ids."""
 
     def __init__(
         self,
-        door: GatewayContext,
+        context: GatewayContext,
         tenant: Tenant,
-        guest: FrameRateLimiter,
+        rate_limiter: FrameRateLimiter,
         encoding: Encoding,
         send: Send,
     ) -> None:
-        self._context, self._tenant, self._rate_limiter, self._send = door, tenant, guest, send
+        self._context, self._tenant = context, tenant
+        self._rate_limiter, self._send = rate_limiter, send
         self._encoding: Encoding = encoding
         self._encode = ENCODERS[encoding]
         self._requests: dict[str, WebSocketRequest] = {}
         self._send_buffer = SendBuffer(self._unpause_requests)
-        self._bytes_in_flight = ByteBudget(door.settings.max_body_bytes)
+        self._bytes_in_flight = ByteBudget(context.settings.max_body_bytes)
 
     async def serve(self, receive: Receive) -> None:
-        """Read and write until the client leaves or is cut, or the gateway drains."""
+        """Read and write until the client leaves or is closed, or the gateway has drained."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write_all(), name="write")
@@ -123,45 +133,45 @@ class WebSocketConnection:
                 writing.cancel()
                 ending.cancel()
         except* OSError:
-            pass  # the client is gone; uvicorn says so in this way while we write
+            pass  # the client is gone: uvicorn raises this while we write
         finally:
             self._orphan_requests()
 
     async def _read_frames(self, receive: Receive, tasks: asyncio.TaskGroup) -> None:
         while True:
-            await (
-                self._send_buffer.wait_for_room()
-            )  # who does not read answers may not ask for more
+            # A client that does not read its answers may not ask for more
+            await self._send_buffer.wait_for_room()
             await self._bytes_in_flight.wait_for_room()
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 return
             text = event.get("text")
             data = text.encode() if text is not None else event["bytes"]
-            if too_early := self._rate_limiter.reserve(time.monotonic(), frame_cost(len(data))):
-                await asyncio.sleep(too_early)
+            if wait_seconds := self._rate_limiter.reserve(time.monotonic(), frame_cost(len(data))):
+                await asyncio.sleep(wait_seconds)
             await self._handle_frame(data, text is not None, tasks)
 
     async def _handle_frame(self, data: bytes, is_text: bool, tasks: asyncio.TaskGroup) -> None:
-        """One frame of the client. What is wrong with it is told to it and harms nothing else.
+        """Handle one frame; an error in it is sent to the client and harms nothing else.
 
-        Returns once it was read, so that a `cancel` does not overtake what it is for.
+        Returns once the frame was parsed and its request is open, so that a `cancel` cannot
+        overtake the request that it is for.
         """
         wire: dict[str, Any] = {}
-        size, carry = len(data), self._context.offload_thread.run
+        size, offload = len(data), self._context.offload_thread.run
         try:
             self._check_frame(size, is_text)
-            wire = await carry(size, decode, data, self._encoding)
-            frame = await carry(size, parse_frame, wire)
+            wire = await offload(size, decode, data, self._encoding)
+            frame = await offload(size, parse_frame, wire)
             match frame:
                 case CancelFrame():
                     self._cancel(frame)
                 case ResumeFrame():
-                    call = self._open_request(frame.id, frame.after)
-                    tasks.create_task(self._resume(call, frame), name=f"resume-{frame.id}")
+                    request = self._open_request(frame.id, frame.after)
+                    tasks.create_task(self._resume(request, frame), name=f"resume-{frame.id}")
                 case _:
-                    call = self._open_request(frame.id)
-                    submitting = self._submit(call, frame, size)
+                    request = self._open_request(frame.id)
+                    submitting = self._submit(request, frame, size)
                     task = tasks.create_task(submitting, name=f"submit-{frame.id}")
                     self._bytes_in_flight.add(size)
                     task.add_done_callback(lambda _: self._bytes_in_flight.remove(size))
@@ -169,7 +179,7 @@ class WebSocketConnection:
             self._enqueue_error(find_frame_id(wire), error)
 
     def _check_frame(self, size: int, is_text: bool) -> None:
-        """Raises for a frame of the wrong kind or over the limit."""
+        """Raise `BadRequest` for a frame of the wrong kind, `PayloadTooLarge` over the limit."""
         if is_text != (self._encoding == "json"):
             wanted, came = ("binary", "text") if is_text else ("text", "binary")
             raise BadRequest(f"frames of this subprotocol are {wanted}, this one is {came}")
@@ -182,83 +192,83 @@ class WebSocketConnection:
             raise BadRequest(f"the id {id!r} is in use on this socket", "id")
         if len(self._requests) >= MAX_OPEN_REQUESTS:
             raise Refused(f"this socket has {MAX_OPEN_REQUESTS} open requests already")
-        call = self._requests[id] = WebSocketRequest(
+        request = self._requests[id] = WebSocketRequest(
             id, self._enqueue_frame, ResultFrame(self._encoding), after
         )
-        return call
+        return request
 
-    async def _submit(self, call: WebSocketRequest, frame: WorkFrame, size: int) -> None:
+    async def _submit(self, request: WebSocketRequest, frame: WorkFrame, size: int) -> None:
         arrived, tenant = time.perf_counter(), self._tenant
-        sink = partial(self._deliver_record, call)
-        with self._reporting_errors(call):
+        sink = partial(self._deliver_record, request)
+        with self._reporting_errors(request):
             self._context.check_not_draining()
             submission = await self._context.offload_thread.run(size, Submission.from_body, frame)
             ticket = await self._context.submitter.submit(
                 tenant, submission, sink, frame.idempotency_key
             )
-            watch = RequestMetrics(tenant.name, ticket.model.name, submission.priority, arrived)
-            self._accept_request(call, ticket.subscription, watch, ticket.admit_ms)
+            metrics = RequestMetrics(tenant.name, ticket.model.name, submission.priority, arrived)
+            self._accept_request(request, ticket.subscription, metrics, ticket.admit_ms)
 
-    async def _resume(self, call: WebSocketRequest, frame: ResumeFrame) -> None:
-        tenant, sink = self._tenant.name, partial(self._deliver_record, call)
-        with self._reporting_errors(call):
+    async def _resume(self, request: WebSocketRequest, frame: ResumeFrame) -> None:
+        tenant, sink = self._tenant.name, partial(self._deliver_record, request)
+        with self._reporting_errors(request):
             self._context.check_not_draining()
-            following = await self._context.relay.resume(
+            subscription = await self._context.relay.resume(
                 tenant, frame.request_id, sink, frame.after
             )
-            self._accept_request(call, following, RequestMetrics.for_resumed(tenant), 0.0)
+            self._accept_request(request, subscription, RequestMetrics.for_resumed(tenant), 0.0)
 
     @contextmanager
-    def _reporting_errors(self, call: WebSocketRequest) -> Iterator[None]:
-        """Tells the client why its call did not come in; our own faults end that call alone."""
+    def _reporting_errors(self, request: WebSocketRequest) -> Iterator[None]:
+        """Send errors of the block to the client, and close the request; our own faults, too."""
         try:
             yield
         except MillstreamError as error:
             count_refused(self._tenant.name, error.code)
-            self._close_request(call)
-            self._enqueue_error(call.id, error)
+            self._close_request(request)
+            self._enqueue_error(request.id, error)
         except Exception:
             log.exception("websocket_request_failed", tenant=self._tenant.name)
-            self._close_request(call)
-            self._enqueue_error(call.id, MillstreamError("the gateway failed; its log says why"))
+            self._close_request(request)
+            self._enqueue_error(request.id, MillstreamError("the gateway failed; its log says why"))
 
     def _accept_request(
         self,
-        call: WebSocketRequest,
-        following: LogSubscription,
-        watch: RequestMetrics,
+        request: WebSocketRequest,
+        subscription: LogSubscription,
+        metrics: RequestMetrics,
         admit_ms: float,
     ) -> None:
-        call.accept(following, watch, admit_ms)
-        self._context.relay.unpause(following)
-        if call.is_ended:
-            self._close_request(call)
-        elif call.is_cancel_requested:
-            self._context.relay.cancel(following)
+        request.accept(subscription, metrics, admit_ms)
+        self._context.relay.unpause(subscription)
+        if request.is_ended:
+            self._close_request(request)
+        elif request.is_cancel_requested:
+            self._context.relay.cancel(subscription)
 
     def _cancel(self, frame: CancelFrame) -> None:
-        call = self._requests.get(frame.id)
-        if call is None:
+        request = self._requests.get(frame.id)
+        if request is None:
             raise RequestNotFound(frame.id)
-        call.is_cancel_requested = True
-        if call.subscription:
-            self._context.relay.cancel(call.subscription)
+        request.is_cancel_requested = True
+        if request.subscription:
+            self._context.relay.cancel(request.subscription)
 
-    def _deliver_record(self, call: WebSocketRequest, record: dict[str, Any], size: int) -> bool:
-        room = call.receive_record(record, size)
-        if call.is_ended:
-            self._close_request(call)
-        return room
+    def _deliver_record(self, request: WebSocketRequest, record: dict[str, Any], size: int) -> bool:
+        has_room = request.receive_record(record, size)
+        if request.is_ended:
+            self._close_request(request)
+        return has_room
 
-    def _close_request(self, call: WebSocketRequest) -> None:
-        if self._requests.get(call.id) is call:
-            del self._requests[call.id]
+    def _close_request(self, request: WebSocketRequest) -> None:
+        if self._requests.get(request.id) is request:
+            del self._requests[request.id]
 
     def _enqueue_frame(self, frame: dict[str, Any] | EncodedFrame) -> bool:
         return self._send_buffer.put(self._encode(frame) if isinstance(frame, dict) else frame)
 
     async def _write_all(self) -> None:
-        """Write what is put; after the last frame send the client elsewhere."""
+        """Write frames until the gateway has drained; then close the socket as going away."""
         await self._send_buffer.run(self._write)
         await self._send({"type": "websocket.close", "code": _GOING_AWAY, "reason": "draining"})
 
@@ -272,12 +282,12 @@ class WebSocketConnection:
         )
 
     def _unpause_requests(self) -> None:
-        for call in self._requests.values():
-            if call.subscription:
-                self._context.relay.unpause(call.subscription)
+        for request in self._requests.values():
+            if request.subscription:
+                self._context.relay.unpause(request.subscription)
 
     async def _end_when_draining(self) -> None:
-        """Once the gateway drains: say so, and end when nothing is under way here."""
+        """Once the gateway drains tell the client, and end when no request is open here."""
         await self._context.draining.wait()
         self._enqueue_frame({"type": "draining"})
         while self._requests:
@@ -285,7 +295,7 @@ class WebSocketConnection:
         self._send_buffer.finish()
 
     def _orphan_requests(self) -> None:
-        for call in self._requests.values():
-            if call.subscription:
-                self._context.relay.orphan(call.subscription)
+        for request in self._requests.values():
+            if request.subscription:
+                self._context.relay.orphan(request.subscription)
         self._requests.clear()

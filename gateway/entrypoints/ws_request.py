@@ -1,4 +1,4 @@
-"""One request on a WebSocket: from the records of its log to frames with the client's own id."""
+"""One request on a WebSocket: turns the records of its log into frames with the client's own id."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,40 +14,47 @@ EnqueueFrame = Callable[[dict[str, Any] | EncodedFrame], bool]
 
 
 class WebSocketRequest:
-    """Turns records into frames. `send` queues one, encoded or not, and tells if more may come.
+    """Turns the records of one request into frames.
 
-    Nothing is sent before `accept`: replies may overtake the broker's confirmation. `after` is the
+    `enqueue_frame` queues a frame, encoded or not, and returns False if the buffer is full. Nothing
+    is sent before `accept`, since replies may overtake the broker's confirmation. `after` is the
     index of the last token that the client has (-1: none).
     """
 
-    def __init__(self, id: str, send: EnqueueFrame, result: ResultFrame, after: int = -1) -> None:
+    def __init__(
+        self, id: str, enqueue_frame: EnqueueFrame, result_frame: ResultFrame, after: int = -1
+    ) -> None:
         self.id = id
         self.subscription: LogSubscription | None = None
         self.is_cancel_requested = False
         self.is_ended = False
-        self._enqueue_frame, self._after = send, after
+        self._enqueue_frame, self._after = enqueue_frame, after
         self._metrics: RequestMetrics | None = None
         self._early_records: list[Record] | None = []
-        self._result_frame = result
+        self._result_frame = result_frame
         self._admit_ms = 0.0
 
-    def accept(self, following: LogSubscription, watch: RequestMetrics, admit_ms: float) -> None:
-        """The request is durable: say so, and send what has come meanwhile."""
-        self.subscription, self._metrics, self._admit_ms = following, watch, admit_ms
-        self._enqueue_frame({"type": "accepted", "id": self.id, "request_id": following.request_id})
-        early, self._early_records = self._early_records, None
-        for record in early or ():
+    def accept(
+        self, subscription: LogSubscription, metrics: RequestMetrics, admit_ms: float
+    ) -> None:
+        """Send `accepted`, since the request is durable, and the records that came meanwhile."""
+        self.subscription, self._metrics, self._admit_ms = subscription, metrics, admit_ms
+        self._enqueue_frame(
+            {"type": "accepted", "id": self.id, "request_id": subscription.request_id}
+        )
+        early_records, self._early_records = self._early_records, None
+        for record in early_records or ():
             self._send_record(record)
 
     def receive_record(self, record: Record, size: int) -> bool:
-        """The sink of the request's following."""
+        """Take a record, as the sink of the request's subscription; False if the buffer is full."""
         if self._early_records is not None:
             self._early_records.append(record)
             return True
         return self._send_record(record)
 
     def _send_record(self, record: Record) -> bool:
-        assert self._metrics  # of an accepted request
+        assert self._metrics  # set by `accept`
         self._metrics.observe(record)
         kind = record["type"]
         if kind == "chunk":
@@ -81,7 +88,10 @@ class WebSocketRequest:
         )
 
     def _done_frame(self, record: Record) -> dict[str, Any] | EncodedFrame:
-        """A `result` if there is one and it is whole: what was cancelled may have stored a part."""
+        """A `result` frame if there is a whole result, else `done`.
+
+        A cancelled request may have stored a part of its result, which is not sent.
+        """
         timing = {"admit": round(self._admit_ms, 3), **record["timing"]}
         if not self._result_frame or record["finish_reason"] == "cancelled":
             return self._frame(record, "finish_reason", "usage") | {"timing": timing}
@@ -93,7 +103,7 @@ class WebSocketRequest:
 
 
 def _result_items(record: Record) -> Iterator[dict[str, Any]]:
-    """The items of `data` that one record's rows make: classifications, or else embeddings."""
+    """The items of `data` for one record's rows: classifications if it has labels, else vectors."""
     labels = record.get("labels")
     for index, row in enumerate(record["vectors"], start=record["index"]):
         if labels:

@@ -1,4 +1,4 @@
-"""What followings have missed is read back from their token logs, as far as their sinks take it."""
+"""Catch-up: reads what log subscriptions have missed from their token logs, for their sinks."""
 
 import asyncio
 import time
@@ -14,23 +14,25 @@ from streams.broker.retry import retry_forever
 from streams.errors import BrokerUnavailable
 from streams.records.token_log_cache import MAX_PAGE_RECORDS
 
-MAX_CONCURRENT_READS = 16  # of one stream: where it cannot be read, others can
+MAX_CONCURRENT_READS = 16  # of each stream: one that cannot be read does not hold up the others
 
 
 class Catchup:
-    """Reads for who wants it, as long as `run` runs.
+    """Reads logs for the subscriptions that are scheduled, as long as `run` runs.
 
-    `breaks` is called when a sink has failed, and `forget` for each that has come to its end.
+    `on_sink_failure` is called when a sink has raised an error, `unsubscribe` for each subscription
+    that has come to its end.
     """
 
     def __init__(
         self,
         broker: Broker,
         shards: int,
-        breaks: Callable[[LogSubscription, Exception], None],
-        forget: Callable[[LogSubscription], Awaitable[None]],
+        on_sink_failure: Callable[[LogSubscription, Exception], None],
+        unsubscribe: Callable[[LogSubscription], Awaitable[None]],
     ) -> None:
-        self._broker, self._on_sink_failure, self._unsubscribe = broker, breaks, forget
+        self._broker = broker
+        self._on_sink_failure, self._unsubscribe = on_sink_failure, unsubscribe
         self._worker_replay = WorkerReplay(broker)
         self._queues: dict[str, asyncio.Queue[LogSubscription]] = {
             topology.token_stream_name(shard): asyncio.Queue() for shard in range(shards)
@@ -38,94 +40,98 @@ class Catchup:
         self._stale: set[LogSubscription] = set()
         self._reading: set[LogSubscription] = set()
 
-    def schedule(self, following: LogSubscription) -> None:
-        """It has missed something, or may have. Idempotent."""
-        if following not in self._stale:
-            self._stale.add(following)
-            self._enqueue(following)
+    def schedule(self, subscription: LogSubscription) -> None:
+        """Schedule a read of a subscription's log, since it may have missed records. Idempotent."""
+        if subscription not in self._stale:
+            self._stale.add(subscription)
+            self._enqueue(subscription)
 
     async def run(self) -> None:
-        """Read until cancelled.
+        """Read until cancelled, with a bounded number of reads at once.
 
-        What many clients resume after a gateway's death comes together.
+        After a gateway's death many clients resume at the same time.
         """
         async with asyncio.TaskGroup() as tasks:
             for queue in self._queues.values():
                 for _ in range(MAX_CONCURRENT_READS):
-                    tasks.create_task(self._run_reader(queue), name="backfill")
+                    tasks.create_task(self._run_reader(queue), name="catchup")
 
-    def _enqueue(self, following: LogSubscription) -> None:
-        """Have it read once more, but never by two at a time."""
-        if following in self._stale and following not in self._reading:
-            self._queues[following.stream].put_nowait(following)
+    def _enqueue(self, subscription: LogSubscription) -> None:
+        """Queue a stale subscription, unless it is being read: two reads would mix its records."""
+        if subscription in self._stale and subscription not in self._reading:
+            self._queues[subscription.stream].put_nowait(subscription)
 
     async def _run_reader(self, queue: asyncio.Queue[LogSubscription]) -> None:
         while True:
-            following = await queue.get()
-            self._stale.discard(following)
-            self._reading.add(following)
-            await retry_forever(partial(self._catch_up, following))
-            self._reading.discard(following)
-            self._enqueue(following)
+            subscription = await queue.get()
+            self._stale.discard(subscription)
+            self._reading.add(subscription)
+            await retry_forever(partial(self._catch_up, subscription))
+            self._reading.discard(subscription)
+            self._enqueue(subscription)
 
-    async def _catch_up(self, following: LogSubscription) -> None:
+    async def _catch_up(self, subscription: LogSubscription) -> None:
         """Read what the log holds behind the last record seen, as far as the sink takes it."""
-        following.is_catching_up = True
+        subscription.is_catching_up = True
         try:
-            while await self._feed_page(following):
+            while await self._feed_page(subscription):
                 pass
-            self._resume_live(following)
+            self._resume_live(subscription)
         except BrokerUnavailable:
             raise
         except Exception as error:
-            self._on_sink_failure(following, error)
+            self._on_sink_failure(subscription, error)
         finally:
-            following.is_catching_up, following.deferred_replies = False, []
-        if following.is_ended:
-            await self._unsubscribe(following)
+            subscription.is_catching_up, subscription.deferred_replies = False, []
+        if subscription.is_ended:
+            await self._unsubscribe(subscription)
 
-    def _resume_live(self, following: LogSubscription) -> None:
-        """Take what came during the catch-up, and from now on what comes."""
-        following.is_catching_up = False
-        missed, following.deferred_replies = following.deferred_replies, []
-        for reply in missed:
-            if not following.receive_reply(*reply):
-                self.schedule(following)
+    def _resume_live(self, subscription: LogSubscription) -> None:
+        """Take the replies that came during the catch-up; from now on replies are taken at once."""
+        subscription.is_catching_up = False
+        deferred, subscription.deferred_replies = subscription.deferred_replies, []
+        for reply in deferred:
+            if not subscription.receive_reply(*reply):
+                self.schedule(subscription)
 
-    async def _feed_page(self, following: LogSubscription) -> bool:
-        """Feed one page; True if there may be more that is wanted."""
-        if following.is_paused or following.is_ended:
+    async def _feed_page(self, subscription: LogSubscription) -> bool:
+        """Feed one page; True if the sink wants more and there may be more."""
+        if subscription.is_paused or subscription.is_ended:
             return False
-        before = following.last_seq
-        page, left = await self.fetch_page(following)
-        wanted = following.consume_page(page, time.monotonic())
-        begins_anew = before > following.last_seq
-        return wanted and (begins_anew or left > 0)
+        seq_before = subscription.last_seq
+        page, remaining = await self.fetch_page(subscription)
+        wants_more = subscription.consume_page(page, time.monotonic())
+        is_restarted = seq_before > subscription.last_seq
+        return wants_more and (is_restarted or remaining > 0)
 
-    async def find_log(self, following: LogSubscription) -> str | None:
-        """The subject of its log; None while there is no log. Raises `BrokerUnavailable`."""
-        if following.subject is None:
-            stream, pattern = following.stream, following.subject_filter
-            following.subject = await self._broker.find_subject(stream, pattern)
-        return following.subject
+    async def find_log(self, subscription: LogSubscription) -> str | None:
+        """Return the subject of a subscription's log; None while there is no log.
 
-    async def fetch_page(self, following: LogSubscription) -> tuple[list[StoredRecord], int]:
-        """The log from `read_from` on, as much as a reader takes, and how many records are left.
-
-        The last record seen is the first of it, and not counted. Raises `BrokerUnavailable`.
+        Raises `BrokerUnavailable`.
         """
-        if (subject := await self.find_log(following)) is None:
+        if subscription.subject is None:
+            stream, pattern = subscription.stream, subscription.subject_filter
+            subscription.subject = await self._broker.find_subject(stream, pattern)
+        return subscription.subject
+
+    async def fetch_page(self, subscription: LogSubscription) -> tuple[list[StoredRecord], int]:
+        """Return the records from `read_from_seq` on, and how many are left after them.
+
+        A page has as many bytes as a reader may buffer. The last record that was taken is the first
+        of it, and its bytes do not count. Raises `BrokerUnavailable`.
+        """
+        if (subject := await self.find_log(subscription)) is None:
             return [], 0
-        most_bytes = len(following.last_data) + LIMIT_BYTES
-        if told := await self._worker_replay.fetch_page(following, subject, most_bytes):
-            return [StoredRecord(*record) for record in told.records], told.remaining
+        max_bytes = len(subscription.last_data) + LIMIT_BYTES
+        if replayed := await self._worker_replay.fetch_page(subscription, subject, max_bytes):
+            return [StoredRecord(*record) for record in replayed.records], replayed.remaining
         query: dict[str, int | str] = {
             "next_by_subj": subject,
-            "seq": following.read_from_seq,
+            "seq": subscription.read_from_seq,
             "batch": MAX_PAGE_RECORDS,
-            "max_bytes": most_bytes,
+            "max_bytes": max_bytes,
         }
-        page = await self._broker.read_page(following.stream, query)
+        page = await self._broker.read_page(subscription.stream, query)
         return [
             StoredRecord(message.seq, message.data) for message in page.messages
         ], page.remaining

@@ -1,4 +1,4 @@
-"""One reader's view of one token log: every record once, in order, as far as it has room. Pure."""
+"""Log subscription: one reader's position in one token log; it gets each record once. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ from typing import NamedTuple
 from streams import messages
 from streams.messages import Record
 
-# Takes a record and its size in bytes; False when it wants no more until it says so.
+# Takes a record and its size in bytes; returns False when it is full, until `Relay.unpause`
 Sink = Callable[[Record, int], bool]
-# What was republished: its sequence, that of the record before it in the same log, and the record.
+# A republished record: its sequence, that of the record before it in the same log, its bytes
 Reply = tuple[int, int, bytes]
 
 _SEQUENCES = re.compile(rb"Nats-Sequence: (\d+)\r\n(?:.*\r\n)*?Nats-Last-Sequence: (\d+)\r\n")
@@ -20,72 +20,73 @@ FIRST_CANCEL_SECONDS, MAX_CANCEL_SECONDS = 0.25, 4.0
 
 
 class StoredRecord(NamedTuple):
-    """A record as it was read from the log."""
+    """A record as it was read from the log: its sequence in the stream, and its bytes."""
 
     seq: int
     data: bytes
 
 
 def parse_sequences(headers: bytes) -> tuple[int, int]:
-    """Of a record that the broker republished, and of the one before it in the same log."""
-    found = _SEQUENCES.search(headers)
-    assert found, headers
-    seq, before = found.groups()
+    """Return the sequences of a republished record and of the one before it in the same log."""
+    match = _SEQUENCES.search(headers)
+    assert match, headers
+    seq, before = match.groups()
     return int(seq), int(before)
 
 
 def discard_record(record: Record, size: int) -> bool:
-    """The sink of a request that nobody reads."""
+    """Take and drop a record: the sink of a request that nobody reads."""
     return True
 
 
 @dataclass(eq=False)
 class LogSubscription:
-    """Feeds `sink` from replies that may be lost, repeated or too many.
+    """Feeds `sink` each record once and in order, from replies that may be lost or repeated.
 
-    Records follow each other by their sequences in the log. The broker may lose a log and its
-    writer put it back under other sequences, or another attempt say the same in other pieces: then
-    the tokens' indices, and how much text there was, tell what the sink has had. Times are the
-    caller's, in seconds of any one clock.
+    A reply names the sequence of the record before it in the log, so a gap is noticed. The broker
+    may lose a log and its writer put it back under other sequences, or another attempt may cut the
+    same tokens into other records: then the tokens' indices, and the number of characters, tell
+    what the sink has had. Times are the caller's, in seconds of any one clock.
     """
 
     tenant: str
     request_id: str
     stream: str
-    subject_filter: str  # that the subject of its log matches
+    subject_filter: str  # matches the subject of the log
     sink: Sink
     last_heard_at: float
-    expires_at: float  # by then it has ended in any case
-    after_index: int = -1  # index of the last token (or vector) that its reader has had before
-    # Who is asked first (a subject); None while that is to be found out
+    expires_at: float  # the request has ended by then, whatever happens
+    after_index: int = -1  # index of the last token (or vector) that the reader had before
+    # Subject at which the log's writer is asked; empty: read the broker; None: not yet known
     writer_subject: str | None = ""
-    writer_searches: int = 0  # for its writer
-    subject: str | None = None  # of its log, once there was one
-    is_durable: bool = False  # it is durable: it has a log, or a place in a queue
+    writer_searches: int = 0  # searches for the writer so far
+    subject: str | None = None  # subject of the log, once there was one
+    is_durable: bool = False  # the request has a log, or a place in a queue
     is_ended: bool = False
-    is_paused: bool = False  # the sink is full; what comes meanwhile is read from the log later
-    is_suspect: bool = False  # the log may be another one: nothing is taken before it was read
+    is_paused: bool = False  # the sink is full; later records are read from the log then
+    is_suspect: bool = False  # the log may be another one: it is read before replies are taken
     last_seq: int = 0  # sequence of the last record that was taken
-    last_data: bytes = b""  # that record
-    delivered_tokens: int = 0  # how many tokens (or vectors) the sink has had
-    delivered_characters: int = 0  # of text
-    log_characters: int = 0  # characters of the log, up to its last record that was taken
-    attempt: int = 0  # the latest of which the sink knows
+    last_data: bytes = b""  # bytes of that record
+    delivered_tokens: int = 0  # tokens (or vectors) that the sink has had
+    delivered_characters: int = 0  # characters that the sink has had
+    log_characters: int = 0  # characters in the log, up to the last record that was taken
+    attempt: int = 0  # the latest attempt that the sink knows of
     lost_at: float | None = None  # when the log was found to be gone
-    search_at: float = 0.0  # when to ask who has it, while it is
-    orphaned_until: float | None = None  # the end of the grace period, when nobody reads any more
+    search_at: float = 0.0  # when to ask for a lost log again
+    orphaned_until: float | None = None  # end of the grace period, once the reader has left
     check_seconds: float = field(default_factory=lambda: FIRST_CHECK_SECONDS)
-    cancel_at: float | None = None  # when to ask for its end again
+    cancel_at: float | None = None  # when to send the next cancel; None: not to be cancelled
     cancel_retry_seconds: float = FIRST_CANCEL_SECONDS
     is_catching_up: bool = False
-    deferred_replies: list[Reply] = field(default_factory=list)  # what came during a catch-up
+    deferred_replies: list[Reply] = field(default_factory=list)  # came during a catch-up
 
     @property
     def has_reader(self) -> bool:
+        """True while somebody wants the records: not ended, orphaned or cancelled."""
         return not self.is_ended and self.orphaned_until is None and self.cancel_at is None
 
     def receive_reply(self, seq: int, before: int, data: bytes) -> bool:
-        """Take a reply; False if it shows that the log must be read."""
+        """Take a reply; False if it shows a gap, so that the log must be read."""
         if self.is_catching_up:
             self.deferred_replies.append((seq, before, data))
         elif self.is_paused or self.is_ended or self.is_suspect:
@@ -97,7 +98,7 @@ class LogSubscription:
         return True
 
     def consume_record(self, seq: int, data: bytes) -> bool:
-        """Feed the record that follows the last one; False when the sink wants no more."""
+        """Feed the record that follows the last one; False if the sink is full or has its end."""
         self.last_seq, self.last_data, self.check_seconds = seq, data, FIRST_CHECK_SECONDS
         if record := self._undelivered_part(messages.unpack(data)):
             self.is_ended = record["type"] in messages.TERMINAL_TYPES
@@ -105,10 +106,11 @@ class LogSubscription:
         return not (self.is_paused or self.is_ended)
 
     def consume_page(self, page: Sequence[StoredRecord], now: float) -> bool:
-        """Feed what was read from the log, from `read_from` on; False when the sink wants no more.
+        """Feed records read from the log, from `read_from_seq` on; False if the sink is full.
 
-        A log that does not begin with the last record seen is another one: the writer's copy. Or it
-        has lost its beginning: then its writer has it.
+        A page that does not begin with the last record taken shows that the log was lost. It may be
+        of another log, the writer's copy, which must be read from its begin; or the log's begin is
+        missing, which only the writer has.
         """
         if self.is_ended or self.is_paused:
             return False
@@ -128,56 +130,58 @@ class LogSubscription:
 
     @property
     def read_from_seq(self) -> int:
-        """The sequence at which to read on: that of the last record, to see that it is there."""
+        """The sequence at which to read on: the last record's, to see that it is still there."""
         return max(1, self.last_seq)
 
     def fail(self, code: str, message: str) -> None:
-        """End with an error of our own, since the end in the log will not come. Idempotent."""
+        """End with an error of our own, since no terminal will come from the log. Idempotent."""
         if not self.is_ended:
             self.is_ended = True
             self.sink(messages.error_record(code, message, messages.openai_usage(0, 0)), 0)
 
     def needs_check(self, now: float) -> bool:
-        """True when it was silent for long, and longer each time: waiting in a queue is silent."""
+        """True after a long silence, longer each time, since queued requests are silent."""
         return now - self.last_heard_at > self.check_seconds
 
     def mark_checked(self, now: float) -> None:
+        """Note that the log is being read because of a silence; the next check comes later."""
         self.last_heard_at = now
         self.check_seconds = min(2 * self.check_seconds, MAX_CHECK_SECONDS)
 
     def is_lost(self, now: float, seconds: float = 0.0) -> bool:
-        """Whether its log has been gone for so long, and nobody has put it back."""
+        """True if the log has been gone for `seconds`, and its writer has not put it back."""
         return self.lost_at is not None and not self.last_seq and now >= self.lost_at + seconds
 
     def needs_search(self, now: float) -> bool:
-        """True while the log is lost, a little later: who still writes it need not be asked."""
+        """True while the log is lost, after a delay in which its writer may put it back unasked."""
         return self.is_lost(now) and now >= self.search_at
 
     def mark_searched(self, now: float) -> None:
-        """It is asked who has the log."""
+        """Note that the lost log is being asked for; the next time comes later."""
         self.search_at = now + SEARCH_SECONDS
 
     def is_abandoned(self, now: float) -> bool:
-        """True when the grace period is over and nobody has asked for its end yet."""
-        until = self.orphaned_until
-        return until is not None and now >= until and self.cancel_at is None
+        """True when the grace period is over and the request is not being cancelled yet."""
+        grace_ends_at = self.orphaned_until
+        return grace_ends_at is not None and now >= grace_ends_at and self.cancel_at is None
 
     def needs_cancel(self, now: float) -> bool:
+        """True when a cancel is due."""
         return self.cancel_at is not None and now >= self.cancel_at and not self.is_ended
 
     def mark_cancel_sent(self, now: float) -> None:
-        """The cancel was sent. It may get lost, so another one is due a little later."""
+        """Note that a cancel was sent; it may get lost, so another one is due later."""
         self.cancel_at = now + self.cancel_retry_seconds
         self.cancel_retry_seconds = min(2 * self.cancel_retry_seconds, MAX_CANCEL_SECONDS)
 
     def _undelivered_part(self, record: Record) -> Record | None:
-        """What the sink has not had of it, if there is anything; a gap ends the request."""
+        """The part of a record that the sink has not had, or None; a gap ends the request."""
         kind = record["type"]
         if kind == "chunk" or kind == "result":
             return self._undelivered_output(record)
         if kind == "started":
-            known, self.attempt = self.attempt, max(self.attempt, record["attempt"])
-            return record if self.attempt > known else None
+            latest_known, self.attempt = self.attempt, max(self.attempt, record["attempt"])
+            return record if self.attempt > latest_known else None
         return None if self.is_ended else record
 
     def _undelivered_output(self, record: Record) -> Record | None:
@@ -190,21 +194,24 @@ class LogSubscription:
             and record["index"] <= self.after_index + 1
         ):
             self.delivered_tokens, self.delivered_characters = record["index"], before
-        had, read = self.delivered_tokens - record["index"], self.delivered_characters - before
-        if had >= count and read >= len(text):
+        skip_tokens = self.delivered_tokens - record["index"]
+        skip_characters = self.delivered_characters - before
+        if skip_tokens >= count and skip_characters >= len(text):
             return None
-        if not (0 <= had <= count and 0 <= read <= len(text)):
+        if not (0 <= skip_tokens <= count and 0 <= skip_characters <= len(text)):
             self.fail("log_lost", "the broker has lost a part of this request's output")
             return None
         self.delivered_tokens, self.delivered_characters = (
             record["index"] + count,
             self.log_characters,
         )
-        return _drop_delivered(record, had, read) if had or read else record
+        if skip_tokens or skip_characters:
+            return _drop_delivered(record, skip_tokens, skip_characters)
+        return record
 
 
 def _drop_delivered(record: Record, count: int, characters: int) -> Record:
-    """An output without its first tokens, or vectors, and their text."""
+    """A `chunk` or `result` without its first `count` tokens or vectors, and without their text."""
     rest = record | {"index": record["index"] + count, "count": record["count"] - count}
     for name in record.keys() & {"tokens", "logprobs", "vectors"}:
         rest[name] = record[name][count:]

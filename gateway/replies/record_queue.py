@@ -1,4 +1,4 @@
-"""A sink to iterate over: the records of one request, with a bound on what waits for its reader."""
+"""Queue of the records that wait for one HTTP response, bounded in bytes."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from streams.messages import Record
 
 LIMIT_BYTES = 128 * 1024  # as `gateway/replies/send_buffer.py`
-OVERHEAD_BYTES = 800  # of a record, unpacked
+OVERHEAD_BYTES = 800  # of a record as Python objects
 
 
 class ClientGone(Exception):
@@ -15,18 +15,24 @@ class ClientGone(Exception):
 
 
 class RecordQueue:
-    """Records in order. `drained` is called when a full reader has room again."""
+    """Records in order, put by a log subscription and taken by the code that responds.
 
-    def __init__(self, drained: Callable[[], None]) -> None:
+    `on_drained` is called when the queue has room again after being full.
+    """
+
+    def __init__(self, on_drained: Callable[[], None]) -> None:
         self._records: deque[tuple[Record, int]] = deque()
         self._bytes = 0
         self._is_full = False
         self._closed: Exception | None = None
         self._ready = asyncio.Event()
-        self._drained = drained
+        self._on_drained = on_drained
 
     def put(self, record: Record, size: int) -> bool:
-        """The sink."""
+        """Add a record of `size` bytes, as a sink; False once the queue is full.
+
+        A closed queue drops records.
+        """
         if self._closed:
             return True
         self._bytes += size + OVERHEAD_BYTES
@@ -35,15 +41,15 @@ class RecordQueue:
         self._ready.set()
         return not self._is_full
 
-    def close(self, why: Exception) -> None:
-        """`next` raises this behind what is here already; `ClientGone` at once."""
-        self._closed = why
-        if isinstance(why, ClientGone):
+    def close(self, reason: Exception) -> None:
+        """Have `next` raise `reason` behind the records that are here; `ClientGone` at once."""
+        self._closed = reason
+        if isinstance(reason, ClientGone):
             self._records.clear()
         self._ready.set()
 
     async def next(self) -> Record:
-        """The next record; waits for it."""
+        """Wait for the next record and return it. Raises the reason of `close`."""
         while not self._records and not self._closed:
             self._ready.clear()
             await self._ready.wait()
@@ -53,7 +59,7 @@ class RecordQueue:
         raise self._closed
 
     def next_nowait(self) -> Record | None:
-        """The next record if it is here already."""
+        """Return the next record if it is here already, else None."""
         return self._pop() if self._records else None
 
     def _pop(self) -> Record:
@@ -61,5 +67,5 @@ class RecordQueue:
         self._bytes -= size + OVERHEAD_BYTES
         if self._is_full and self._bytes < LIMIT_BYTES // 2:
             self._is_full = False
-            self._drained()
+            self._on_drained()
         return record

@@ -1,13 +1,13 @@
-"""The way back: one subscription for all replies to this gateway, a table of who waits for what.
+"""Relay: one NATS subscription for all replies to this gateway, and its table of log subscriptions.
 
 A reply is a stored record that the broker republished. Its `Nats-Last-Sequence` names the record
-before it, so a lost reply is noticed at the next one and read back from the token log, and a lost
-last one by the regular look at logs that are silent. A reader that is slow is paused and later fed
-from the log: what waits for it in memory is bounded.
+before it, so a lost reply is noticed at the next one and read back from the token log; a lost last
+one is noticed by the regular check of silent logs. A slow reader is paused and later fed from the
+log, so what waits for it in memory is bounded.
 
-Several readers may follow one request, here and at other gateways. Each that leaves has its grace
-period, and cancels the request after it unless somebody else is reading. While the gateway has to
-refuse those who come back, grace periods begin anew.
+Several readers may read one request, here and at other gateways. Each that leaves starts a grace
+period, after which the request is cancelled unless somebody else is reading. While the gateway
+refuses clients that come back, since the broker does not answer, grace periods are extended.
 """
 
 import asyncio
@@ -31,72 +31,74 @@ from streams.subjects import LogAddress
 log = structlog.get_logger()
 
 CHECK_SECONDS = 0.25
-RESUME_SECONDS = 2.5  # an unreachable broker is told to the client after this
-READER_ANSWER_SECONDS = 1.0  # nobody waits for this one
-LOST_SECONDS = RETRY_TIMEOUT_SECONDS  # so long may its writer try to put a lost log back
-UNCONFIRMED_SECONDS = 60.0  # so long a request is cancelled that may have been stored
+RESUME_SECONDS = 2.5  # an unreachable broker is a 503 after this
+READER_ANSWER_SECONDS = 1.0  # ample, since no client waits for this answer
+LOST_SECONDS = RETRY_TIMEOUT_SECONDS  # for so long its writer may try to put a lost log back
+UNCONFIRMED_SECONDS = 60.0  # for so long cancels are repeated for a request that may be stored
 _YES = b"yes"
-_OUR_FAULT = "the gateway failed; its log says why"
+_INTERNAL_ERROR = "the gateway failed; its log says why"
 
 
 class Relay:
-    """All requests that this gateway relays. `open` it, then `run` it."""
+    """Relays the records of requests to their readers at this gateway. `open` it, then `run` it."""
 
     def __init__(self, broker: Broker, route: str, shards: int, grace_seconds: float) -> None:
         self.route = route
         self._broker, self._shards, self._grace = broker, shards, grace_seconds
         self._own: dict[str, LogSubscription] = {}
         self._attached: dict[LogSubscription, BrokerSubscription] = {}
-        self._pending_cancels: set[LogSubscription] = set()  # whose cancel may be due
-        self._next_check_at = 0.0  # when to look at all of them again
+        self._pending_cancels: set[LogSubscription] = set()  # a cancel of these may be due
+        self._next_check_at = 0.0  # when to check all subscriptions again
         self._last_refusal_at = float("-inf")
         self._wake = asyncio.Event()
         self._catchup = Catchup(broker, shards, self._end_broken_sink, self.unsubscribe)
 
     def __len__(self) -> int:
+        """The number of log subscriptions, with and without a reader."""
         return len(self._own) + len(self._attached)
 
     @property
     def reader_count(self) -> int:
-        """Followings that somebody waits for."""
-        return sum(following.has_reader for following in self._list_subscriptions())
+        """The number of log subscriptions whose reader is there."""
+        return sum(subscription.has_reader for subscription in self._list_subscriptions())
 
     async def open(self) -> None:
-        """Subscribe; replies to what is published afterwards cannot be missed."""
+        """Subscribe to replies; none to a request that is published afterwards can be missed."""
         await self._broker.subscribe_raw(subjects.replies_to(self.route), self._on_reply)
         await self._broker.subscribe(subjects.ALL_READERS, self._on_reader_request)
         await self._broker.subscribe(subjects.ALL_FINDS, self._on_find_request)
         self._broker.on_reconnect.append(self._mark_all_suspect)
 
     def subscribe_new(self, tenant: str, request_id: str, sink: Sink) -> LogSubscription:
-        """Follow a request that is about to be published on this gateway's route."""
+        """Subscribe to a request that is about to be published on this gateway's route."""
         subject = subjects.log(LogAddress(tenant, self.route, request_id), self._shards)
-        following = self._own[request_id] = self._new_subscription(
+        subscription = self._own[request_id] = self._new_subscription(
             tenant, request_id, subject, sink
         )
-        following.subject = subject
-        return following
+        subscription.subject = subject
+        return subscription
 
     async def resume(
         self, tenant: str, request_id: str, sink: Sink, after: int = -1
     ) -> LogSubscription:
-        """`attach`; raises `RequestNotFound` if nobody knows of such a request.
+        """Subscribe as `subscribe_existing` does, to a request that somebody must know of.
 
-        Where somebody might know of it who cannot be asked it is `BrokerUnavailable`.
+        Raises `RequestNotFound` if nobody knows of it, and `BrokerUnavailable` if somebody who
+        might cannot be asked.
         """
         with self.recording_refusals():
             async with broker_timeout(RESUME_SECONDS):
-                following = await self.subscribe_existing(tenant, request_id, sink, after)
-            if following.is_durable:
-                return following
-            await self.unsubscribe(following)
+                subscription = await self.subscribe_existing(tenant, request_id, sink, after)
+            if subscription.is_durable:
+                return subscription
+            await self.unsubscribe(subscription)
             async with broker_timeout(RESUME_SECONDS):
                 await request_lookup.ensure_unknown(self._broker, tenant, request_id)
         raise RequestNotFound(request_id)
 
     @contextmanager
     def recording_refusals(self) -> Iterator[None]:
-        """Notes when what is inside is refused since the broker does not answer."""
+        """Note when the block is refused because the broker does not answer; the error goes on."""
         try:
             yield
         except BrokerUnavailable:
@@ -106,60 +108,70 @@ class Relay:
     async def subscribe_existing(
         self, tenant: str, request_id: str, sink: Sink, after: int = -1
     ) -> LogSubscription:
-        """Follow a request from behind token `after`, or some before, whichever gateway it came to.
+        """Subscribe to a request of any gateway, behind token `after` or some tokens before it.
 
-        It is paused until `go_on`. Raises `BrokerUnavailable`.
+        The subscription is paused until `unpause`; it is durable if anybody knows of the request.
+        Raises `BrokerUnavailable`.
         """
         subject = subjects.log_on_any_route(tenant, request_id, self._shards)
-        following = self._new_subscription(tenant, request_id, subject, sink)
-        following.is_paused, following.after_index, following.writer_subject = True, after, None
-        following.is_durable = await self._is_known(following)
+        subscription = self._new_subscription(tenant, request_id, subject, sink)
+        subscription.is_paused, subscription.after_index, subscription.writer_subject = (
+            True,
+            after,
+            None,
+        )
+        subscription.is_durable = await self._is_known(subscription)
 
         def on_reply(subject: bytes, data: bytes, headers: bytes) -> None:
-            self._deliver(following, data, headers)
+            self._deliver(subscription, data, headers)
 
         replies = subjects.reply_on_any_route(tenant, request_id)
-        self._attached[following] = await self._broker.subscribe_raw(replies, on_reply)
-        return following
+        self._attached[subscription] = await self._broker.subscribe_raw(replies, on_reply)
+        return subscription
 
-    async def unsubscribe(self, following: LogSubscription) -> None:
-        """Stop following; the request itself goes on. Idempotent."""
-        following.sink = discard_record
-        if self._own.get(following.request_id) is following:
-            del self._own[following.request_id]
-        if subscribed := self._attached.pop(following, None):
-            await subscribed.unsubscribe()
+    async def unsubscribe(self, subscription: LogSubscription) -> None:
+        """End a subscription; the request itself goes on. Idempotent."""
+        subscription.sink = discard_record
+        if self._own.get(subscription.request_id) is subscription:
+            del self._own[subscription.request_id]
+        if broker_subscription := self._attached.pop(subscription, None):
+            await broker_subscription.unsubscribe()
 
-    def cancel(self, following: LogSubscription) -> None:
-        """Ask for the end of a request, again and again until it has come. Idempotent."""
-        if following.cancel_at is None:
-            following.cancel_at = 0.0
-            self._pending_cancels.add(following)
+    def cancel(self, subscription: LogSubscription) -> None:
+        """Cancel a request: a cancel is sent again and again until the end has come. Idempotent."""
+        if subscription.cancel_at is None:
+            subscription.cancel_at = 0.0
+            self._pending_cancels.add(subscription)
             self._wake.set()
 
-    def cancel_unconfirmed(self, following: LogSubscription) -> None:
-        """Cancel a request of which it is not known whether the broker has it."""
-        following.sink = discard_record
-        following.expires_at = min(following.expires_at, time.monotonic() + UNCONFIRMED_SECONDS)
-        self.cancel(following)
+    def cancel_unconfirmed(self, subscription: LogSubscription) -> None:
+        """Cancel a request that the broker may or may not have, for `UNCONFIRMED_SECONDS`."""
+        subscription.sink = discard_record
+        subscription.expires_at = min(
+            subscription.expires_at, time.monotonic() + UNCONFIRMED_SECONDS
+        )
+        self.cancel(subscription)
 
-    def unpause(self, following: LogSubscription) -> None:
-        """The sink has room again."""
-        if following.is_paused:
-            following.is_paused = False
-            self._catchup.schedule(following)
+    def unpause(self, subscription: LogSubscription) -> None:
+        """Read on for a sink that has room again. Idempotent."""
+        if subscription.is_paused:
+            subscription.is_paused = False
+            self._catchup.schedule(subscription)
 
-    def orphan(self, following: LogSubscription) -> None:
-        """Its reader is gone: it lives on for the grace period, then it is cancelled."""
-        following.sink = discard_record
-        self.unpause(following)
-        if following.orphaned_until is None:
-            following.orphaned_until = time.monotonic() + self._grace
+    def orphan(self, subscription: LogSubscription) -> None:
+        """Note that the reader is gone: after the grace period the request is cancelled.
+
+        Idempotent. A reader that resumes the request meanwhile has a subscription of its own.
+        """
+        subscription.sink = discard_record
+        self.unpause(subscription)
+        if subscription.orphaned_until is None:
+            subscription.orphaned_until = time.monotonic() + self._grace
 
     async def run(self) -> None:
-        """Read back what was missed, repeat cancels, end grace periods; never ends by itself."""
+        """Read back missed records, repeat cancels, end grace periods; runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._catchup.run(), name="backfill")
+            tasks.create_task(self._catchup.run(), name="catchup")
             while True:
                 try:
                     async with asyncio.timeout(CHECK_SECONDS):
@@ -174,7 +186,7 @@ class Relay:
                     await asyncio.sleep(CHECK_SECONDS)
 
     async def close(self) -> None:
-        """Tell the fleet of what nobody wants any more; the rest can be resumed elsewhere."""
+        """Send the cancels that are due; all other requests can be resumed at another gateway."""
         try:
             self._pending_cancels.update(self._list_subscriptions())
             await self._send_due_cancels(time.monotonic())
@@ -195,47 +207,48 @@ class Relay:
         )
 
     def _on_reply(self, subject: bytes, data: bytes, headers: bytes) -> None:
-        if following := self._own.get(subject[subject.rfind(b".") + 1 :].decode()):
-            self._deliver(following, data, headers)
+        if subscription := self._own.get(subject[subject.rfind(b".") + 1 :].decode()):
+            self._deliver(subscription, data, headers)
 
-    def _deliver(self, following: LogSubscription, data: bytes, headers: bytes) -> None:
-        following.last_heard_at = time.monotonic()
+    def _deliver(self, subscription: LogSubscription, data: bytes, headers: bytes) -> None:
+        subscription.last_heard_at = time.monotonic()
         try:
-            if not following.receive_reply(*parse_sequences(headers), data):
-                self._catchup.schedule(following)
+            if not subscription.receive_reply(*parse_sequences(headers), data):
+                self._catchup.schedule(subscription)
         except Exception as error:
-            self._end_broken_sink(following, error)
-        if following.is_ended:
-            self._finish(following)
+            self._end_broken_sink(subscription, error)
+        if subscription.is_ended:
+            self._finish(subscription)
 
-    def _end_broken_sink(self, following: LogSubscription, error: Exception) -> None:
-        """Its sink failed, which is our own fault: it ends, and nothing else does."""
-        log.error("reply_sink_failed", request_id=following.request_id, exc_info=error)
-        sink, following.sink = following.sink, discard_record
-        following.is_ended = True
+    def _end_broken_sink(self, subscription: LogSubscription, error: Exception) -> None:
+        """End the one subscription whose sink raised an error, which is our own fault."""
+        log.error("reply_sink_failed", request_id=subscription.request_id, exc_info=error)
+        sink, subscription.sink = subscription.sink, discard_record
+        subscription.is_ended = True
         try:
             sink(
-                messages.error_record("internal_error", _OUR_FAULT, messages.openai_usage(0, 0)), 0
+                messages.error_record(
+                    "internal_error", _INTERNAL_ERROR, messages.openai_usage(0, 0)
+                ),
+                0,
             )
         except Exception:
-            log.exception("reply_sink_failed_again", request_id=following.request_id)
+            log.exception("reply_sink_failed_again", request_id=subscription.request_id)
 
-    def _finish(self, following: LogSubscription) -> None:
-        """Let `run` forget it; the common case, our own requests, at once."""
-        following.is_ended, following.sink = (
-            True,
-            discard_record,
-        )  # a call and its following hold each other
-        if self._own.get(following.request_id) is following:
-            del self._own[following.request_id]
-        if following in self._attached:
-            self._catchup.schedule(following)
+    def _finish(self, subscription: LogSubscription) -> None:
+        """Remove an ended subscription: our own at once, an attached one in `run`."""
+        subscription.is_ended = True
+        subscription.sink = discard_record  # else request and subscription would hold each other
+        if self._own.get(subscription.request_id) is subscription:
+            del self._own[subscription.request_id]
+        if subscription in self._attached:
+            self._catchup.schedule(subscription)
 
     def _mark_all_suspect(self) -> None:
-        """The broker may have restarted and lost its memory."""
-        for following in self._list_subscriptions():
-            following.is_suspect = True
-            self._catchup.schedule(following)
+        """Read all logs again after a reconnect: a broker that restarted has lost its memory."""
+        for subscription in self._list_subscriptions():
+            subscription.is_suspect = True
+            self._catchup.schedule(subscription)
 
     async def _check(self, now: float, tasks: asyncio.TaskGroup) -> None:
         if now >= self._next_check_at:
@@ -244,85 +257,89 @@ class Relay:
         await self._send_due_cancels(now)
 
     def _check_all(self, now: float, tasks: asyncio.TaskGroup) -> None:
-        for following in self._list_subscriptions():
-            if following.needs_check(now):
-                following.mark_checked(now)
-                self._catchup.schedule(following)
-            if following.needs_cancel(now):
-                self._pending_cancels.add(following)
-            self._end_overdue(following, now, tasks)
+        for subscription in self._list_subscriptions():
+            if subscription.needs_check(now):
+                subscription.mark_checked(now)
+                self._catchup.schedule(subscription)
+            if subscription.needs_cancel(now):
+                self._pending_cancels.add(subscription)
+            self._end_overdue(subscription, now, tasks)
 
     async def _send_due_cancels(self, now: float) -> None:
         while self._pending_cancels:
-            following = self._pending_cancels.pop()
-            if following.needs_cancel(now):
-                subject = subjects.cancel(following.tenant, following.request_id)
+            subscription = self._pending_cancels.pop()
+            if subscription.needs_cancel(now):
+                subject = subjects.cancel(subscription.tenant, subscription.request_id)
                 await self._broker.publish(subject)
-                following.mark_cancel_sent(now)
+                subscription.mark_cancel_sent(now)
 
     def _end_overdue(
-        self, following: LogSubscription, now: float, tasks: asyncio.TaskGroup
+        self, subscription: LogSubscription, now: float, tasks: asyncio.TaskGroup
     ) -> None:
-        """What waited too long: for its end, for its log to come back, for another reader."""
-        if now >= following.expires_at:
-            following.fail("deadline_exceeded", "the deadline passed without a sign of the request")
-            self._finish(following)
-        elif following.needs_search(now):
-            following.mark_searched(now)
-            tasks.create_task(self._search_lost_log(following), name=f"seek-{following.request_id}")
-        elif following.is_abandoned(now) and now < self._last_refusal_at + self._grace:
-            following.orphaned_until = self._last_refusal_at + self._grace
-        elif following.is_abandoned(now):
-            following.orphaned_until = following.expires_at
+        """End what waited too long: for its terminal, for its lost log, or for another reader."""
+        if now >= subscription.expires_at:
+            subscription.fail(
+                "deadline_exceeded", "the deadline passed without a sign of the request"
+            )
+            self._finish(subscription)
+        elif subscription.needs_search(now):
+            subscription.mark_searched(now)
             tasks.create_task(
-                self._cancel_abandoned(following), name=f"abandon-{following.request_id}"
+                self._search_lost_log(subscription), name=f"seek-{subscription.request_id}"
+            )
+        elif subscription.is_abandoned(now) and now < self._last_refusal_at + self._grace:
+            subscription.orphaned_until = self._last_refusal_at + self._grace
+        elif subscription.is_abandoned(now):
+            subscription.orphaned_until = subscription.expires_at
+            tasks.create_task(
+                self._cancel_abandoned(subscription), name=f"abandon-{subscription.request_id}"
             )
 
-    async def _search_lost_log(self, following: LogSubscription) -> None:
-        """Ask who has the lost log, or will write it. If nobody does for long that is the end."""
-        tenant, request_id = following.tenant, following.request_id
+    async def _search_lost_log(self, subscription: LogSubscription) -> None:
+        """Ask who has the lost log or will write it; end the request if for long nobody does."""
+        tenant, request_id = subscription.tenant, subscription.request_id
         if await request_lookup.is_request_known(self._broker, tenant, request_id):
-            following.lost_at = time.monotonic()
-        elif following.is_lost(time.monotonic(), LOST_SECONDS):
+            subscription.lost_at = time.monotonic()
+        elif subscription.is_lost(time.monotonic(), LOST_SECONDS):
             try:
                 await request_lookup.ensure_unknown(self._broker, tenant, request_id)
             except BrokerUnavailable as error:
                 log.warning("lost_log_search_failed", request_id=request_id, reason=str(error))
             else:
-                following.fail("log_lost", "the broker has lost this request's output")
-                self._finish(following)
+                subscription.fail("log_lost", "the broker has lost this request's output")
+                self._finish(subscription)
 
-    async def _cancel_abandoned(self, following: LogSubscription) -> None:
-        """The grace period is over: cancel the request, unless somebody else reads it."""
-        reader = subjects.reader(following.tenant, following.request_id)
+    async def _cancel_abandoned(self, subscription: LogSubscription) -> None:
+        """Cancel a request whose grace period is over, unless somebody else reads it."""
+        reader = subjects.reader(subscription.tenant, subscription.request_id)
         if await self._broker.request(reader, b"", READER_ANSWER_SECONDS) is not None:
-            self._finish(following)
+            self._finish(subscription)
         elif self._broker.is_connected:
-            self.cancel(following)
-        else:  # nobody could be asked
-            following.orphaned_until = time.monotonic() + CHECK_SECONDS
+            self.cancel(subscription)
+        else:  # other gateways could not be asked
+            subscription.orphaned_until = time.monotonic() + CHECK_SECONDS
 
-    async def _is_known(self, following: LogSubscription) -> bool:
-        """True if the request has a log, or somebody knows that it waits for one."""
-        if await self._catchup.find_log(following) is not None:
+    async def _is_known(self, subscription: LogSubscription) -> bool:
+        """True if the request has a log, or somebody answers that it will have one."""
+        if await self._catchup.find_log(subscription) is not None:
             return True
         return await request_lookup.is_request_known(
-            self._broker, following.tenant, following.request_id
+            self._broker, subscription.tenant, subscription.request_id
         )
 
     async def _on_find_request(self, msg: Msg) -> None:
         if any(
-            following.is_durable and not following.lost_at
-            for following in self._matching_subscriptions(msg)
+            subscription.is_durable and not subscription.lost_at
+            for subscription in self._matching_subscriptions(msg)
         ):
             await self._broker.publish(msg.reply, _YES)
 
     async def _on_reader_request(self, msg: Msg) -> None:
-        if any(following.has_reader for following in self._matching_subscriptions(msg)):
+        if any(subscription.has_reader for subscription in self._matching_subscriptions(msg)):
             await self._broker.publish(msg.reply, _YES)
 
     def _matching_subscriptions(self, msg: Msg) -> list[LogSubscription]:
-        """The followings here of the request that a question is about."""
-        asked = subjects.parse_request_id(msg.subject)
-        found = [self._own.get(asked[1]), *self._attached]
-        return [f for f in found if f and (f.tenant, f.request_id) == asked]
+        """The subscriptions here to the request that a message asks for."""
+        wanted = subjects.parse_request_id(msg.subject)
+        found = [self._own.get(wanted[1]), *self._attached]
+        return [each for each in found if each and (each.tenant, each.request_id) == wanted]

@@ -1,4 +1,8 @@
-"""Who knows of a request that has no log: only the leader of its model knows its queue."""
+"""Asks over NATS whether anybody knows of a request that has no log.
+
+Gateways and workers answer for requests that they have; a queued one is known to nobody but the
+leader of its model.
+"""
 
 import asyncio
 import json
@@ -8,26 +12,28 @@ from streams.broker.connection import Broker
 from streams.errors import BrokerUnavailable
 from streams.records import lanes
 
-ANSWER_SECONDS = 0.3  # a client waits for it
+ANSWER_SECONDS = 0.3  # short, since a client waits for it
 
 
 async def is_request_known(broker: Broker, tenant: str, request_id: str) -> bool:
-    """True if somebody says in time that a request waits or runs, or has its lost log."""
-    found = subjects.find(tenant, request_id)
-    return await broker.request(found, b"", ANSWER_SECONDS) is not None
+    """Return True if somebody answers in time that a request waits or runs, or has its lost log."""
+    find_subject = subjects.find(tenant, request_id)
+    return await broker.request(find_subject, b"", ANSWER_SECONDS) is not None
 
 
 async def ensure_unknown(broker: Broker, tenant: str, request_id: str) -> None:
-    """Raises `BrokerUnavailable` if a leader may know of it, or knows of it by now."""
+    """Raise `BrokerUnavailable` unless it is certain that nobody knows of the request.
+
+    A leader that cannot be asked may know of it; another may have begun to lead meanwhile.
+    """
     await _ensure_no_queue_holds(broker, tenant, request_id)
-    if await is_request_known(
-        broker, tenant, request_id
-    ):  # by who began to lead after the first question
+    # Ask again: somebody may have begun to lead after the first question
+    if await is_request_known(broker, tenant, request_id):
         raise BrokerUnavailable(f"the request {request_id!r} was found just now: try again")
 
 
 async def _ensure_no_queue_holds(broker: Broker, tenant: str, request_id: str) -> None:
-    """Raises `BrokerUnavailable` while nobody leads a model for which the request may wait."""
+    """Raise `BrokerUnavailable` while nobody leads a model for which the request may wait."""
     models = sorted(await lanes.list_models_of(broker, tenant))
     question = json.dumps({"request_id": request_id}).encode()
     answers = await asyncio.gather(

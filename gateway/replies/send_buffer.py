@@ -1,7 +1,8 @@
-"""What waits to be written to one socket: bounded by bytes, written by one task.
+"""Send buffer: encoded frames waiting to be written to one WebSocket, bounded in bytes.
 
-Behind it are 16 KiB of `gateway/server/write_coalescer.py`, 64 of the transport and 32 of the kernel
-(`gateway/server/uvicorn_server.py`), so that all that a client can make us keep by not reading is under 256 KiB.
+Behind it are 16 KiB in `gateway/server/write_coalescer.py`, 64 in the transport and 32 in the
+kernel (`gateway/server/uvicorn_server.py`), so a client that does not read makes us keep less than
+256 KiB.
 """
 
 import asyncio
@@ -10,16 +11,19 @@ from collections.abc import Awaitable, Callable
 from sys import getsizeof
 
 LIMIT_BYTES = 128 * 1024
-OVERHEAD_BYTES = 8  # of a frame: its place here
+OVERHEAD_BYTES = 8  # of a frame: its pointer in the deque
 
 EncodedFrame = str | bytes
 Write = Callable[[EncodedFrame], Awaitable[None]]
 
 
 class SendBuffer:
-    """Frames for one socket. `drained` is called when it has room again after being full."""
+    """Frames for one socket, put by several requests and written by one task.
 
-    def __init__(self, drained: Callable[[], None]) -> None:
+    `on_drained` is called when the buffer has room again after being full.
+    """
+
+    def __init__(self, on_drained: Callable[[], None]) -> None:
         self._frames: deque[EncodedFrame] = deque()
         self._bytes = 0
         self._is_finished = False
@@ -27,10 +31,13 @@ class SendBuffer:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._is_full = False
-        self._drained = drained
+        self._on_drained = on_drained
 
     def put(self, frame: EncodedFrame) -> bool:
-        """Add a frame; False when what feeds this should pause until it has drained."""
+        """Add a frame; False if the buffer is full, so that its feeder should pause until drained.
+
+        The frame is added in any case.
+        """
         self._frames.append(frame)
         self._bytes += getsizeof(frame) + OVERHEAD_BYTES
         self._has_frames.set()
@@ -40,16 +47,16 @@ class SendBuffer:
         return not self._is_full
 
     def finish(self) -> None:
-        """Nothing more will be put: `run` returns when everything is written. Idempotent."""
+        """Let `run` return once everything is written; nothing more may be put. Idempotent."""
         self._is_finished = True
         self._has_frames.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until this is not full."""
+        """Wait until the buffer is not full."""
         await self._has_room.wait()
 
     async def run(self, write: Write) -> None:
-        """Write until cancelled or ended."""
+        """Write frames as they come, until cancelled, or finished and empty."""
         while self._frames or not self._is_finished:
             await self._has_frames.wait()
             self._has_frames.clear()
@@ -63,4 +70,4 @@ class SendBuffer:
     def _mark_drained(self) -> None:
         self._is_full = False
         self._has_room.set()
-        self._drained()
+        self._on_drained()

@@ -1,6 +1,7 @@
-"""Whoever writes a log tells what it holds to those who begin to read it.
+"""Worker replay: reads a running request's log from the worker that writes it.
 
-The broker would have to search for it among all others (`streams/records/token_log_cache.py`).
+The broker would have to search for the log's records among all others
+(`streams/records/token_log_cache.py`).
 """
 
 import time
@@ -11,43 +12,45 @@ from streams.broker.connection import Broker
 from streams.records.token_log_cache import RecordPage, RecordsQuery
 
 ANSWER_SECONDS = 1.0  # the broker answers at once for a worker that is gone
-SILENT_SECONDS = 2.0  # so long one that did not answer is not asked
-MAX_SEARCHES = 3  # by one reader: a worker that was overtaken may tell what the broker denies
+SILENT_SECONDS = 2.0  # a worker that did not answer is not asked for so long
+MAX_SEARCHES = 3  # by one reader: a fenced worker may go on to tell what the broker denies
 
 
 class WorkerReplay:
-    """Asks workers for their logs."""
+    """Asks workers for the logs that they write."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._silent_until: dict[str, float] = {}  # whom, until when
+        self._silent_until: dict[str, float] = {}  # by the subject at which a worker is asked
 
     async def fetch_page(
-        self, following: LogSubscription, subject: str, most_bytes: int
+        self, subscription: LogSubscription, subject: str, max_bytes: int
     ) -> RecordPage | None:
-        """From its `read_from` on; None if it is to be read from the broker.
+        """Return the log's records from `read_from_seq` on; None to read them from the broker.
 
-        Something is always left: the broker has the last word. It may have stored what its writer
-        does not know yet, or what another one has written. Raises `BrokerUnavailable`.
+        The page always says that something remains, so that the broker is read last: it may have
+        stored what the writer does not know yet, or what another one has written. Raises
+        `BrokerUnavailable`.
         """
-        if following.writer_subject is None:
-            following.writer_subject = await self._find_writer(following, subject)
-        if not following.writer_subject or self._is_silent(following.writer_subject):
+        if subscription.writer_subject is None:
+            subscription.writer_subject = await self._find_writer(subscription, subject)
+        if not subscription.writer_subject or self._is_silent(subscription.writer_subject):
             return None
-        page = await self._request_page(following, following.writer_subject, most_bytes)
+        page = await self._request_page(subscription, subscription.writer_subject, max_bytes)
         if page is None or not page.remaining:
-            following.writer_subject = ""
+            subscription.writer_subject = ""
         return page._replace(remaining=max(1, page.remaining)) if page else None
 
-    async def _find_writer(self, following: LogSubscription, subject: str) -> str:
-        """Where to ask: the worker of the first attempt, which is the only one of most.
+    async def _find_writer(self, subscription: LogSubscription, subject: str) -> str:
+        """The subject at which to ask: that of the first attempt's worker, mostly the only one.
 
-        All of them, where the broker has dropped its claim. Empty if no worker has begun.
+        Where the broker has dropped the first attempt's claim it is that of all workers. Empty if
+        no worker has begun, or after `MAX_SEARCHES`.
         """
-        following.writer_searches += 1
-        if following.writer_searches > MAX_SEARCHES:
+        subscription.writer_searches += 1
+        if subscription.writer_searches > MAX_SEARCHES:
             return ""
-        found = await self._broker.read(following.stream, {"next_by_subj": subject, "seq": 1})
+        found = await self._broker.read(subscription.stream, {"next_by_subj": subject, "seq": 1})
         first = messages.unpack(found[0].data) if found else {}
         if "index" in first:
             return subjects.WRITTEN_BY_ANY
@@ -57,19 +60,19 @@ class WorkerReplay:
         return self._silent_until.get(writer, 0.0) > time.monotonic()
 
     async def _request_page(
-        self, following: LogSubscription, writer: str, most_bytes: int
+        self, subscription: LogSubscription, writer: str, max_bytes: int
     ) -> RecordPage | None:
         question = RecordsQuery(
-            following.tenant,
-            following.request_id,
-            following.read_from_seq,
-            following.after_index,
-            most_bytes,
+            subscription.tenant,
+            subscription.request_id,
+            subscription.read_from_seq,
+            subscription.after_index,
+            max_bytes,
         )
         began = time.monotonic()
         answer = await self._broker.request(writer, messages.pack(question), ANSWER_SECONDS)
         is_late = time.monotonic() - began >= ANSWER_SECONDS
         if answer is None and is_late and writer != subjects.WRITTEN_BY_ANY:
             self._silent_until[writer] = time.monotonic() + SILENT_SECONDS
-        told = messages.unpack(answer) if answer else None
-        return RecordPage(*told) if told and told[0] else None
+        fields = messages.unpack(answer) if answer else None
+        return RecordPage(*fields) if fields and fields[0] else None

@@ -1,1 +1,12 @@
-"""server."""
+"""Bytes of a TCP connection come in, ASGI calls go out; responses go back the same way.
+
+This is the only folder that touches the insides of uvicorn and of websockets.
+
+uvicorn_server      the listening socket and uvicorn's configuration; `server_config` extends that
+http_protocol       HTTP/1.1, with heads bounded in bytes and time
+websocket_protocol  WebSockets, with messages bounded in bytes, frames and time
+idle_connections    closes the longest idle connection when there are too many
+write_timeout       aborts clients that do not read; `stall_timer` measures it
+write_coalescer     joins a WebSocket's writes of one turn of the event loop
+connection_limits   connections and frames a second of each tenant and key, by `rate_limiter`
+"""

@@ -1,6 +1,6 @@
-"""Who is connected here: how many connections each tenant and key has, and how fast they may send.
+"""Connection limits: how many connections a tenant and a key may have, and how fast they may send.
 
-These bounds protect one gateway, so each keeps its own count; quotas hold over all of them. Pure.
+These limits protect one gateway, so each gateway keeps its own count, unlike quotas. Pure.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from gateway.server.rate_limiter import RateLimiter
 from registry.tenant_records import ApiKey, Tenant
 from streams.errors import TooManyConnections
 
-FRAME_BYTES = 4096  # to read so many takes 0.1 ms at worst, to submit a request takes more
+FRAME_BYTES = 4096  # reading these takes 0.1 ms at worst; submitting a request takes more
 
 
 def frame_cost(size: int) -> int:
-    """As how many frames one of so many bytes counts."""
+    """Return how many frames a message of `size` bytes counts as: one, and one per 4 KiB."""
     return 1 + size // FRAME_BYTES
 
 
@@ -27,11 +27,11 @@ class _ConnectionOwner:
     rate_limiter: RateLimiter | None = None
     connections: int = 0
 
-    def update_limits(self, bounds: Tenant | ApiKey) -> None:
-        """Take over the bounds as they are now; raises `TooManyConnections`."""
-        most, per_second = bounds.max_connections, bounds.frames_per_second
-        if most is not None and self.connections >= most:
-            raise TooManyConnections(self.name, most)
+    def update_limits(self, limited: Tenant | ApiKey) -> None:
+        """Take over the limits as they are now; raises `TooManyConnections` if they are reached."""
+        max_connections, per_second = limited.max_connections, limited.frames_per_second
+        if max_connections is not None and self.connections >= max_connections:
+            raise TooManyConnections(self.name, max_connections)
         if per_second is None:
             self.rate_limiter = None
         elif self.rate_limiter is None:
@@ -41,53 +41,56 @@ class _ConnectionOwner:
 
 
 class FrameRateLimiter:
-    """One connection; it shares its paces with the others of its tenant, and of its key."""
+    """Frame rate limit of one connection, shared with the others of its tenant and of its key."""
 
-    def __init__(self, parties: list[_ConnectionOwner]) -> None:
-        self._owners = parties
+    def __init__(self, owners: list[_ConnectionOwner]) -> None:
+        self._owners = owners
 
     def reserve(self, now: float, frames: int = 1) -> float:
-        """Count so many frames; returns the seconds for which it must wait, mostly 0."""
-        paces = (party.rate_limiter for party in self._owners)
-        return max((pace.reserve(now, frames) for pace in paces if pace), default=0.0)
+        """Count `frames`; returns the seconds for which the connection must wait, mostly 0."""
+        limiters = (owner.rate_limiter for owner in self._owners)
+        return max((limiter.reserve(now, frames) for limiter in limiters if limiter), default=0.0)
 
 
 class ConnectionLimits:
-    """All connections of this gateway whose credential is known."""
+    """Counts the authenticated connections of this gateway, by tenant and by key."""
 
     def __init__(self) -> None:
         self._owners: dict[str, _ConnectionOwner] = {}
 
     def __len__(self) -> int:
-        """How many tenants and keys are connected."""
+        """The number of tenants and keys that are connected."""
         return len(self._owners)
 
     @contextmanager
     def admit(self, tenant: Tenant) -> Iterator[FrameRateLimiter]:
-        """One more connection, until the block ends; raises `TooManyConnections`."""
-        bounds: list[Tenant | ApiKey] = [tenant, tenant.key] if tenant.key else [tenant]
-        parties = [self._find_owner(_owner_name(tenant, each)) for each in bounds]
-        for party, each in zip(parties, bounds, strict=True):
-            party.update_limits(each)
-        for party in parties:
-            self._owners[party.name] = party
-            party.connections += 1
+        """Count one more connection until the block ends; raises `TooManyConnections`.
+
+        Yields the connection's frame rate limiter.
+        """
+        limited: list[Tenant | ApiKey] = [tenant, tenant.key] if tenant.key else [tenant]
+        owners = [self._find_owner(_owner_name(tenant, each)) for each in limited]
+        for owner, each in zip(owners, limited, strict=True):
+            owner.update_limits(each)
+        for owner in owners:
+            self._owners[owner.name] = owner
+            owner.connections += 1
         try:
-            yield FrameRateLimiter(parties)
+            yield FrameRateLimiter(owners)
         finally:
-            for party in parties:
-                self._remove_connection(party)
+            for owner in owners:
+                self._remove_connection(owner)
 
-    def _find_owner(self, whose: str) -> _ConnectionOwner:
-        return self._owners.get(whose) or _ConnectionOwner(whose)
+    def _find_owner(self, name: str) -> _ConnectionOwner:
+        return self._owners.get(name) or _ConnectionOwner(name)
 
-    def _remove_connection(self, party: _ConnectionOwner) -> None:
-        party.connections -= 1
-        if not party.connections:
-            del self._owners[party.name]
+    def _remove_connection(self, owner: _ConnectionOwner) -> None:
+        owner.connections -= 1
+        if not owner.connections:
+            del self._owners[owner.name]
 
 
-def _owner_name(tenant: Tenant, bounds: Tenant | ApiKey) -> str:
-    if isinstance(bounds, ApiKey):
-        return f"the key {bounds.name!r} of tenant {tenant.name!r}"
+def _owner_name(tenant: Tenant, limited: Tenant | ApiKey) -> str:
+    if isinstance(limited, ApiKey):
+        return f"the key {limited.name!r} of tenant {tenant.name!r}"
     return f"tenant {tenant.name!r}"

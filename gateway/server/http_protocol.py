@@ -1,4 +1,4 @@
-"""HTTP/1.1 from strangers: heads bounded in bytes and time, idle connections in number."""
+"""HTTP/1.1 protocol that bounds heads in bytes and time, and idle connections in number."""
 
 import asyncio
 
@@ -11,22 +11,22 @@ from gateway.server.server_config import ServerConfig
 from gateway.server.write_timeout import WriteTimeout
 from streams.errors import BadRequest, HeadTooLarge, MillstreamError, Refused, TooSlow
 
-# For the head of a request, from the last answer or the connection's begin
+# Time for the head of a request, from the last response or from the connection's begin
 HEAD_TIMEOUT_SECONDS = 10.0
 LINGER_SECONDS = 1.0  # a refusal is lost if the connection is closed while its client writes
 MAX_HEAD_BYTES = 32_768
-MAX_LINE_BYTES = 8_000  # what `websockets` takes
+MAX_LINE_BYTES = 8_000  # as much as `websockets` takes
 MAX_HEADERS = 100
 
 
 class HttpProtocol(WriteTimeout, HttpToolsProtocol):
-    """One connection. It is in the lobby unless a request is under way."""
+    """One HTTP connection. It is among the idle connections unless a request is under way."""
 
     config: ServerConfig
     _head_timer: asyncio.TimerHandle | None = None
     _in_head = False
-    _unfinished_bytes = 0  # bytes that have come while the head was not whole
-    _head_bytes = 0  # of what the parser has found
+    _unfinished_bytes = 0  # bytes that have come while the head was incomplete
+    _head_bytes = 0  # bytes of the lines that the parser has found
     _refusal: MillstreamError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -71,17 +71,21 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """The parser takes no more, because of what came or by a refusal of ours."""
+        """Answer when the parser has stopped: on invalid HTTP, or by a refusal of ours."""
         self._refuse(self._refusal or BadRequest("this is not HTTP/1.1"))
 
     def evict(self) -> None:
+        """Close this idle connection, because another one needs its place.
+
+        It gets an error as its answer if it has sent a part of a head, or has had no request yet.
+        """
         CUT_CONNECTIONS.labels("crowded").inc()
         if self._in_head or self.cycle is None:
             self._write_error(Refused("this gateway has as many connections as it may"))
         self.transport.close()
 
     def _await_head(self) -> None:
-        """For the head of a request, which must come in time."""
+        """Count as idle, and start the timer for the head of the next request."""
         self._stop_awaiting_head()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self._on_head_timeout)
         self.config.idle_connections.add(self)
@@ -99,7 +103,7 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             self.transport.close()
 
     def _count_head_bytes(self, size: int) -> None:
-        """One more line of a head; over a limit the parser is stopped."""
+        """Count one more line of a head; over a limit raise an error, which stops the parser."""
         self._head_bytes += size
         if size > MAX_LINE_BYTES:
             self._refusal = _head_too_large("a line of its head", MAX_LINE_BYTES, "bytes")
@@ -111,11 +115,11 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             raise self._refusal
 
     def _refuse(self, error: MillstreamError) -> None:
-        """Answer for a request of which there is no more than a part, and take no other."""
+        """Answer an incomplete request with an error, and take no other request."""
         self._refusal = error
         self._stop_awaiting_head()
         if self.cycle and not self.cycle.response_complete:
-            self.transport.abort()  # another answer is under way, of which this would become a part
+            self.transport.abort()  # the error would become a part of the response under way
         elif not self.transport.is_closing():
             self._write_error(error)
             self.transport.write_eof()
@@ -130,7 +134,7 @@ def _head_too_large(what: str, limit: int, unit: str) -> HeadTooLarge:
 
 
 def _encode_response(response: Response) -> bytes:
-    """A whole answer after which the connection closes."""
+    """The bytes of a whole response after which the connection closes."""
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = b"".join(b"%s: %s\r\n" % header for header in headers)
     return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)

@@ -1,42 +1,42 @@
-"""Connections without a request: who is there has not said so, or asks for nothing just now.
+"""Idle connections: those without a request under way, of which the longest idle one is evicted.
 
-They cost no credential, so their number is bounded. The one that has waited longest gives way to
-a new one: an honest client's request comes within moments, so under any flood it is the flood's own
-that goes. Pure.
+Opening them takes no credential, so their number is bounded. The connection that has been idle
+longest gives way to a new one: an honest client's request comes within moments, so under a flood it
+is the flood's own connections that are closed. Pure.
 """
 
 from typing import Protocol
 
 
 class IdleConnection(Protocol):
-    """A connection that waits for a request."""
+    """A connection that has no request under way."""
 
     def evict(self) -> None:
-        """End it: another one needs its place."""
+        """Close the connection, because another one needs its place."""
 
 
 class IdleConnections:
-    """At most `places` connections that wait, the longest waiting first."""
+    """At most `max_idle` idle connections, in the order in which they became idle."""
 
-    def __init__(self, places: int) -> None:
-        self._max_idle = places
+    def __init__(self, max_idle: int) -> None:
+        self._max_idle = max_idle
         self._idle: dict[IdleConnection, None] = {}
 
     def __len__(self) -> int:
         return len(self._idle)
 
-    def add(self, one: IdleConnection) -> None:
-        """It waits from now on; if there are too many the longest waiting one gives way."""
-        self._idle[one] = None
+    def add(self, connection: IdleConnection) -> None:
+        """Add a connection that has become idle; if there are too many evict the longest idle."""
+        self._idle[connection] = None
         if len(self._idle) > self._max_idle:
             self.evict_longest_idle()
 
-    def discard(self, one: IdleConnection) -> None:
-        """Its request has come, or it has gone. Idempotent."""
-        self._idle.pop(one, None)
+    def discard(self, connection: IdleConnection) -> None:
+        """Remove a connection whose request has come, or that is closed. Idempotent."""
+        self._idle.pop(connection, None)
 
     def evict_longest_idle(self) -> bool:
-        """Let the longest waiting one give way; False if nobody waits."""
+        """Evict the connection that has been idle longest; False if there is none."""
         longest = next(iter(self._idle), None)
         if longest is None:
             return False

@@ -1,4 +1,4 @@
-"""uvicorn's configuration with what the protocols of this gateway share."""
+"""uvicorn's configuration, extended by the state that this gateway's protocols share."""
 
 import uvicorn
 
@@ -6,7 +6,7 @@ from gateway.server.idle_connections import IdleConnections
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's, with what our protocols share: who waits, and how many may be connected."""
+    """uvicorn's configuration with the idle connections, and the most connections at once."""
 
     idle_connections: IdleConnections
     max_connections: int

@@ -1,15 +1,21 @@
-"""How long a buffer has not become smaller. Pure: times are any one clock's, in seconds."""
+"""Stall timer: seconds since a write buffer was last seen to shrink.
+
+Pure: times are in seconds of any one clock.
+"""
 
 
 class StallTimer:
-    """Begins with the bytes in the buffer, and is told them again at each look."""
+    """Measures a stall from the bytes in the buffer, which the caller passes at each check."""
 
-    def __init__(self, left: int, now: float) -> None:
-        self.buffered_bytes, self._since = left, now
+    def __init__(self, buffered_bytes: int, now: float) -> None:
+        self.buffered_bytes, self._since = buffered_bytes, now
 
-    def stalled_seconds(self, left: int, now: float) -> float:
-        """Seconds since the last look at which there was less than at the one before."""
-        if left < self.buffered_bytes:
+    def stalled_seconds(self, buffered_bytes: int, now: float) -> float:
+        """Return the seconds since the last check that found fewer bytes than the one before it.
+
+        Before any check has found fewer they are counted from the timer's creation.
+        """
+        if buffered_bytes < self.buffered_bytes:
             self._since = now
-        self.buffered_bytes = left
+        self.buffered_bytes = buffered_bytes
         return now - self._since

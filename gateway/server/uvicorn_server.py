@@ -1,4 +1,4 @@
-"""The listening socket and the server on it, with the bounds that the operating system keeps."""
+"""The listening socket and uvicorn's configuration, with limits that the operating system keeps."""
 
 import resource
 import socket
@@ -20,17 +20,17 @@ log = structlog.get_logger()
 
 MAX_IDLE_CONNECTIONS = 2048  # connections without a request
 RESERVED_DESCRIPTORS = 256  # for all that is not a client
-RECEIVE_BUFFER_BYTES = 128 * 1024  # that the kernel takes from a client and we have not read
-UNSENT_BYTES = 32 * 1024  # that it takes from us and has not sent; the rest is ours to count
-TCP_TIMEOUT_SECONDS = 20  # so long what was sent may go without a sign from the client's machine
+RECEIVE_BUFFER_BYTES = 128 * 1024  # the kernel's buffer for what we have not read
+UNSENT_BYTES = 32 * 1024  # the kernel's buffer for what it has not sent; the rest is ours to count
+TCP_TIMEOUT_SECONDS = 20  # for so long the client's machine may leave bytes unacknowledged
 
 
 class AddressInUse(MillstreamError):
-    """Somebody else listens there."""
+    """The gateway's address cannot be bound, mostly since another process listens there."""
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the process has its own."""
+    """uvicorn's server without its signal handlers: the process has its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,7 +38,7 @@ class GatewayServer(uvicorn.Server):
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
-    """A bound socket, whose options its connections inherit. Raises `AddressInUse`."""
+    """Return a bound socket, whose options its connections inherit. Raises `AddressInUse`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +53,7 @@ def listen(settings: GatewaySettings) -> socket.socket:
 
 
 def _set_socket_options(listener: socket.socket) -> None:
-    """Little memory in the kernel, and an end to clients whose machine or network is gone."""
+    """Bound the kernel's memory for each client, and close if its machine or network is gone."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     tcp = {
@@ -67,12 +67,12 @@ def _set_socket_options(listener: socket.socket) -> None:
 
 
 def build_config(application: ASGIApp, settings: GatewaySettings) -> ServerConfig:
-    """What the server shall do, and how much of it."""
-    found = ServerConfig(
+    """Return the server's configuration: our protocols, and their limits."""
+    config = ServerConfig(
         application,
         http=HttpProtocol,
         ws=WebSocketProtocol,
-        # over the limit of a frame we answer with an error; over this the socket is closed (1009)
+        # a frame over our own limit gets an error as its answer; one over this closes the socket
         ws_max_size=4 * settings.max_body_bytes,
         ws_per_message_deflate=False,  # tokens are too short to compress and too many to try
         lifespan="off",
@@ -82,17 +82,17 @@ def build_config(application: ASGIApp, settings: GatewaySettings) -> ServerConfi
         timeout_graceful_shutdown=2,
         backlog=4096,
     )
-    found.max_connections = _limit_connections(settings.max_connections)
-    found.idle_connections = IdleConnections(MAX_IDLE_CONNECTIONS)
-    return found
+    config.max_connections = _limit_connections(settings.max_connections)
+    config.idle_connections = IdleConnections(MAX_IDLE_CONNECTIONS)
+    return config
 
 
-def _limit_connections(wanted: int) -> int:
-    """As many as were wanted, if the process may have so many descriptors."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
-        return wanted
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if wanted > most - RESERVED_DESCRIPTORS:
-        log.warning("connections_limited_by_descriptors", wanted=wanted, descriptors=most)
-    return max(1, min(wanted, most - RESERVED_DESCRIPTORS))
+def _limit_connections(requested: int) -> int:
+    """The requested number of connections, or as many as the process may have descriptors for."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return requested
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    if requested > limit - RESERVED_DESCRIPTORS:
+        log.warning("connections_limited_by_descriptors", requested=requested, descriptors=limit)
+    return max(1, min(requested, limit - RESERVED_DESCRIPTORS))

@@ -1,8 +1,8 @@
-"""WebSocket from strangers: what is read and not yet taken is bounded in bytes, frames and time.
+"""WebSocket protocol that bounds unread input in bytes, frames and time.
 
-uvicorn parses all that has come at once, and answers each ping, whether its client reads or not.
-Here a slice is parsed at a time, and none while the client does not read or the last message was
-not taken.
+uvicorn parses all bytes that have come at once, and answers each ping, whether its client reads or
+not. Here one slice is parsed at a time, and none while the client does not read, or the application
+has not taken the last message.
 """
 
 import asyncio
@@ -18,18 +18,16 @@ from gateway.server.rate_limiter import RateLimiter
 from gateway.server.write_coalescer import CoalescingTransport
 from gateway.server.write_timeout import WriteTimeout
 
-SLICE_BYTES = 2048  # parsed at a time: some ms of work if it holds nothing but frames
+SLICE_BYTES = 2048  # parsed at a time: some ms of work if it holds nothing but tiny frames
 MESSAGE_TIMEOUT_SECONDS = 30.0  # for the rest of a message that has begun
-EMPTY_BYTES = 64  # a fragment of less is counted with pings and pongs: they carry nothing
+EMPTY_BYTES = 64  # a smaller fragment counts as empty, as pings and pongs do: they carry nothing
 EMPTY_FRAMES_PER_SECOND, EMPTY_FRAMES_BURST = 20, 500
-PING_INTERVAL_SECONDS = (
-    30.0,
-    50.0,
-)  # each socket its own: those that came together are not pinged together
+# Random for each socket, so that sockets that came together are not pinged together
+PING_INTERVAL_SECONDS = (30.0, 50.0)
 
 
 class LenientServerProtocol(ServerProtocol):
-    """A close may come between fragments (RFC 6455 §5.4), which `websockets` takes for an error."""
+    """Accepts a close between fragments (RFC 6455 §5.4), which `websockets` takes for an error."""
 
     def recv_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
@@ -38,7 +36,7 @@ class LenientServerProtocol(ServerProtocol):
 
 
 class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
-    """One WebSocket."""
+    """One WebSocket connection, whose input is parsed slice by slice."""
 
     _is_handshake_complete = False
     _message_timer: asyncio.TimerHandle | None = None
@@ -49,7 +47,7 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
         self.transport = CoalescingTransport(self.transport, self.loop)
         self.conn = LenientServerProtocol(max_size=self.config.ws_max_size, logger=self.logger)
         self.ping_interval = random.uniform(*PING_INTERVAL_SECONDS)
-        self._unparsed = bytearray()  # read and not parsed
+        self._unparsed = bytearray()  # read from the transport, and not parsed yet
         self._empty_frame_limiter = RateLimiter(EMPTY_FRAMES_PER_SECOND, EMPTY_FRAMES_BURST)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -59,7 +57,7 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
 
     @property
     def handshake_complete(self) -> bool:
-        """True for a refused one too: uvicorn would log an error for it."""
+        """True once the handshake is accepted, or refused: else uvicorn would log an error then."""
         return self._is_handshake_complete or (
             self.close_sent and self.initial_response is not None
         )
@@ -78,7 +76,7 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
             self._parse(data)
 
     def eof_received(self) -> None:
-        """The transport closes itself after this; what is gathered goes first."""
+        """Flush and close: the inner transport closes itself after this, and would lose writes."""
         self.transport.close()
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -112,7 +110,7 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def keepalive_timeout(self) -> None:
-        """No pong in time; where we do not read, or our ping waits, that says nothing."""
+        """Handle a missing pong; while we do not read, or have not parsed all, ping again later."""
         if self._is_parsing_paused or self._unparsed:
             self.stop_keepalive()
             self.schedule_ping()
@@ -121,18 +119,18 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
 
     @property
     def _is_parsing_paused(self) -> bool:
-        """True while nothing is parsed: a message is not taken, or answers are not read."""
+        """True while a message is not taken by the application, or the client does not read."""
         return self.read_paused or not self.writable.is_set()
 
     def _parse_handshake(self, head: bytes) -> None:
-        """The parser refuses some heads by itself, and uvicorn would not send what it says."""
+        """Parse the head; if the parser refuses it, send its response, which uvicorn would not."""
         super().data_received(head)
         if not self.handshake_initiated:
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
     def _update_flow(self) -> None:
-        """Read on, parse on, or hold."""
+        """Pause or resume reading, and schedule the next slice if one may be parsed."""
         if self.transport.is_closing():
             return
         if self._is_parsing_paused or self._unparsed:

@@ -1,16 +1,19 @@
-"""One system call for all that is written to a socket within one turn of the event loop.
+"""Write coalescer: joins all writes to a socket in one turn of the event loop into one system call.
 
-uvloop's transports make one for each `write`: for each token of each stream on a WebSocket.
+uvloop's transports make one for each `write`, so for each token of each stream on a WebSocket.
 """
 
 import asyncio
 from typing import Any
 
-MAX_BUFFERED_BYTES = 16 * 1024  # more is passed on at once: the transport says when it has enough
+MAX_BUFFERED_BYTES = 16 * 1024  # more is passed on at once, so that the transport can push back
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport in front of another one, which keeps what is written until the turn ends."""
+    """A transport in front of another one, which buffers writes until the turn ends.
+
+    `close` flushes the buffer, `abort` drops it.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport

@@ -1,7 +1,7 @@
-"""uvicorn's protocols with bounds of our own: an end to clients that do not read.
+"""Write timeout: aborts the connections of clients that do not read.
 
-uvicorn waits for as long as a client likes to take what was written. The transport alone knows
-whether anything is taken, and only it can drop what is not: closing would wait for the client too.
+uvicorn waits without limit for a client to read what was written. Only the transport knows whether
+anything is read, and only it can drop what is not: closing would wait for the client too.
 """
 
 import asyncio
@@ -13,13 +13,16 @@ from gateway.server.stall_timer import StallTimer
 
 log = structlog.get_logger()
 
-WRITE_TIMEOUT_SECONDS = 10.0  # a client that has taken nothing for so long is cut
-# In that time: what the kernel still takes after the first one is no reading
+WRITE_TIMEOUT_SECONDS = 10.0  # a client that has read nothing for so long is aborted
+# Several, since bytes that the kernel still takes after the first check were not read by the client
 CHECKS_PER_TIMEOUT = 10
 
 
 class WriteTimeout(asyncio.Protocol):
-    """Watches a transport from when its buffer is full until it has room again."""
+    """Mixin for uvicorn's protocols: checks a transport while its write buffer is full.
+
+    A transport whose buffer has not shrunk for `WRITE_TIMEOUT_SECONDS` is aborted.
+    """
 
     transport: asyncio.Transport
     _write_check: asyncio.TimerHandle | None = None

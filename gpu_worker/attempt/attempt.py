@@ -1,4 +1,4 @@
-"""One worker's try at one request: claim, run, store every token, end, acknowledge."""
+"""One worker's try at one request: claims its log, runs it, stores its tokens, acknowledges it."""
 
 import asyncio
 import time
@@ -36,53 +36,47 @@ from streams.records.token_log_cache import RecordPage, RecordsQuery
 from streams.subjects import LogAddress, Priority
 
 RETRY_DELAY_SECONDS = 0.5  # before a request whose attempt failed is tried again
-# Between an attempt's looks, while it is on trial, whether it was overtaken
+# Between a quarantined attempt's checks whether a later attempt has fenced it
 FENCE_CHECK_SECONDS = 1.0
-# For a worker that was only cut off to say so, before its silence convicts
+# For a worker that was only cut off to report, before its silence counts as the request's fault
 LAST_WORKER_GRACE_SECONDS = 3.0
 
 
 class Attempt:
-    """Owns one delivery until its terminal is stored, or another attempt has taken over.
+    """Owns one delivery until its terminal is stored or another attempt has taken over.
 
-    `accept` takes the engine's outputs; `run` does the rest and returns what was finished, or None
-    when somebody else ends the request.
+    `run` does all of the work, once; the owner passes the engine's outputs to `receive_output` and
+    may end the attempt early by `stop`.
     """
 
     def __init__(
         self,
         broker: Broker,
-        mount: EngineHolder,
-        starts: StartQueue,
+        engine_holder: EngineHolder,
+        start_queue: StartQueue,
         delivery: Delivery,
         envelope: Envelope,
-        who: WorkerIdentity,
-        ended: FinishedLogs,
+        identity: WorkerIdentity,
+        finished_logs: FinishedLogs,
     ) -> None:
         self.envelope = envelope
         self.delivery, self.received_at = delivery, time.monotonic()
-        self.may_be_reassigned = False  # the broker may have given the work to somebody else
-        self._engine_holder, self._identity, self._broker, self._finished_logs = (
-            mount,
-            who,
-            broker,
-            ended,
-        )
+        self.may_be_reassigned = False  # the broker may have given the work to another worker
+        self._broker, self._engine_holder = broker, engine_holder
+        self._identity, self._finished_logs = identity, finished_logs
         address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
-        self._token_log = TokenLog(broker, address, who.shards)
-        self._poison_guard = PoisonGuard(broker, address, who.worker, starts)
-        self._outcome: tuple[NoteKind, str] = (
-            "released",
-            "",
-        )  # of this attempt, if it ends nothing
-        self._final_history = AttemptHistory()  # all attempts, if it was the last one
+        self._token_log = TokenLog(broker, address, identity.shards)
+        self._poison_guard = PoisonGuard(broker, address, identity.worker, start_queue)
+        # Recorded for this attempt if it does not end the request
+        self._outcome: tuple[NoteKind, str] = ("released", "")
+        self._final_history = AttemptHistory()  # of all attempts, if this one is the last
         self._buffer = OutputBuffer()
         self._wake = Event()
         self._stop_reason: StopReason | None = None
         self._timer = StageTimer(broker.clock.now)
         self._tokens = self._characters = self._rows = 0  # stored, by all attempts
-        self._generated_before = 0  # tokens, by earlier ones, of which some may be lost
-        self._generated = 0  # tokens, by this one
+        self._generated_before = 0  # tokens, by earlier attempts, of which some may be lost
+        self._generated = 0  # tokens, by this attempt
         self._number = 1
         self._in_engine = False
         self._logger = structlog.get_logger().bind(
@@ -90,7 +84,7 @@ class Attempt:
         )
 
     def receive_output(self, output: Output) -> None:
-        """The engine's next output for this request; called on the loop."""
+        """Take the engine's next output for this request. Must be called on the event loop."""
         if not self._timer.first_output_at_ms:
             self._timer.mark_first_output()
         self._generated += len(output.tokens)
@@ -101,54 +95,67 @@ class Attempt:
 
     @property
     def is_active(self) -> bool:
-        """Whether nobody has told it to stop."""
+        """True until the attempt is told to stop."""
         return self._stop_reason is None
 
-    def stop(self, why: StopReason) -> None:
-        """End early: the engine drops the sequence by its next step. The first reason stays."""
+    def stop(self, reason: StopReason) -> None:
+        """End the attempt early: the engine drops the sequence by its next step.
+
+        Only the first call counts; its reason decides how the request ends.
+        """
         if self._stop_reason is None:
-            self._stop_reason = why
+            self._stop_reason = reason
             self._engine_holder.cancel(self.envelope.request_id)
             self._wake.set()
 
-    def read_cached_log(self, question: RecordsQuery) -> RecordPage:
-        """What it knows to be stored of its log."""
-        return self._token_log.cache.read_page(question)
+    def read_cached_log(self, query: RecordsQuery) -> RecordPage:
+        """Return the queried records, of those that this attempt knows to be stored in its log."""
+        return self._token_log.cache.read_page(query)
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether it is to blame if the engine fails now."""
+        """Whether this attempt starts alone in the engine, so that a failure now is its own."""
         return self._poison_guard.is_quarantined
 
-    def handle_engine_failure(self, error: str, culprit: bool) -> None:
-        """The engine has failed; `culprit` says that somebody was on trial there."""
+    def handle_engine_failure(self, error: str, culprit_known: bool) -> None:
+        """Stop, because the engine has failed; `culprit_known`: some attempt was quarantined in it.
+
+        The quarantined attempt ends its request as exhausted. The others are released; the failure
+        is recorded for those that were in the engine, unless the culprit is known.
+        """
         if self.is_quarantined:
             self._final_history = self._poison_guard.build_poison_history(error)
             self.stop(StopReason.EXHAUSTED)
             return
-        if self._in_engine and not culprit:
+        if self._in_engine and not culprit_known:
             self._outcome = "failed", error
         self.stop(StopReason.RELEASED)
 
     def abandon(self) -> None:
-        """Compute no more of it, and settle nothing: it is somebody else's by now.
+        """Stop without settling the work, which belongs to another worker by now.
 
-        What it has made is stored if it still can be, which puts a lost log back.
+        Outputs made so far are still stored if the broker allows it, which restores a lost log.
         """
         self.may_be_reassigned = True
         self.stop(StopReason.RELEASED)
 
     def accept_redelivery(self, delivery: Delivery) -> None:
-        """The same work again, after its ack wait: it is this attempt's once more."""
+        """Adopt a new delivery of the same work, which the broker sent after the ack wait."""
         self.delivery, self.received_at, self.may_be_reassigned = delivery, time.monotonic(), False
 
     async def extend_ack_wait(self) -> None:
-        """Tell the broker that the work is alive, unless it may be somebody else's by now."""
+        """Report the work as in progress, unless the broker may have given it to another worker."""
         if not self.may_be_reassigned:
             await self.delivery.in_progress()
 
     async def run(self) -> FinishedRequest | None:
-        """Serve the request to its terminal, then acknowledge the work."""
+        """Serve the request to its terminal, then acknowledge the work.
+
+        Returns the finished request, or None when this attempt does not end it: it was fenced or
+        released, failed (the work is returned and tried again), lost the broker (the work comes
+        back after its ack wait), or found the terminal stored already. Raises `BrokerUnavailable`
+        if the work cannot be settled.
+        """
         try:
             finished = await self._serve()
         except Fenced as error:
@@ -157,11 +164,11 @@ class Attempt:
             await self._remove_from_engine()
             await self._poison_guard.record_outcome("released")
             return None
-        except (BrokerUnavailable, StoreRefused) as error:  # its ack wait brings it to another
+        except (BrokerUnavailable, StoreRefused) as error:  # redelivered after its ack wait
             self._logger.error("attempt_lost_broker", reason=str(error))
             await self._remove_from_engine()
             return None
-        except Exception as error:  # one request's fault: it is tried again, and in the end not
+        except Exception as error:  # one request's fault: tried again until it is exhausted
             self._logger.exception("attempt_failed")
             await self._remove_from_engine()
             await self._poison_guard.record_outcome("broke", repr(error))
@@ -177,15 +184,19 @@ class Attempt:
         return finished
 
     async def _remove_from_engine(self) -> None:
-        """Only then may a new attempt at this request begin here: outputs know no attempts."""
+        """Wait until the engine has dropped the sequence, and let others start.
+
+        Outputs name the request, not the attempt: only then may a new attempt at it begin here.
+        """
         if self._in_engine:
             await self._engine_holder.cancel_and_wait(self.envelope.request_id)
             self._in_engine = False
         self._poison_guard.release_start()
 
     async def _serve(self) -> FinishedRequest | None:
-        who = self._identity
-        before = await self._token_log.claim(who.model, who.version, who.worker)
+        """Claim the log and run the request; None if another attempt has ended or will end it."""
+        identity = self._identity
+        before = await self._token_log.claim(identity.model, identity.version, identity.worker)
         self._number = before.attempts + 1
         if before.terminal is not None:
             await self._repeat_ledger_record(before)
@@ -203,12 +214,15 @@ class Attempt:
             return await self._store_outputs()
 
     async def _wait_for_last_worker(self, before: LogContents) -> None:
-        """Give the last worker time to say that it lives, if its silence alone would convict."""
-        until = time.monotonic() + LAST_WORKER_GRACE_SECONDS
+        """Wait for the last attempt's worker to report, if its silence alone makes this poison.
+
+        It may be alive and only cut off. Waits up to three seconds.
+        """
+        give_up_at = time.monotonic() + LAST_WORKER_GRACE_SECONDS
         while (
             self._stop_reason is None
             and self._poison_guard.history.is_poison_unconfirmed
-            and time.monotonic() < until
+            and time.monotonic() < give_up_at
         ):
             await asyncio.sleep(FENCE_CHECK_SECONDS / 4)
             await self._poison_guard.load_history(before)
@@ -218,14 +232,17 @@ class Attempt:
         return DeadlineTimer(seconds, lambda: self.stop(StopReason.EXPIRED))
 
     async def _start_in_turn(self, before: LogContents) -> None:
-        """Give the engine what is still to be done, if anything is and can be."""
+        """Wait for a turn to start, then add what is left of the request to the engine.
+
+        Adds nothing if the attempt was stopped meanwhile.
+        """
         if await self._wait_for_turn():
             await self._poison_guard.record_start(self._tokens + self._rows)
             if self._stop_reason is None:
                 self._add_to_engine(before)
 
     async def _wait_for_turn(self) -> bool:
-        """Wait until it may start; False when it was stopped before."""
+        """Wait until the start queue admits this attempt; False if it was stopped before."""
         turn = Event()
 
         def begin() -> None:
@@ -267,79 +284,88 @@ class Attempt:
         )
 
     def _to_monotonic(self, at_ms: float) -> float:
-        """A time by the monotonic clock, which is all that an engine knows."""
+        """Return epoch milliseconds as monotonic seconds, the only clock that an engine knows."""
         return time.monotonic() + self._broker.clock.seconds_until(at_ms)
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens stored so far, by all attempts."""
+        """How many tokens all attempts together have stored so far."""
         return self._tokens
 
     @property
     def seconds_left(self) -> float | None:
-        """Until its end, if it generates all that it may; None while it has hardly begun."""
+        """The seconds until its end if it generates to its limit; None below two tokens."""
         left = self.envelope.cost - self.envelope.prompt_tokens - self._tokens
         return self._timer.estimate_seconds(left, self._generated)
 
     @property
     def priority(self) -> Priority:
-        """That of the lane which the work came through."""
+        """The priority of the lane through which the work came."""
         return subjects.parse_work(self.delivery.subject).priority
 
     @property
     def first_output_goal(self) -> float | None:
-        """When the model's goal for its client's priority wants its first output: epoch ms."""
+        """When the first output is due by the model's goal for the client's priority: epoch ms.
+
+        None if the model has no such goal.
+        """
         goals = self._identity.goals.get(Priority(self.envelope.priority or self.priority))
         ms = goals.time_to_first_token_ms if goals else None
         return None if ms is None else self.envelope.accepted + ms
 
     async def _store_outputs(self) -> FinishedRequest | None:
-        """Append what the engine makes, one append in flight, until it is done or stopped."""
+        """Append the engine's outputs, one append in flight, until it is done or stopped.
+
+        Returns the finished request, or None if the attempt was released before its end.
+        """
         while True:
             await self._wait_for_output()
             self._wake.clear()
-            pending, self._buffer = self._buffer, OutputBuffer()
-            await self._append(pending)
+            batch, self._buffer = self._buffer, OutputBuffer()
+            await self._append(batch)
             await self._poison_guard.record_progress(self._tokens + self._rows)
-            end = pending.final_output
+            end = batch.final_output
             if self._stop_reason is StopReason.RELEASED and (not end or end.finish == "cancelled"):
                 return None
             if self._stop_reason or end:
                 return await self._finish(end)
 
     async def _wait_for_output(self) -> None:
-        """Until there is something to do. Raises `Fenced`, on trial, soon after it was overtaken.
+        """Wait until there is an output or a reason to stop.
 
-        A worker may be taken for dead that is only cut off: its request must not be convicted.
+        A quarantined attempt checks every second whether a later one has claimed the log, and
+        raises `Fenced` then: a worker that is only cut off may be taken for dead, and its request
+        must not be blamed for that.
         """
         while self.is_quarantined and not self._wake.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(FENCE_CHECK_SECONDS):
                     await self._wake.wait()
                 return
-            with suppress(BrokerUnavailable):  # it cannot be known yet
+            with suppress(BrokerUnavailable):  # unknown for now: the next check may tell
                 await self._token_log.check_not_fenced()
         await self._wake.wait()
 
-    async def _append(self, pending: OutputBuffer) -> None:
-        for chunk in pending.iter_chunks(self._tokens, self._characters):
+    async def _append(self, batch: OutputBuffer) -> None:
+        for chunk in batch.iter_chunks(self._tokens, self._characters):
             await self._token_log.append(chunk)
             self._tokens += chunk["count"]
             self._characters += len(chunk["text"])
-        for record in pending.iter_results(self._rows):
+        for record in batch.iter_results(self._rows):
             await self._token_log.append(record)
-        self._rows += len(pending.vectors)
+        self._rows += len(batch.vectors)
 
     async def _finish(self, end: Output | None) -> FinishedRequest:
+        """Store the terminal and the ledger record, and a dead letter first if it is exhausted."""
         timing = self._timer.stage_durations(self.envelope)
         failures = len(self._final_history.failures)
-        last = build_terminal(end, self._stop_reason, self._usage(end), timing, failures)
-        if last.get("code") == StopReason.EXHAUSTED.value:
+        terminal = build_terminal(end, self._stop_reason, self._usage(end), timing, failures)
+        if terminal.get("code") == StopReason.EXHAUSTED.value:
             await dead_letters.store_dead_letter(
-                self._broker, self.delivery, self.envelope, last["code"], self._final_history
+                self._broker, self.delivery, self.envelope, terminal["code"], self._final_history
             )
-        record = self._ledger_record(last, self._number, self._timer.first_output_at_ms)
-        await self._token_log.append(last)
+        record = self._ledger_record(terminal, self._number, self._timer.first_output_at_ms)
+        await self._token_log.append(terminal)
         self._finished_logs.add(self._token_log.to_finished(), time.monotonic())
         await write_ledger_record(self._broker, record)
         self._logger.info(
@@ -348,7 +374,7 @@ class Attempt:
             attempt=self._number,
             prompt_tokens=record.prompt_tokens,
             completion_tokens=record.completion_tokens,
-            **last.get("timing", {}),
+            **terminal.get("timing", {}),
         )
         return FinishedRequest(record, timing)
 
@@ -356,17 +382,24 @@ class Attempt:
         if end and end.usage:
             return messages.openai_usage(end.usage.prompt_tokens, end.usage.completion_tokens)
         cached = end.cached if end else 0
-        generated = max(self._tokens, self._generated_before)  # its client may have had all of it
+        generated = max(self._tokens, self._generated_before)  # the client may have seen them all
         return messages.openai_usage(self.envelope.prompt_tokens, generated, cached)
 
     async def _repeat_ledger_record(self, before: LogContents) -> None:
-        """The log has its terminal; the attempt that wrote it may have died before the ledger."""
+        """Write the ledger record of a log that has its terminal already.
+
+        The attempt that stored the terminal may have died before it wrote the ledger record.
+        """
         assert before.terminal is not None
         attempts = max(1, before.attempts)
         await write_ledger_record(
-            self._broker, self._ledger_record(before.terminal, attempts, first=0.0)
+            self._broker, self._ledger_record(before.terminal, attempts, first_output_at_ms=0.0)
         )
 
-    def _ledger_record(self, last: Mapping[str, Any], attempts: int, first: float) -> LedgerRecord:
+    def _ledger_record(
+        self, terminal: Mapping[str, Any], attempts: int, first_output_at_ms: float
+    ) -> LedgerRecord:
         now_ms = self._broker.clock.now_ms()
-        return build_ledger_record(self._identity, self.envelope, last, attempts, first, now_ms)
+        return build_ledger_record(
+            self._identity, self.envelope, terminal, attempts, first_output_at_ms, now_ms
+        )

@@ -1,7 +1,7 @@
-"""The logs that a worker has ended, while somebody may still miss them.
+"""Keeps the token logs that a worker has finished, so that they can be restored if brokers die.
 
-Token logs are in the memory of brokers. When all of these die at once, an end may just have been
-stored that no gateway has heard of, and no worker serves the request any more.
+Token logs are in the memory of brokers. When all of these die at once, a terminal may just have
+been stored that no gateway has received, and no worker serves the request any more.
 """
 
 from typing import NamedTuple
@@ -19,47 +19,54 @@ MAX_BYTES = 8 * 2**20
 
 class _RetainedLog(NamedTuple):
     log: FinishedLog
-    at: float
+    added_at: float
 
 
 class FinishedLogs:
-    """The newest, of so many bytes, for as long as a log lives. Times are of any one clock."""
+    """The newest finished logs, up to `max_bytes` together, each for the lifetime of a token log.
 
-    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
-        self._most = most_bytes
-        self._logs: dict[
-            tuple[str, str], _RetainedLog
-        ] = {}  # by tenant and request id, oldest first
+    Times are seconds of any one clock.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        # By tenant and request id, oldest first
+        self._logs: dict[tuple[str, str], _RetainedLog] = {}
         self._bytes = 0
 
-    def add(self, ended: FinishedLog, now: float) -> None:
-        key = ended.address.tenant, ended.address.request_id
+    def add(self, finished: FinishedLog, now: float) -> None:
+        """Keep a log, in place of an earlier one of the same request; the oldest ones may go."""
+        key = finished.address.tenant, finished.address.request_id
         self._remove(key)
-        self._logs[key] = _RetainedLog(ended, now)
-        self._bytes += len(ended.packed)
+        self._logs[key] = _RetainedLog(finished, now)
+        self._bytes += len(finished.packed)
         self._trim(now)
 
     def get(self, tenant: str, request_id: str, now: float) -> FinishedLog | None:
+        """Return the log of a tenant's request; None if it is not, or no longer, kept."""
         self._trim(now)
-        ended = self._logs.get((tenant, request_id))
-        return ended.log if ended else None
+        retained = self._logs.get((tenant, request_id))
+        return retained.log if retained else None
 
     def _trim(self, now: float) -> None:
-        while self._bytes > self._most or self._oldest_at < now - LOG_SECONDS:
+        while self._bytes > self._max_bytes or self._oldest_at < now - LOG_SECONDS:
             self._remove(next(iter(self._logs)))
 
     @property
     def _oldest_at(self) -> float:
-        return next((ended.at for ended in self._logs.values()), float("inf"))
+        return next((retained.added_at for retained in self._logs.values()), float("inf"))
 
     def _remove(self, key: tuple[str, str]) -> None:
-        if ended := self._logs.pop(key, None):
-            self._bytes -= len(ended.log.packed)
+        if retained := self._logs.pop(key, None):
+            self._bytes -= len(retained.log.packed)
 
 
-async def restore_log(ended: FinishedLog) -> None:
-    """Store what the brokers have lost of it, if they answer: who misses it asks again."""
+async def restore_log(finished: FinishedLog) -> None:
+    """Store the records of a log that the brokers have lost.
+
+    Best effort: a failure is only logged, since the reader that misses the log asks again.
+    """
     try:
-        await ended.restore()
+        await finished.restore()
     except BrokerUnavailable as error:
-        log.warning("log_not_restored", request_id=ended.address.request_id, reason=str(error))
+        log.warning("log_not_restored", request_id=finished.address.request_id, reason=str(error))

@@ -1,4 +1,4 @@
-"""What an engine has made and the token log has not taken yet. Pure."""
+"""Buffers an engine's outputs until the next append, and cuts them into log records. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from gpu_worker.engines.engine import Output
 
-# Vectors per record: a gateway makes JSON of so many in 1 ms, and its event loop goes on between.
+# Vectors per record: a gateway makes JSON of this much in 1 ms; its event loop runs in between.
 MAX_RESULT_BYTES = 64_000
 # Tokens per record: with twenty alternatives for each they take a quarter of max_payload.
 MAX_CHUNK_TOKENS = 256
@@ -14,7 +14,11 @@ MAX_CHUNK_TOKENS = 256
 
 @dataclass
 class OutputBuffer:
-    """Outputs that wait for the append in flight; they ride together in the next one."""
+    """Outputs of one request that wait for the append in flight and go out in the next one.
+
+    `vectors` are float32 little-endian rows, `labels` name their columns (classifiers alone);
+    `final_output` is the output with a finish reason or an error, once there is one.
+    """
 
     outputs: list[Output] = field(default_factory=list)
     vectors: list[bytes] = field(default_factory=list)
@@ -22,6 +26,7 @@ class OutputBuffer:
     final_output: Output | None = None
 
     def add(self, output: Output) -> None:
+        """Take the engine's next output for the request."""
         if output.tokens or output.text:
             self.outputs.append(output)
         self.vectors += output.vectors or ()
@@ -30,13 +35,13 @@ class OutputBuffer:
             self.final_output = output
 
     def iter_chunks(self, index: int, characters: int) -> Iterator[dict[str, Any]]:
-        """The tokens as records of bounded size; `index` counts those stored before.
+        """Yield the tokens as `chunk` records of up to 256 tokens.
 
-        `characters` counts the text before them: a reader that begins behind some tokens need not
-        read what came before.
+        `index` is how many tokens the log has before them, `characters` how much text: with it a
+        reader that begins behind some tokens need not read what came before.
 
-        An output stays whole: its text belongs to its tokens, and an attempt that continues behind
-        some of them must neither miss nor repeat any.
+        An output is never split: its text belongs to its tokens, and an attempt that continues
+        behind some of them must neither miss nor repeat any.
         """
         group: list[Output] = []
         for output in self.outputs:
@@ -51,13 +56,16 @@ class OutputBuffer:
             yield _chunk(group, index, characters)
 
     def iter_results(self, index: int) -> Iterator[dict[str, Any]]:
-        """The vectors as records of bounded size; `index` counts those stored before."""
+        """Yield the vectors as `result` records of up to 64 kB, or one vector if that is larger.
+
+        `index` is how many vectors the log has before them.
+        """
         rows = max(1, MAX_RESULT_BYTES // len(self.vectors[0])) if self.vectors else 1
-        named = {"labels": self.labels} if self.labels else {}
+        labels = {"labels": self.labels} if self.labels else {}
         for start in range(0, len(self.vectors), rows):
             part = self.vectors[start : start + rows]
-            place = {"type": "result", "index": index + start, "count": len(part)}
-            yield place | {"vectors": part} | named
+            record = {"type": "result", "index": index + start, "count": len(part)}
+            yield record | {"vectors": part} | labels
 
 
 def _count(group: list[Output]) -> int:

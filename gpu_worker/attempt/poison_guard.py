@@ -1,4 +1,4 @@
-"""How far a request is trusted: what its earlier attempts say, and what this one will have said."""
+"""Guards engines against poison: quarantines suspect requests and records how attempts went."""
 
 from collections.abc import Callable
 
@@ -21,34 +21,36 @@ from streams.subjects import LogAddress
 
 log = structlog.get_logger()
 
-# New outputs after which a request on trial has got further than where it failed before, though its
-# last ones may not have been stored then.
+# New outputs after which a quarantined request has surely passed the point where it failed before,
+# though the last outputs before that failure may not have been stored.
 QUARANTINE_OUTPUTS = 8
 
 
 class PoisonGuard:
-    """One attempt's: `learn` at the claim, `ask` and `begin` before it starts, `leave` at the end.
+    """One attempt's view of its request's history, and the notes that it adds to it.
 
-    A request whose next failure would be its last is on trial while it starts, which it does alone:
-    if its engine, or the process, fails then, it was to blame.
+    Call `load_history` after the claim, `request_start` and `record_start` before the request
+    starts in the engine, `record_progress` while it runs, `release_start` and `record_outcome` at
+    the end. A suspect, a request whose next failure would be its last, is quarantined while it
+    starts, and starts alone: if the engine or the process fails then, that request was to blame.
     """
 
     def __init__(
-        self, broker: Broker, address: LogAddress, worker: str, starts: StartQueue
+        self, broker: Broker, address: LogAddress, worker: str, start_queue: StartQueue
     ) -> None:
         self.history = AttemptHistory()
         self.is_quarantined = False
         self._broker, self._address, self._worker = broker, address, worker
-        self._start_queue = starts
+        self._start_queue = start_queue
         self._start: QueuedStart | None = None
         self._attempt = 1
-        self._cleared_at = 0
+        self._cleared_at = 0  # stored outputs with which the start is over
 
     async def load_history(self, before: LogContents) -> None:
-        """Read the history behind this attempt's claim.
+        """Read the request's history, given the log as it was before this attempt's claim.
 
-        Rides out a broker that does not answer, as the claim did: an attempt that gave up here
-        would cost its request another ack wait. Raises `BrokerUnavailable` after that.
+        Retries while the broker does not answer, for as long as the claim does: an attempt that
+        gave up here would cost its request another ack wait. Raises `BrokerUnavailable` after that.
         """
         self._attempt = before.attempts + 1
         self.history = await retry_for(
@@ -57,19 +59,25 @@ class PoisonGuard:
         )
 
     def request_start(self, begin: Callable[[], None]) -> None:
-        """Call `begin` when it may start."""
+        """Call `begin`, now or later, when the request may start; a suspect waits to be alone."""
         self._start = self._start_queue.enqueue(self.history.is_suspect, begin)
 
     async def record_start(self, stored: int) -> None:
-        """It starts behind so many outputs. Raises `BrokerUnavailable` or `StoreRefused`."""
+        """Record that the request starts behind `stored` outputs, and quarantine it if suspect.
+
+        Raises `BrokerUnavailable` or `StoreRefused`.
+        """
         self._cleared_at = stored + 1
         if self.history.is_suspect:
             self._cleared_at = stored + QUARANTINE_OUTPUTS
-            await self._store_note("trial")  # first: this process may be what it makes fail
+            await self._store_note("trial")  # first: the start may end this very process
             self.is_quarantined = True
 
     async def record_progress(self, stored: int) -> None:
-        """So many outputs are stored by now."""
+        """Note that `stored` outputs are stored by now, and end the start when they are enough.
+
+        One new output is enough, eight for a quarantined request, which leaves quarantine then.
+        """
         if self._start and stored >= self._cleared_at:
             if self.is_quarantined:
                 self.is_quarantined = False
@@ -77,20 +85,20 @@ class PoisonGuard:
             self.release_start()
 
     def release_start(self) -> None:
-        """Others may start. Idempotent."""
+        """Let other requests start. Idempotent."""
         if self._start:
             self._start_queue.release(self._start)
             self._start = None
 
     async def record_outcome(self, kind: NoteKind, error: str = "") -> None:
-        """Note how the attempt went, if that can be had; without a note it counts as a death."""
+        """Best effort: record the attempt's outcome. A missing record is treated as a crash."""
         await self._try_to_store_note(kind, error)
 
     def build_poison_history(self, error: str) -> AttemptHistory:
-        """The history with this attempt, which has failed on trial."""
-        said = self._make_note("broke", error)
+        """Return the history with this attempt added as one that failed in quarantine."""
+        note = self._make_note("broke", error)
         return self.history.with_attempt(
-            PastAttempt(said.attempt, said.worker, FaultScope.OWN, said.error, said.at)
+            PastAttempt(note.attempt, note.worker, FaultScope.OWN, note.error, note.at)
         )
 
     async def _try_to_store_note(self, kind: NoteKind, error: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The times of one attempt: its stages, and its end."""
+"""Times one attempt: when it reached its stages, its pace, and its deadline."""
 
 import asyncio
 import time
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from streams.headers import Envelope
 
-_MEASURED_TOKENS = 2
+_MEASURED_TOKENS = 2  # the fewest that tell a pace: it is measured from the first output on
 
 
 @dataclass
 class StageTimer:
-    """When an attempt reached its stages, in epoch milliseconds."""
+    """When an attempt reached its stages, in epoch milliseconds; it is pulled when this is made."""
 
     now: Callable[[], float]  # epoch seconds
     pulled_at_ms: float = 0.0
@@ -23,17 +23,24 @@ class StageTimer:
         self.pulled_at_ms = self.now() * 1000
 
     def mark_first_output(self) -> None:
-        """Its first output was made."""
+        """Record that the engine has made the first output just now."""
         self.first_output_at_ms, self._first_output_monotonic = self.now() * 1000, time.monotonic()
 
-    def estimate_seconds(self, tokens: int, made: int) -> float | None:
-        """For so many more tokens at its pace so far; None while that cannot be told."""
-        if not self.first_output_at_ms or (tokens > 0 and made < _MEASURED_TOKENS):
+    def estimate_seconds(self, tokens: int, generated: int) -> float | None:
+        """Return the seconds for so many more tokens at the pace of the `generated` ones so far.
+
+        None while the pace cannot be told: before the first output, or below two tokens.
+        """
+        if not self.first_output_at_ms or (tokens > 0 and generated < _MEASURED_TOKENS):
             return None
-        return max(0, tokens) * (time.monotonic() - self._first_output_monotonic) / max(1, made - 1)
+        elapsed = time.monotonic() - self._first_output_monotonic
+        return max(0, tokens) * elapsed / max(1, generated - 1)
 
     def stage_durations(self, envelope: Envelope) -> dict[str, float]:
-        """Milliseconds per stage; machines agree but for a little, so never below zero."""
+        """Return the milliseconds of each stage, and `total`, for an attempt that ends now.
+
+        Never below zero: the clocks of two machines may differ a little.
+        """
         now = self.now() * 1000
         first = self.first_output_at_ms or now
         spans = {
@@ -47,7 +54,10 @@ class StageTimer:
 
 
 class DeadlineTimer:
-    """Call something after a time, at once when the time is past, never after it was left."""
+    """Context manager that calls `call` once if its block is still running after `seconds`.
+
+    Calls it at once, on entering, if `seconds` is zero or less.
+    """
 
     def __init__(self, seconds: float, call: Callable[[], None]) -> None:
         self._seconds, self._call = seconds, call

@@ -1,7 +1,7 @@
-"""Who may start in an engine: requests side by side, one that is suspected alone. Pure.
+"""Decides which requests may start in an engine: side by side, but suspects alone. Pure.
 
-A request that makes engines fail mostly does so as it starts. When its engine fails while nobody
-else is starting, it is known who was to blame.
+A request that makes engines fail mostly does so as it starts. If the engine fails while only one
+request is starting, that request is known to be at fault.
 """
 
 from collections import deque
@@ -11,28 +11,37 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class QueuedStart:
-    """One request's wish to start; `begin` is called when it may."""
+    """One request in the queue; `on_admitted` is called when it may start.
+
+    An exclusive one starts alone: no other is starting at the same time.
+    """
 
     is_exclusive: bool
     on_admitted: Callable[[], None]
 
 
 class StartQueue:
-    """First come, first served; who starts alone waits for the others, and they for it."""
+    """First come, first served: an exclusive start waits for those before it, and later ones wait.
+
+    A start lasts from its admission to its `release`.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[QueuedStart] = deque()
         self._starting: set[QueuedStart] = set()
 
-    def enqueue(self, alone: bool, begin: Callable[[], None]) -> QueuedStart:
-        """Call `begin` now or later; then `leave` must follow, when it has started."""
-        start = QueuedStart(alone, begin)
+    def enqueue(self, exclusive: bool, on_admitted: Callable[[], None]) -> QueuedStart:
+        """Queue a request; `on_admitted` is called when it may start, perhaps before this returns.
+
+        `release` must follow once it has started, or no longer wants to.
+        """
+        start = QueuedStart(exclusive, on_admitted)
         self._waiting.append(start)
         self._admit()
         return start
 
     def release(self, start: QueuedStart) -> None:
-        """It has started, or does not want to any more. Idempotent."""
+        """End a start that is over, or leave the queue; admit those that may follow. Idempotent."""
         if start in self._waiting:
             self._waiting.remove(start)
         self._starting.discard(start)

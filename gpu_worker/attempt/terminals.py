@@ -1,4 +1,4 @@
-"""How an attempt ends its request: what the client, the ledger and the observers are told."""
+"""Builds the terminal, the ledger record and the observers' record that end a request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class StopReason(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "deadline_exceeded"
     EXHAUSTED = "attempts_exhausted"  # it makes engines fail
-    RELEASED = "released"  # given back to the pool: no terminal
+    RELEASED = "released"  # left to other workers: no terminal
 
 
 @dataclass(frozen=True)
 class FinishedRequest:
-    """What the observers learn of an attempt that ended its request."""
+    """An ended request, for observers: its ledger record, and its milliseconds by stage."""
 
     record: LedgerRecord
     timing: dict[str, float]
@@ -31,49 +31,55 @@ class FinishedRequest:
 
 def build_terminal(
     end: Output | None,
-    stopped: StopReason | None,
-    used: TokenUsage,
+    stop_reason: StopReason | None,
+    usage: TokenUsage,
     timing: dict[str, float],
     failures: int,
 ) -> dict[str, Any]:
-    """The last record of the log; what the engine said comes before why it was stopped."""
+    """Return the last record of the token log.
+
+    The engine's own end or error (`end`) counts before the reason for which it was stopped.
+    """
     if end and end.error:
-        return messages.error_record(end.error.code, str(end.error), used)
+        return messages.error_record(end.error.code, str(end.error), usage)
     if end and end.finish and end.finish != "cancelled":
-        return messages.done_record(end.finish, used, timing)
-    if stopped is StopReason.EXHAUSTED:
+        return messages.done_record(end.finish, usage, timing)
+    if stop_reason is StopReason.EXHAUSTED:
         return messages.error_record(
-            "attempts_exhausted", f"{failures} attempts at it failed", used
+            "attempts_exhausted", f"{failures} attempts at it failed", usage
         )
-    if stopped is StopReason.EXPIRED:
-        return messages.error_record("deadline_exceeded", "the deadline has passed", used)
-    return messages.done_record("cancelled", used, timing)
+    if stop_reason is StopReason.EXPIRED:
+        return messages.error_record("deadline_exceeded", "the deadline has passed", usage)
+    return messages.done_record("cancelled", usage, timing)
 
 
 def build_ledger_record(
-    who: WorkerIdentity,
+    identity: WorkerIdentity,
     envelope: Envelope,
     terminal: Mapping[str, Any],
     attempts: int,
-    first: float,
-    finished: int,
+    first_output_at_ms: float,
+    finished_at_ms: int,
 ) -> LedgerRecord:
-    """What the request has used; when its first output was made and when it ended are epoch ms."""
-    used = terminal["usage"]
+    """Return the ledger record of a request that ended with this terminal.
+
+    Times are epoch milliseconds; `first_output_at_ms` is 0 if there was no output.
+    """
+    usage = terminal["usage"]
     return LedgerRecord(
         request_id=envelope.request_id,
         tenant=envelope.tenant,
-        model=who.model,
-        version=who.version,
+        model=identity.model,
+        version=identity.version,
         outcome=terminal.get("finish_reason") or terminal["code"],
-        prompt_tokens=used["prompt_tokens"],
-        completion_tokens=used["completion_tokens"],
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
         attempts=attempts,
-        worker=who.worker,
+        worker=identity.worker,
         accepted=envelope.accepted,
-        finished=finished,
+        finished=finished_at_ms,
         adapter=envelope.adapter,
         account=envelope.account,
-        first=round(first),
-        cached_tokens=messages.cached_tokens(used),
+        first=round(first_output_at_ms),
+        cached_tokens=messages.cached_tokens(usage),
     )

@@ -1,1 +1,9 @@
-"""models."""
+"""The part of a worker that decides which of its models have an engine, and loads and evicts them.
+
+A model server with work and without an engine comes in; a loaded engine, or a closed one, goes out.
+
+model_manager   asks the planner for the next step and does it; backs off from engines that fail;
+                ends the process where only a new one helps
+model_eviction  the planner: each model's share of memory, which model waits, which makes room
+loading         a registered version becomes an engine: verify, load, warm up, each stage timed
+"""

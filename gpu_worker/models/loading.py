@@ -1,4 +1,4 @@
-"""From a registered version to an engine: verify, load, warm up; each stage timed."""
+"""Loads a registered model version into an engine: verify, load, warm up, each stage timed."""
 
 import asyncio
 import threading
@@ -26,14 +26,14 @@ _Stamp = tuple[str, int, int, int]  # path, inode, size, time of the last change
 
 @dataclass
 class LoadStages:
-    """What is being done, and how long each stage before it took."""
+    """The stages of one load: the current one, and the seconds that each earlier one took."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     current: str = ""
     _since: float = field(default_factory=time.monotonic)
 
     def begin(self, name: str) -> None:
-        """The stage before ends."""
+        """Begin a stage, which ends the one before it."""
         now = time.monotonic()
         if self.current:
             self.seconds[self.current] = now - self._since
@@ -41,21 +41,22 @@ class LoadStages:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of the current stage."""
+        """Seconds since the current stage began."""
         return time.monotonic() - self._since
 
 
 class Loader:
-    """Loads engines, in threads that do not keep the process from ending."""
+    """Loads engines in daemon threads, so that a slow load cannot keep the process from ending."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._verified: dict[Path, list[_Stamp]] = {}
 
     async def load(self, model: Model, version: Version, memory_bytes: int | None) -> Engine:
-        """A warm engine that takes at most `memory_bytes` (None: what is free).
+        """Return a warm engine that takes at most `memory_bytes` (None: the memory that is free).
 
-        Raises what verifying or loading raises. Cancelling leaves the thread to finish in vain.
+        Raises what verifying or loading raises. Cancelling does not stop the thread; its result is
+        discarded.
         """
         stages = LoadStages()
         building = run_in_thread(
@@ -82,7 +83,7 @@ class Loader:
         return engine
 
     def _verify(self, directory: Path, version: Version) -> None:
-        """A model that comes back is read again only where a file has changed since."""
+        """Verify the files' hashes, unless no file has changed since this loader last did so."""
         stamps = _file_stamps(directory, version)
         if self._verified.get(directory) != stamps:
             artifacts.verify_files(directory, version.files)
@@ -108,12 +109,15 @@ class Loader:
 
 
 def weight_bytes(version: Version) -> int:
-    """The size of a version's weight files; 0 for an engine without any."""
+    """Return the size of a version's weight files in bytes; 0 for an engine without any."""
     return _size(version, WEIGHT_SUFFIXES)
 
 
 def run_in_thread(call: Callable[[], T], name: str) -> "asyncio.Future[T]":
-    """Run `call` in a thread of its own, which the end of the process does not wait for."""
+    """Run `call` in a daemon thread, and return a future of what it returns or raises.
+
+    The process can end without waiting for the thread; cancelling the future does not stop it.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -123,13 +127,13 @@ def run_in_thread(call: Callable[[], T], name: str) -> "asyncio.Future[T]":
         if error:
             done.set_exception(error)
         else:
-            done.set_result(result)  # type: ignore[arg-type]  # there is a result without an error
+            done.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
 
     def run() -> None:
         result, error = None, None
         try:
             result = call()
-        except Exception as raised:  # whatever it is, the caller gets it
+        except Exception as raised:  # of any kind: it is raised to the caller
             error = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
@@ -151,17 +155,17 @@ def _size(version: Version, suffixes: tuple[str, ...] = ("",)) -> int:
 
 
 def _log_ready(model: Model, version: Version, engine: Engine, stages: LoadStages) -> None:
-    room, seconds = engine.free_capacity(), stages.seconds
+    capacity, seconds = engine.free_capacity(), stages.seconds
     log.info(
         "model_ready",
         model=model.name,
         version=version.id,
         engine=model.engine,
-        max_sequences=room.sequences,
-        kv_tokens=room.tokens,
+        max_sequences=capacity.sequences,
+        kv_tokens=capacity.tokens,
         bytes=_size(version),
         weight_bytes=weight_bytes(version),
-        **{f"{stage}_seconds": round(took, 3) for stage, took in seconds.items()},
+        **{f"{stage}_seconds": round(spent, 3) for stage, spent in seconds.items()},
         verify_gb_per_second=_gb_per_second(_size(version), seconds["verify"]),
         load_gb_per_second=_gb_per_second(weight_bytes(version), seconds.get("load", 0.0)),
     )

@@ -1,10 +1,10 @@
-"""Which models are loaded when not all fit the memory at once. Pure: time comes in as an argument.
+"""Plans which models are loaded when not all fit in memory. Pure: time comes in as an argument.
 
-Every model has a share of the memory, large enough that as many of them as possible fit together.
-A model that has work and is not loaded waits in line, first come first served; room for the first
-in line is made by closing those that have been idle for longest, or have been used least recently.
-A model that is to make room takes nothing new, is closed when its last request has ended, and never
-before it has been loaded for the minimum time: so models that are all busy take turns.
+Every model has a share of the memory; the shares are sized so that as many models as possible fit
+together. A model with work and without an engine waits, first come first served. The first waiting
+model gets its memory by evicting others: idle ones first, then the least recently used. A model to
+be evicted accepts nothing new and is closed when its last request has ended, but never before it
+has been loaded for the minimum time, so that models which are all busy take turns.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -13,29 +13,33 @@ from math import inf
 
 from gpu_worker.engines.engine import DoesNotFit
 
-# Of the weights, planned for steps and KV; engines measure when they load
+# Fraction of the weights' size planned for steps and KV; engines measure it when they load
 WORKING_MEMORY_SHARE = 0.25
 
 
 def estimate_needed_bytes(weight_bytes: int, adapter_bytes: int = 0) -> int:
-    """The least share of memory that a model is planned with."""
+    """Return the least bytes to plan for a model: its weights, a quarter of that, its adapters."""
     return weight_bytes + int(weight_bytes * WORKING_MEMORY_SHARE) + adapter_bytes
 
 
-def compute_budget(free_bytes: int, least: Iterable[int], share: float) -> int:
-    """The budget when none is set: what all models need, and `share` of what they leave."""
-    together = sum(least)
-    return min(free_bytes, together + int(max(0, free_bytes - together) * share))
+def compute_budget(free_bytes: int, needed: Iterable[int], share: float) -> int:
+    """Return the budget in bytes when none is set: what all models need, plus `share` of the rest.
 
-
-def divide_budget(budget: int, least: Mapping[str, int]) -> dict[str, int]:
-    """How much memory each model gets when it is loaded: what `least` says or more, 0 for 0.
-
-    As many models as fit together in the worst case share what is left over equally, so that any
-    so many of them always fit. Raises `DoesNotFit` for a model that is too large alone.
+    The rest is the free memory that they leave; the budget never exceeds `free_bytes`.
     """
-    largest = sorted(((need, name) for name, need in least.items() if need), reverse=True)
-    together = taken = 0
+    total = sum(needed)
+    return min(free_bytes, total + int(max(0, free_bytes - total) * share))
+
+
+def divide_budget(budget: int, needed: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes that each model gets when it is loaded: its need or more; 0 for a need of 0.
+
+    Let n be how many of the largest models fit in the budget together. Each model gets its need
+    and an nth of what those n leave, so that any n models always fit. Raises `DoesNotFit` for a
+    model that is too large alone.
+    """
+    largest = sorted(((need, name) for name, need in needed.items() if need), reverse=True)
+    fitting = taken = 0
     for need, name in largest:
         if need > budget:
             raise DoesNotFit(
@@ -44,16 +48,17 @@ def divide_budget(budget: int, least: Mapping[str, int]) -> dict[str, int]:
             )
         if taken + need > budget:
             break
-        together, taken = together + 1, taken + need
-    more = (budget - taken) // max(1, together)
-    return {name: need + more if need else 0 for name, need in least.items()}
+        fitting, taken = fitting + 1, taken + need
+    extra = (budget - taken) // max(1, fitting)
+    return {name: need + extra if need else 0 for name, need in needed.items()}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now, and when to ask again though nothing has changed.
+    """The planner's next step, and the time to ask again even if nothing has changed.
 
-    `leaving` take nothing new; `close` is one of them, and idle; `load` fits.
+    `draining` models accept nothing new; `evict` is an idle one of them; `load` fits in the free
+    memory. `next_check_at` is on the caller's clock; infinite: only after a change.
     """
 
     load: str | None = None
@@ -71,10 +76,11 @@ class _LoadedModel:
 
 @dataclass
 class EvictionPlanner:
-    """The books of what is loaded, and the decision what to do next.
+    """Tracks which models are loaded and decides which to load or evict next.
 
     `shares` and `budget` are bytes; no share is larger than the budget. The caller reports what it
-    has done: `loading` before memory is taken, `closed` when it was given back.
+    has done: `mark_loading` before memory is taken, `mark_closed` when it was given back. Times are
+    seconds of any one clock.
     """
 
     budget: int
@@ -92,45 +98,51 @@ class EvictionPlanner:
         return self.budget - sum(self.shares[name] for name in self._loaded)
 
     def mark_loading(self, name: str, now: float) -> None:
-        """Its memory is taken from now on."""
+        """Count a model's memory as taken from now on."""
         assert self.shares[name] <= self.free_bytes, f"{name} does not fit"
         self._loaded[name] = _LoadedModel(now, now)
         self._waiting = [other for other in self._waiting if other != name]
 
     def mark_ready(self, name: str, now: float) -> None:
-        """It can work; its minimum time begins."""
+        """Record that a model's engine is ready; its minimum residency begins."""
         self._loaded[name] = _LoadedModel(now, now)
 
     def mark_closed(self, name: str) -> None:
-        """Its memory is free: it was closed, has crashed or could not be loaded."""
+        """Count a model's memory as free: it was closed, has crashed or could not be loaded."""
         del self._loaded[name]
 
     def observe(self, busy: Set[str], now: float) -> None:
-        """Which models have work now. Who is loaded was used, who is not gets in line."""
+        """Record which models have work now: loaded ones count as used, the others start to wait.
+
+        A model without work waits no longer.
+        """
         for name, model in self._loaded.items():
             if name in busy or model.is_busy:
                 model.used_at = now
             model.is_busy = name in busy
-        gone = self._loaded.keys() | (self.shares.keys() - busy)
-        self._waiting = [name for name in self._waiting if name not in gone]
+        not_waiting = self._loaded.keys() | (self.shares.keys() - busy)
+        self._waiting = [name for name in self._waiting if name not in not_waiting]
         self._waiting += [n for n in self.shares if n in busy - self.loaded - {*self._waiting}]
 
     def decide(self, now: float) -> Decision:
-        """What the first in line needs; who comes behind it waits, so that nobody starves."""
+        """Return the next step for the first waiting model; the others wait, so none starves."""
         if not self._waiting:
             return Decision()
         first = self._waiting[0]
         missing = self.shares[first] - self.free_bytes
         if missing <= 0:
             return Decision(load=first)
-        leaving = self._choose_victims(missing, now)
-        idle = [name for name in leaving if not self._loaded[name].is_busy]
+        victims = self._choose_victims(missing, now)
+        idle = [name for name in victims if not self._loaded[name].is_busy]
         return Decision(
-            None, idle[0] if idle else None, frozenset(leaving), self._next_check_at(now)
+            None, idle[0] if idle else None, frozenset(victims), self._next_check_at(now)
         )
 
     def _choose_victims(self, missing: int, now: float) -> list[str]:
-        """Who makes room: idle ones first, then by last use; those that may not go yet are left."""
+        """Choose models to evict for `missing` bytes: idle first, then least recently used.
+
+        A model within its minimum residency is never chosen, so the result may not be enough.
+        """
         order = sorted(self._loaded.items(), key=lambda item: (item[1].is_busy, item[1].used_at))
         victims: list[str] = []
         for name, model in order:
@@ -140,6 +152,6 @@ class EvictionPlanner:
         return victims
 
     def _next_check_at(self, now: float) -> float:
-        """When the next model has been loaded for long enough."""
+        """Return when the next model reaches its minimum residency; infinite if all have."""
         ends = (model.loaded_at + self.min_residency_seconds for model in self._loaded.values())
         return min((end for end in ends if end > now), default=inf)

@@ -1,8 +1,8 @@
-"""Keeps a worker's engines: loads and closes what `EvictionPlanner` decides, and what engines fail at.
+"""Loads and evicts a worker's engines as `EvictionPlanner` decides, and handles their failures.
 
-An engine that has crashed, or could not be loaded, is tried again after a pause that doubles; the
-worker's other models go on. What cannot be mended in this process ends it: a hung step, a device
-that is lost, and the crash of the only engine, for which a new process is the cleaner start.
+An engine that has crashed or could not be loaded is tried again after a pause that doubles; the
+worker's other models go on. Failures that this process cannot recover from end it: a hung step, a
+lost device, and the crash of the only engine, for which a new process is the cleaner start.
 """
 
 import asyncio
@@ -22,12 +22,15 @@ from registry.models import Model, Version
 log = structlog.get_logger()
 
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 60.0
-BACKOFF_RESET_SECONDS = 30.0  # an engine that lived this long has not failed in a row
+BACKOFF_RESET_SECONDS = 30.0  # an engine that ran for this long begins a new row of failures
 
 
 @dataclass
 class ManagedModel:
-    """One model of the worker, with or without an engine."""
+    """One model of the worker, with or without an engine; times are monotonic seconds.
+
+    `memory_bytes` is its share of memory (None: not bounded).
+    """
 
     server: ModelServer
     model: Model
@@ -38,7 +41,10 @@ class ManagedModel:
     backoff_until: float = 0.0
 
     def record_failure(self, now: float) -> float:
-        """Count a failure; the seconds until the next try."""
+        """Count a failure and return the seconds until the next try: 1, 2, 4 … up to 60.
+
+        An engine that was ready for more than 30 s before it failed starts again at one second.
+        """
         steady = self.ready_at and now - self.ready_at > BACKOFF_RESET_SECONDS
         self.failures = 1 if steady else self.failures + 1
         pause = min(MIN_BACKOFF_SECONDS * 2.0 ** (self.failures - 1), MAX_BACKOFF_SECONDS)
@@ -47,36 +53,39 @@ class ManagedModel:
 
 
 class ModelManager:
-    """Owns which of a worker's models have an engine."""
+    """Decides which of a worker's models have an engine, by loading, evicting and backing off."""
 
     def __init__(
-        self, places: Mapping[str, ManagedModel], residency: EvictionPlanner, loader: Loader
+        self, models: Mapping[str, ManagedModel], planner: EvictionPlanner, loader: Loader
     ) -> None:
-        self._models, self._planner, self._loader = places, residency, loader
+        self._models, self._planner, self._loader = models, planner, loader
         self._changed, self._failed = asyncio.Event(), asyncio.Event()
-        for place in places.values():
-            place.server.on_change = self._notify_change
+        for managed in models.values():
+            managed.server.on_change = self._notify_change
 
     @property
     def servers(self) -> list[ModelServer]:
-        return [place.server for place in self._models.values()]
+        return [managed.server for managed in self._models.values()]
 
     async def close(self) -> None:
         """Stop every engine and give back its memory."""
-        for pool in self.servers:
-            await pool.stop_engine()
+        for server in self.servers:
+            await server.stop_engine()
 
     async def preload(self) -> None:
-        """Load as many models as fit, in the order given. Raises what loading raises."""
-        for name, place in self._models.items():
+        """Load models in the order given, each if it still fits. Raises what loading raises."""
+        for name, managed in self._models.items():
             if self._planner.shares[name] <= self._planner.free_bytes:
                 self._planner.mark_loading(name, time.monotonic())
-                await self._load_engine(name, place)
+                await self._load_engine(name, managed)
 
     async def run(self) -> None:
-        """Until cancelled; raises `EngineCrashed` or `EngineHung` when the process has to end."""
+        """Load and evict engines until cancelled.
+
+        Raises `EngineCrashed` or `EngineHung`, in an exception group, when the process has to end.
+        """
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._load_and_evict(), name="residency")
+            tasks.create_task(self._load_and_evict(), name="load-and-evict")
             tasks.create_task(self._raise_when_fatal(), name="failures")
 
     def _notify_change(self) -> None:
@@ -95,69 +104,73 @@ class ModelManager:
                 continue
 
     async def _apply_next_decision(self, now: float) -> float | None:
-        """Do what is next; when to look again though nothing has changed (loop time)."""
-        resting = {name for name, place in self._models.items() if place.backoff_until > now}
-        busy = {name for name, place in self._models.items() if not place.server.idle}
-        self._planner.observe(busy - resting, now)
+        """Do the planner's next step; return the loop time to check again without a change.
+
+        None: nothing is due before the next change.
+        """
+        backing_off = {name for name, each in self._models.items() if each.backoff_until > now}
+        busy = {name for name, each in self._models.items() if not each.server.idle}
+        self._planner.observe(busy - backing_off, now)
         decision = self._planner.decide(now)
-        for name, place in self._models.items():
-            place.server.set_accepting(name not in decision.draining | resting)
+        for name, managed in self._models.items():
+            managed.server.set_accepting(name not in decision.draining | backing_off)
         if decision.load:
             await self._load(decision.load)
         elif decision.evict:
             await self._evict(decision.evict)
         else:
-            ends = [self._models[name].backoff_until for name in resting]
-            again = min([decision.next_check_at, *ends])
-            return (
-                None if again == float("inf") else asyncio.get_running_loop().time() + again - now
-            )
+            ends = [self._models[name].backoff_until for name in backing_off]
+            check_at = min([decision.next_check_at, *ends])
+            if check_at == float("inf"):
+                return None
+            return asyncio.get_running_loop().time() + check_at - now
         return 0.0
 
     async def _load(self, name: str) -> None:
-        place = self._models[name]
+        managed = self._models[name]
         self._planner.mark_loading(name, time.monotonic())
         try:
-            await self._load_engine(name, place)
+            await self._load_engine(name, managed)
         except Exception as error:  # of files, of memory, of the model's code: try again later
             self._planner.mark_closed(name)
-            pause = place.record_failure(time.monotonic())
-            place.server.set_accepting(False)
+            pause = managed.record_failure(time.monotonic())
+            managed.server.set_accepting(False)
             log.exception("model_not_loaded", model=name, retry_after_seconds=pause)
             del error
-            await place.server.release_all()
+            await managed.server.release_all()
 
-    async def _load_engine(self, name: str, place: ManagedModel) -> None:
-        engine = await self._loader.load(place.model, place.version, place.memory_bytes)
-        place.server.attach_engine(engine)
-        place.ready_at = time.monotonic()
-        self._planner.mark_ready(name, place.ready_at)
+    async def _load_engine(self, name: str, managed: ManagedModel) -> None:
+        engine = await self._loader.load(managed.model, managed.version, managed.memory_bytes)
+        managed.server.attach_engine(engine)
+        managed.ready_at = time.monotonic()
+        self._planner.mark_ready(name, managed.ready_at)
 
     async def _evict(self, name: str) -> None:
-        place = self._models[name]
-        loaded = time.monotonic() - place.ready_at
-        await place.server.stop_engine()
+        managed = self._models[name]
+        loaded = time.monotonic() - managed.ready_at
+        await managed.server.stop_engine()
         self._planner.mark_closed(name)
         log.info("model_closed", model=name, loaded_seconds=round(loaded, 1))
 
     def _back_off_crashed(self) -> None:
-        """Have those whose engine has crashed rest for a while."""
-        for name, place in self._models.items():
-            if place.server.failure and name in self._planner.loaded:
+        """Begin the backoff of each model whose engine has crashed since the last check."""
+        for name, managed in self._models.items():
+            if managed.server.failure and name in self._planner.loaded:
                 self._planner.mark_closed(name)
-                pause = place.record_failure(time.monotonic())
+                pause = managed.record_failure(time.monotonic())
                 log.warning("engine_backoff", model=name, retry_after_seconds=pause)
 
     async def _raise_when_fatal(self) -> None:
+        """Wait for a failure that this process cannot recover from, release all work, raise it."""
         while not (failure := self._find_fatal_failure()):
             self._failed.clear()
             await self._failed.wait()
-        await asyncio.gather(*(pool.drain(lambda: 0.0) for pool in self.servers))
+        await asyncio.gather(*(server.drain(lambda: 0.0) for server in self.servers))
         raise failure
 
     def _find_fatal_failure(self) -> EngineCrashed | EngineHung | None:
-        for place in self._models.values():
-            failure = place.server.failure
+        for managed in self._models.values():
+            failure = managed.server.failure
             if isinstance(failure, EngineHung) or (failure and failure.device_lost):
                 return failure
             if failure and len(self._models) == 1:

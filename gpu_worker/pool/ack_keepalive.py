@@ -1,4 +1,4 @@
-"""A worker's hold on what it was given: the broker gives it to others when they hear no more."""
+"""Extends the ack wait of accepted work, so that the broker does not redeliver it to others."""
 
 import asyncio
 import time
@@ -15,30 +15,33 @@ log = structlog.get_logger()
 
 
 class AckKeepalive:
-    """Keeps hold of `attempts`, which are their owner's."""
+    """Keeps the work of `attempts` from being redelivered; the mapping stays its owner's."""
 
     def __init__(self, broker: Broker, attempts: Mapping[str, Attempt]) -> None:
         self._broker, self._attempts = broker, attempts
 
     async def run(self, seconds: float, ack_wait_seconds: float) -> None:
-        """Tell the broker that the work is alive until cancelled; a frozen process falls silent.
+        """Report all work as in progress every `seconds`, until cancelled.
 
-        One that wakes up after the ack wait says nothing of what it held before: by now it may be
-        somebody else's, whose death it would hide.
+        A frozen process falls silent. When it wakes up after the ack wait, it stays silent about
+        the work it held before: another worker may have it by now, whose death a report would hide.
         """
-        held_at = time.monotonic()
+        extended_at = time.monotonic()
         while True:
             await asyncio.sleep(seconds)
-            before, held_at = held_at, time.monotonic()
+            before, extended_at = extended_at, time.monotonic()
             try:
                 for attempt in list(self._attempts.values()):
-                    attempt.may_be_reassigned |= held_at - before > ack_wait_seconds
+                    attempt.may_be_reassigned |= extended_at - before > ack_wait_seconds
                     await attempt.extend_ack_wait()
             except BrokerUnavailable as error:
                 log.warning("ack_wait_not_extended", reason=str(error))
 
     async def abandon_when_cut_off(self, ack_wait_seconds: float) -> None:
-        """What is held while the worker is cut off is others' by now: compute no more of it."""
+        """Abandon all attempts whenever the worker is cut off from the broker, until cancelled.
+
+        Their ack waits have run out by then, so that other workers have the work.
+        """
         while True:
             await wait_until_cut_off(self._broker, ack_wait_seconds)
             for attempt in self._attempts.values():

@@ -1,28 +1,29 @@
-"""When a worker is cut off from the broker: its acknowledgement waits run out, and others go on."""
+"""Detects that a worker is cut off from the broker, so that others may have its work by now."""
 
 import asyncio
 import time
 
 from streams.broker.connection import Broker
 
-_CHECKS_PER_ACK_WAIT = 4  # in an ack wait
+_CHECKS_PER_ACK_WAIT = 4
 
 
 async def wait_until_cut_off(broker: Broker, ack_wait_seconds: float) -> None:
-    """Returns when no server has answered for nearly two ack waits, never later than after two."""
+    """Return when no server has answered for nearly two ack waits, never later than after two."""
     pause = ack_wait_seconds / _CHECKS_PER_ACK_WAIT
-    most = 2 * (ack_wait_seconds - pause)  # the last look takes two pauses
-    heard = time.monotonic()
+    max_silence = 2 * (ack_wait_seconds - pause)  # the last check takes two pauses
+    responded_at = time.monotonic()
 
-    def hear() -> None:
-        nonlocal heard
-        heard = time.monotonic()
+    def record_response() -> None:
+        nonlocal responded_at
+        responded_at = time.monotonic()
 
-    broker.on_reconnect.append(hear)  # while the server that is lost is still waited for
+    # A reconnect counts at once, even while a check still waits for the server that was lost
+    broker.on_reconnect.append(record_response)
     try:
-        while time.monotonic() - heard < most:
+        while time.monotonic() - responded_at < max_silence:
             await asyncio.sleep(pause)
             if await broker.is_responsive(pause):
-                hear()
+                record_response()
     finally:
-        broker.on_reconnect.remove(hear)
+        broker.on_reconnect.remove(record_response)

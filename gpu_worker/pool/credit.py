@@ -1,4 +1,4 @@
-"""What a worker may still take, and how fast it is. Pure: time comes in as an argument."""
+"""A worker's credit, what it can still accept, and its rate. Pure: time comes in as an argument."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from gpu_worker.engines.engine import FreeCapacity
 from streams.subjects import Priority
 
-_RATE_SECONDS = 5.0  # the tokens/s of a beat are an average over about this long
-_MEAN_REQUESTS = 20  # requests; what one takes as a rule is a mean over about so many
+_RATE_SECONDS = 5.0  # the tokens/s of a heartbeat are an average over about this long
+_MEAN_REQUESTS = 20  # the mean cost of a request is over about this many recent ones
 
 
 @dataclass(slots=True)
 class _HeldRequest:
-    """A request: the tokens that it occupies, and how many it may yet generate."""
+    """An accepted request: the KV tokens that it occupies, and how many it may yet generate."""
 
     tokens: int
     tokens_left: int
@@ -20,24 +20,27 @@ class _HeldRequest:
 
 
 class Credit:
-    """Room for requests; reserved is the most that those which are held may come to occupy at once.
+    """The sequences and KV tokens that a worker can still accept beside the requests it holds.
 
-    It starts from the room of an idle engine; `capacity` is how many sequences it would run at once
-    now, which is less while it is throttled. Where the engine takes the place of less urgent work
-    for more urgent (`preempts`), what is held of lower priorities takes no room from a higher one.
+    `capacity` is the free capacity of the idle engine. The tokens reserved are the most that the
+    held requests may come to occupy at once. `concurrency_limit` is how many sequences the engine
+    would run at once now, which is less than its maximum while it is throttled. Where the engine
+    preempts less urgent work for more urgent (`preempts`), held requests of a lower priority take
+    no credit from a higher one.
     """
 
-    def __init__(self, whole: FreeCapacity, preempts: bool = False) -> None:
-        self.resize(whole, preempts)
+    def __init__(self, capacity: FreeCapacity, preempts: bool = False) -> None:
+        self.resize(capacity, preempts)
         self._requests: dict[str, _HeldRequest] = {}
-        self._recent_requests, self._mean_cost = 0, 0.0  # requests of late, and the tokens of each
+        self._recent_requests, self._mean_cost = 0, 0.0  # how many, and their tokens per request
 
-    def resize(self, whole: FreeCapacity, preempts: bool = False) -> None:
-        """Another engine: what it has room for while it is idle."""
-        self.max_sequences, self.kv_tokens = whole.sequences, whole.tokens
-        self.concurrency_limit, self.preempts = whole.sequences, preempts
+    def resize(self, capacity: FreeCapacity, preempts: bool = False) -> None:
+        """Use the capacity of another engine, as it is while idle; held requests stay."""
+        self.max_sequences, self.kv_tokens = capacity.sequences, capacity.tokens
+        self.concurrency_limit, self.preempts = capacity.sequences, preempts
 
     def reserve(self, request_id: str, prompt_tokens: int, cost: int, priority: Priority) -> None:
+        """Hold a request; `cost` is its prompt tokens and the most that it may generate."""
         self._requests[request_id] = _HeldRequest(prompt_tokens, cost - prompt_tokens, priority)
         self._recent_requests = min(_MEAN_REQUESTS, self._recent_requests + 1)
         self._mean_cost += (cost - self._mean_cost) / self._recent_requests
@@ -45,29 +48,35 @@ class Credit:
     def update_generated(
         self, request_id: str, prompt_tokens: int, cost: int, generated: int
     ) -> None:
-        """It has generated so many tokens by now."""
+        """Record how many tokens a held request has generated so far; ignores unknown ones."""
         if held := self._requests.get(request_id):
             held.tokens = prompt_tokens + generated
             held.tokens_left = max(0, cost - held.tokens)
 
     def release(self, request_id: str) -> None:
-        """Idempotent."""
+        """Give back a request's credit. Idempotent."""
         self._requests.pop(request_id, None)
 
     @property
     def held(self) -> int:
+        """How many requests are held."""
         return len(self._requests)
 
     @property
     def free_sequences(self) -> int:
+        """How many sequences more would run at once now, never below zero."""
         return max(0, min(self.concurrency_limit, self.max_sequences) - self.held)
 
     @property
     def free_tokens(self) -> int:
+        """The KV tokens that no held request may come to occupy, never below zero."""
         return max(0, self.kv_tokens - _peak_tokens(self._requests.values()))
 
     def free_capacity(self, priority: Priority) -> tuple[int, int]:
-        """Sequences, of which negative ones wait for a place, and tokens for one more request."""
+        """Return the sequences and KV tokens that are free for a request of this priority.
+
+        Negative sequences are held requests that wait for a place.
+        """
         held = list(self._requests.values())
         if self.preempts:
             held = [each for each in held if not priority.is_above(each.priority)]
@@ -75,10 +84,12 @@ class Credit:
         return sequences, max(0, self.kv_tokens - _peak_tokens(held))
 
     def pull_batch_size(self, priority: Priority) -> int:
-        """How many messages to ask for at once: few, since another worker may be free for them.
+        """Return how many messages of this priority to pull at once; 0 without credit.
 
-        And no more than fit if they are as usual, where nothing gives way to them: what was asked
-        for comes, even when its room has gone meanwhile, and is not given back.
+        An eighth of the free sequences, since another worker may be free sooner. Where no held
+        request would be preempted for them, also no more than fit in the free tokens at the mean
+        cost of recent requests: whatever was asked for comes, even if the credit has gone
+        meanwhile, and is not given back.
         """
         sequences, tokens = self.free_capacity(priority)
         if sequences <= 0 or tokens <= 0:
@@ -89,15 +100,15 @@ class Credit:
         return min(few, max(1, int(tokens / self._mean_cost)))
 
     def _can_preempt_for(self, priority: Priority) -> bool:
-        """Whether some of what is held would give way."""
+        """Whether a held request would be preempted for one of this priority."""
         held = self._requests.values()
         return self.preempts and any(priority.is_above(each.priority) for each in held)
 
 
 def _peak_tokens(requests: Iterable[_HeldRequest]) -> int:
-    """The most tokens that requests come to occupy, if all generate side by side to their limits.
+    """Return the most tokens that requests occupy at once, if all generate in step to their limits.
 
-    When one ends, those with more left still go on, and each has grown by what it had left.
+    When a request ends, those with more left go on, and each has grown by as much as it generated.
     """
     tokens = peak = 0
     ordered = sorted(requests, key=lambda held: held.tokens_left, reverse=True)
@@ -108,17 +119,21 @@ def _peak_tokens(requests: Iterable[_HeldRequest]) -> int:
 
 
 class TokenRate:
-    """Tokens per second, as an exponentially weighted average."""
+    """Tokens per second, as an exponentially weighted average over about five seconds.
+
+    The owner adds to `total_tokens`; times are seconds of any one clock.
+    """
 
     def __init__(self, now: float) -> None:
         self.total_tokens, self.per_second = 0, 0.0
         self._counted, self._at = 0, now
 
     def sample(self, now: float) -> float:
+        """Take the tokens since the last sample into the average, and return it."""
         elapsed = now - self._at
         if elapsed > 0:
-            share = min(1.0, elapsed / _RATE_SECONDS)
-            fresh = (self.total_tokens - self._counted) / elapsed
-            self.per_second += share * (fresh - self.per_second)
+            weight = min(1.0, elapsed / _RATE_SECONDS)
+            recent = (self.total_tokens - self._counted) / elapsed
+            self.per_second += weight * (recent - self.per_second)
             self._counted, self._at = self.total_tokens, now
         return self.per_second

@@ -1,4 +1,4 @@
-"""What a worker that leaves hands over, and when: as soon as another one has room for it."""
+"""Chooses the attempts that a draining worker hands over to peers that have free capacity."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -20,15 +20,18 @@ log = structlog.get_logger()
 
 
 class Handover:
-    """Listens to the other workers of a pool for as long as it is entered."""
+    """Async context manager that follows the peers' heartbeats to choose what to hand over."""
 
-    def __init__(self, broker: Broker, who: WorkerIdentity) -> None:
-        self._broker, self._model = broker, who.model
-        self._peers = PeerCapacity(who)
+    def __init__(self, broker: Broker, identity: WorkerIdentity) -> None:
+        self._broker, self._model = broker, identity.model
+        self._peers = PeerCapacity(identity)
         self._subscription: BrokerSubscription | None = None
 
     async def __aenter__(self) -> Self:
-        """Ask them all for a beat. Who cannot be heard has no room."""
+        """Subscribe to heartbeats of the model's workers, and ask all of them for one now.
+
+        Without a broker no peer counts as having capacity.
+        """
         try:
             subject = subjects.fleet_of(self._model)
             self._subscription = await self._broker.subscribe(subject, self._on_beat)
@@ -50,17 +53,18 @@ class Handover:
         self._peers.record_heartbeat(Heartbeat.unpack(msg.data), time.monotonic())
 
     def choose_attempts(self, attempts: Iterable[Attempt], seconds: float) -> Iterator[Attempt]:
-        """Those that others have room for and that would not end here within so many seconds.
+        """Yield active attempts that would not end here within `seconds` and that a peer can take.
 
-        First comes what has not begun, then what would take longest.
+        Attempts that have not begun come first, then those that would take longest. Each one
+        yielded is counted against its peer's capacity.
         """
         for attempt in sorted(attempts, key=_seconds_left, reverse=True):
-            late = attempt.is_active and _seconds_left(attempt) > seconds
-            if late and self._peers.reserve(attempt.envelope.cost, time.monotonic()):
+            is_late = attempt.is_active and _seconds_left(attempt) > seconds
+            if is_late and self._peers.reserve(attempt.envelope.cost, time.monotonic()):
                 yield attempt
 
 
 def _seconds_left(attempt: Attempt) -> float:
-    """Until its end; infinite if that is not known yet."""
-    left = attempt.seconds_left
-    return float("inf") if left is None else left
+    """Return the seconds until the attempt's end; infinite while that cannot be told."""
+    seconds = attempt.seconds_left
+    return float("inf") if seconds is None else seconds

@@ -1,4 +1,4 @@
-"""One model version served by this worker: its engine, its pulls, its attempts, its credit."""
+"""Serves one model version on this worker: its engine, pull loops, attempts, credit, heartbeat."""
 
 import asyncio
 import time
@@ -44,69 +44,73 @@ from streams.subjects import Priority
 
 log = structlog.get_logger()
 
-_HANDOVER_CHECK_SECONDS = 0.1  # between two looks at who could take over what
-# For which beats tell that something was taken: one of them may be lost
+_HANDOVER_CHECK_SECONDS = 0.1  # between two checks which peers can take over attempts
+# A delivery is reported in heartbeats for so long, since one of them may be lost
 _REPORT_RECEIVED_SECONDS = 1.0
-_MAX_RECEIVED_REPORTED = 1024  # of which one beat tells
-_RELEASE_SECONDS = 2.0  # for what was stopped at the end of draining to be given back
+_MAX_RECEIVED_REPORTED = 1024  # deliveries per heartbeat
+_RELEASE_SECONDS = 2.0  # for released attempts to return their work to the broker
 OnFinished = Callable[[FinishedRequest], None]
 
 
 class ModelServer:
-    """Serves one model version until told to drain.
+    """Serves one model version, with or without a loaded engine, until it is drained.
 
-    Its engine comes (`put`) and goes (`take`). While there is none it announces room for one
-    request of up to `context` tokens, which will wait for an engine. `stirred` is called when it
-    begins or ends a request, and when its engine has failed.
+    `attach_engine` and `stop_engine` bring and remove its engine. While there is none it announces
+    credit for one request of up to `context_length` tokens, which will wait for an engine.
+    `on_finished` is called with each finished request, `on_change` when a request begins or ends
+    and when the engine has failed. An engine that takes more than `engine_timeout_seconds` for one
+    step counts as hung.
     """
 
     def __init__(
         self,
         broker: Broker,
-        who: WorkerIdentity,
-        context: int,
-        observe: OnFinished,
+        identity: WorkerIdentity,
+        context_length: int,
+        on_finished: OnFinished,
         engine_timeout_seconds: float,
     ) -> None:
-        self.identity = who
-        self._capacity_without_engine = FreeCapacity(1, context)
+        self.identity = identity
+        self._capacity_without_engine = FreeCapacity(1, context_length)
         self.credit = Credit(self._capacity_without_engine)
-        self._broker, self._on_finished = broker, observe
+        self._broker, self._on_finished = broker, on_finished
         self._throttled: Throttled | None = None
         self._stats_source: ReportsStats | None = None
         self._engine_timeout = engine_timeout_seconds
-        self._engine_holder = EngineHolder(self._route_outputs, who.model)
+        self._engine_holder = EngineHolder(self._route_outputs, identity.model)
         self._start_queue = StartQueue()
         self._finished_logs = FinishedLogs()
         self._attempts: dict[str, Attempt] = {}
         self._ack_keepalive = AckKeepalive(broker, self._attempts)
         self._attempt_tasks: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._pull_loops = PullLoops(broker, who, self._pull_limit, self._accept_delivery)
-        self._heartbeat = HeartbeatSender(broker, who, self._build_full_heartbeat)
+        self._pull_loops = PullLoops(broker, identity, self._pull_limit, self._accept_delivery)
+        self._heartbeat = HeartbeatSender(broker, identity, self._build_full_heartbeat)
         self._rate = TokenRate(time.monotonic())
         self._progress = ProgressReporter()
         self._last_heartbeat_at = -inf
         self._is_open = True
         self.is_draining = False
-        self.failure: EngineCrashed | EngineHung | None = None  # of the engine it had last
+        self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
         self.on_change: Callable[[], None] = lambda: None
 
     @property
     def idle(self) -> bool:
+        """True while no attempt is under way."""
         return not self._attempts
 
     @property
     def stats(self) -> EngineStats | None:
-        """What its engine counts, while it has one that does."""
+        """The engine's counters, or None without an engine that has any."""
         return self._stats_source.stats if self._stats_source else None
 
     @property
     def accepts_work(self) -> bool:
+        """Whether new work may come: `set_accepting` allows it, and no drain has begun."""
         return self._is_open and not self.is_draining
 
     def set_accepting(self, is_open: bool) -> None:
-        """Whether to take new work. Idempotent."""
+        """Allow new work, or withhold credit and give up outstanding pulls. Idempotent."""
         if is_open != self._is_open:
             self._is_open = is_open
             if not is_open:
@@ -114,7 +118,10 @@ class ModelServer:
             self._announce_credit()
 
     def attach_engine(self, engine: Engine) -> None:
-        """Run a loaded engine, first over what has waited for it."""
+        """Run a loaded engine and announce its capacity; sequences that waited for it start first.
+
+        There must be no engine yet. A failure of an earlier engine is forgotten.
+        """
         self.failure = None
         preempts = isinstance(engine, Preemptive) and engine.preempts
         self.credit.resize(engine.free_capacity(), preempts)
@@ -127,7 +134,7 @@ class ModelServer:
         self._announce_credit()
 
     async def stop_engine(self) -> None:
-        """Stop the engine and give back its memory."""
+        """Stop the engine and free its memory; its sequences are lost. Idempotent."""
         self._detach_engine()
         await self._engine_holder.stop()
 
@@ -137,60 +144,73 @@ class ModelServer:
         self._heartbeat.send_soon()
 
     async def release_all(self) -> None:
-        """Give back everything that is held, so that another worker need not wait."""
+        """Release all attempts, so that other workers get their work at once.
+
+        Waits up to two seconds for the attempts to end.
+        """
         for attempt in list(self._attempts.values()):
             attempt.stop(StopReason.RELEASED)
         await wait_for_tasks(self._attempt_tasks, _RELEASE_SECONDS)
 
     async def run(self, beat_seconds: float, ack_wait_seconds: float) -> None:
-        """Pull, run and beat until cancelled."""
+        """Pull work, run attempts and send heartbeats until cancelled.
+
+        Raises `BrokerUnavailable` if it cannot start.
+        """
         await self._heartbeat.listen()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await self._pull_loops.start(tasks, ack_wait_seconds)
             tasks.create_task(
-                self._heartbeat.run(partial(self._heartbeat_interval, beat_seconds)), name="beat"
+                self._heartbeat.run(partial(self._heartbeat_interval, beat_seconds)),
+                name="heartbeat",
             )
-            tasks.create_task(self._ack_keepalive.run(beat_seconds, ack_wait_seconds), name="hold")
             tasks.create_task(
-                self._ack_keepalive.abandon_when_cut_off(ack_wait_seconds), name="let-go"
+                self._ack_keepalive.run(beat_seconds, ack_wait_seconds), name="ack-keepalive"
+            )
+            tasks.create_task(
+                self._ack_keepalive.abandon_when_cut_off(ack_wait_seconds), name="broker-outage"
             )
             if driver := self._engine_holder.driver:
                 tasks.create_task(self._watch_engine(driver), name="engine")
 
     def cancel(self, tenant: str, request_id: str) -> None:
-        """The client wants no more of it. Idempotent; unknown requests are somebody else's."""
+        """Cancel a tenant's request. Idempotent; requests that do not run here are ignored."""
         attempt = self._attempts.get(request_id)
         if attempt and attempt.envelope.tenant == tenant:
             attempt.stop(StopReason.CANCELLED)
 
     def has_request(self, tenant: str, request_id: str) -> bool:
-        """Whether the request runs here, or has ended here: then a lost log is put back."""
-        running = self._attempts.get(request_id)
-        if ended := self._finished_logs.get(tenant, request_id, time.monotonic()):
-            assert self._tasks
-            self._tasks.create_task(restore_log(ended), name=f"put-back-{request_id}")
-        return bool(ended or (running and running.envelope.tenant == tenant))
+        """Return whether the tenant's request runs here or has finished here.
 
-    def read_cached_log(self, question: RecordsQuery) -> RecordPage | None:
-        """What is stored of a log that is written here; None of any other."""
-        attempt = self._attempts.get(question.request_id)
-        own = attempt and attempt.envelope.tenant == question.tenant
-        return attempt.read_cached_log(question) if attempt and own else None
+        In the second case its token log is restored, in a task, if the brokers have lost it.
+        """
+        running = self._attempts.get(request_id)
+        if finished := self._finished_logs.get(tenant, request_id, time.monotonic()):
+            assert self._tasks
+            self._tasks.create_task(restore_log(finished), name=f"restore-{request_id}")
+        return bool(finished or (running and running.envelope.tenant == tenant))
+
+    def read_cached_log(self, query: RecordsQuery) -> RecordPage | None:
+        """Return the queried records of a log that is being written here; None for any other."""
+        attempt = self._attempts.get(query.request_id)
+        is_tenants = attempt and attempt.envelope.tenant == query.tenant
+        return attempt.read_cached_log(query) if attempt and is_tenants else None
 
     async def drain(self, seconds_left: Callable[[], float]) -> int:
-        """Take nothing new, and be empty by the time that none is left; how many were handed over.
+        """Stop pulling, and end all attempts by the time that `seconds_left` returns 0.
 
-        What ends in time is finished here. The rest, first what has not begun, goes to other
-        workers of the pool as soon as they have room, and at the end in any case.
+        Attempts that end in time are finished here. The others, first those that have not begun,
+        are released as soon as a peer has capacity for them, and at the end in any case. Returns
+        how many were handed over.
         """
         self.is_draining = True
         self._heartbeat.send_soon()
         await self._pull_loops.stop()
         handed_over = 0
-        async with Handover(self._broker, self.identity) as others:
+        async with Handover(self._broker, self.identity) as handover:
             while self._attempts and (left := seconds_left()):
-                for attempt in others.choose_attempts(self._attempts.values(), left):
+                for attempt in handover.choose_attempts(self._attempts.values(), left):
                     attempt.stop(StopReason.RELEASED)
                     handed_over += 1
                 await wait_for_tasks(self._attempt_tasks, min(left, _HANDOVER_CHECK_SECONDS))
@@ -203,12 +223,12 @@ class ModelServer:
         return self.credit.pull_batch_size(priority) if self.accepts_work else 0
 
     def _announce_credit(self) -> None:
-        """Credit has grown, or may have."""
+        """Send a heartbeat and pull again, because credit has grown or may have."""
         self._heartbeat.send_soon()
         self._pull_loops.wake()
 
     def _update_concurrency_limit(self) -> None:
-        """Credit is what a throttled engine has of the moment; asked at each pull and beat."""
+        """Set the credit's limit to a throttled engine's own, before each pull and heartbeat."""
         if self._throttled:
             before, self.credit.concurrency_limit = (
                 self.credit.concurrency_limit,
@@ -218,7 +238,7 @@ class ModelServer:
                 self._announce_credit()
 
     def _update_credit_use(self) -> None:
-        """Who has generated a part of what it may needs less room for the rest."""
+        """Count the tokens that requests have generated, which leaves them fewer to reserve."""
         for request_id, attempt in self._attempts.items():
             envelope = attempt.envelope
             self.credit.update_generated(
@@ -228,18 +248,16 @@ class ModelServer:
     def _accept_delivery(self, delivery: Delivery) -> None:
         assert self._tasks
         if self.is_draining:
-            self._tasks.create_task(_nak(delivery), name=f"return-{delivery.seq}")
+            self._tasks.create_task(_nak(delivery), name=f"nak-{delivery.seq}")
             return
         envelope = dead_letters.parse_work_envelope(delivery)
         if envelope is None:
             self._tasks.create_task(
-                _store_dead_letter(self._broker, delivery), name=f"bury-{delivery.seq}"
+                _store_dead_letter(self._broker, delivery), name=f"dead-letter-{delivery.seq}"
             )
             return
         if running := self._attempts.get(envelope.request_id):
-            running.accept_redelivery(
-                delivery
-            )  # our own work again, after its ack wait: keep going
+            running.accept_redelivery(delivery)  # its ack wait ran out, but it still runs here
             return
         parts = (
             self._broker,
@@ -260,9 +278,9 @@ class ModelServer:
         self.credit.reserve(request_id, envelope.prompt_tokens, envelope.cost, attempt.priority)
         self._heartbeat.send_soon()
         self.on_change()
-        serving = self._tasks.create_task(self._run_attempt(attempt), name=f"attempt-{request_id}")
-        self._attempt_tasks.add(serving)
-        serving.add_done_callback(self._attempt_tasks.discard)
+        task = self._tasks.create_task(self._run_attempt(attempt), name=f"attempt-{request_id}")
+        self._attempt_tasks.add(task)
+        task.add_done_callback(self._attempt_tasks.discard)
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         request_id = attempt.envelope.request_id
@@ -284,7 +302,7 @@ class ModelServer:
                 attempt.receive_output(output)
 
     def build_heartbeat(self) -> Heartbeat:
-        """This worker's credit of the moment."""
+        """Return a heartbeat with this model's present credit, without progress and deliveries."""
         self._update_concurrency_limit()
         self._update_credit_use()
         credit = self.credit
@@ -308,7 +326,11 @@ class ModelServer:
         )
 
     def _build_full_heartbeat(self) -> Heartbeat:
-        """The same with how far requests have come, which takes turns: for the dispatcher alone."""
+        """Return `build_heartbeat` with the progress of requests and the deliveries received.
+
+        Each call takes the next turn of the progress report, so that only the heartbeats that are
+        sent to the dispatcher may be built by it.
+        """
         now = time.monotonic()
         progress = self._progress.select_due(self._token_counts, now)
         return replace(
@@ -317,9 +339,12 @@ class ModelServer:
             taken=self._recently_received(now, bool(progress)),
         )
 
-    def _recently_received(self, now: float, again: bool) -> list[str]:
-        """What has come since the last beat, or lately; for a new leader everything."""
-        since = self._last_heartbeat_at if not again else now - _REPORT_RECEIVED_SECONDS
+    def _recently_received(self, now: float, repeat: bool) -> list[str]:
+        """Return the reply subjects of deliveries since the last heartbeat, the newest 1,024.
+
+        With `repeat` those of the last second, and all of them for a second after a leader asked.
+        """
+        since = self._last_heartbeat_at if not repeat else now - _REPORT_RECEIVED_SECONDS
         if self._heartbeat.last_muster_at > now - _REPORT_RECEIVED_SECONDS:
             since = -inf
         self._last_heartbeat_at = now
@@ -329,10 +354,11 @@ class ModelServer:
         ]
 
     def _heartbeat_interval(self, seconds: float) -> float:
-        """Until the next beat: less while there is progress to tell of."""
+        """Return the seconds until the next heartbeat: fewer while there is progress to report."""
         return min(seconds, PROGRESS_REPORT_SECONDS) if self._attempts else seconds
 
     def _free_by_priority(self) -> dict[str, tuple[int, int]]:
+        """Return the free sequences and KV tokens for each priority."""
         return {
             str(p): self.credit.free_capacity(p) if self.accepts_work else (0, 0) for p in Priority
         }
@@ -343,7 +369,7 @@ class ModelServer:
         ]
 
     async def _watch_engine(self, driver: Driver) -> None:
-        """Until the engine goes; when it has failed, its work is given back at once."""
+        """Wait until the engine ends; if it has failed, release its work at once."""
         if failure := await wait_for_failure(driver, self.identity.model, self._engine_timeout):
             await self._handle_engine_failure(driver, failure)
 
@@ -354,11 +380,11 @@ class ModelServer:
         self._detach_engine()
         self.set_accepting(False)
         attempts = list(self._attempts.values())
-        culprit = any(attempt.is_quarantined for attempt in attempts)
+        culprit_known = any(attempt.is_quarantined for attempt in attempts)
         for attempt in attempts:
-            attempt.handle_engine_failure(str(failure), culprit)
+            attempt.handle_engine_failure(str(failure), culprit_known)
         if isinstance(failure, EngineCrashed):
-            await driver.closed  # its memory is free
+            await driver.closed  # from here on its memory is free
         self.failure = failure
         self.on_change()
 
@@ -366,12 +392,12 @@ class ModelServer:
 async def _store_dead_letter(broker: Broker, delivery: Delivery) -> None:
     try:
         await dead_letters.dead_letter_malformed(broker, delivery)
-    except (BrokerUnavailable, StoreRefused) as error:  # then its ack wait brings it back
+    except (BrokerUnavailable, StoreRefused) as error:  # redelivered after its ack wait
         log.warning("dead_letter_not_stored", seq=delivery.seq, reason=str(error))
 
 
 async def _nak(delivery: Delivery) -> None:
     try:
         await delivery.nak()
-    except BrokerUnavailable as error:  # then its ack wait brings it back
+    except BrokerUnavailable as error:  # redelivered after its ack wait
         log.warning("work_not_returned", seq=delivery.seq, reason=str(error))

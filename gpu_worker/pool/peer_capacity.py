@@ -1,11 +1,11 @@
-"""The other workers of a pool, as their beats tell: who could take over a request. Pure."""
+"""Tracks from heartbeats which peers could take over a request. Pure."""
 
 from dataclasses import dataclass
 
 from gpu_worker.identity import WorkerIdentity
 from streams.messages import Heartbeat
 
-STALE_SECONDS = 3.0  # three missed beats: as the dispatcher has it
+STALE_SECONDS = 3.0  # three missed heartbeats, as for the dispatcher
 
 
 @dataclass(slots=True)
@@ -16,14 +16,20 @@ class _Peer:
 
 
 class PeerCapacity:
-    """Their room for requests; times are seconds of any monotonic clock, given by the caller."""
+    """The free capacity of the other workers that serve this worker's model version.
 
-    def __init__(self, who: WorkerIdentity) -> None:
-        self._identity = who
+    Times are seconds of any monotonic clock, given by the caller.
+    """
+
+    def __init__(self, identity: WorkerIdentity) -> None:
+        self._identity = identity
         self._peers: dict[str, _Peer] = {}
 
     def record_heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """Take in a heartbeat; those of this worker, and of other versions, mean nothing."""
+        """Record a peer's free capacity; a draining peer or one without the model loaded has none.
+
+        Heartbeats of this worker itself and of other versions are ignored.
+        """
         if beat.worker == self._identity.worker or beat.version != self._identity.version:
             return
         self._peers.pop(beat.worker, None)
@@ -32,10 +38,13 @@ class PeerCapacity:
             self._peers[beat.worker] = _Peer(free, beat.free_tokens, now)
 
     def reserve(self, cost: int, now: float) -> bool:
-        """Count on one of them to take over a request of so many tokens; False if none has room."""
-        for room in self._peers.values():
-            if now - room.heard_at < STALE_SECONDS and room.sequences > 0 and cost <= room.tokens:
-                room.sequences -= 1
-                room.tokens -= cost
+        """Reserve a sequence and `cost` KV tokens on a peer; False if none has as much free.
+
+        A peer that was last heard three seconds ago or earlier counts as gone.
+        """
+        for peer in self._peers.values():
+            if now - peer.heard_at < STALE_SECONDS and peer.sequences > 0 and cost <= peer.tokens:
+                peer.sequences -= 1
+                peer.tokens -= cost
                 return True
         return False

@@ -1,26 +1,29 @@
-"""How far requests have come, told in beats: seldom, and a bounded number at a time. Pure."""
+"""The heartbeat's report on how many tokens requests have: seldom, and of a bounded size. Pure."""
 
 from collections.abc import Callable
 from math import inf
 
-PROGRESS_REPORT_SECONDS = 0.2  # from one beat that tells of it to the next
-# Requests that one of them tells of: ten thousand in the two seconds trusted
+PROGRESS_REPORT_SECONDS = 0.2  # between two heartbeats that report progress
+# Per heartbeat; ten thousand in the two seconds for which the dispatcher trusts a report
 MAX_REPORTED_REQUESTS = 1024
 
 TokenCounts = list[tuple[int, int]]  # sequence in WORK, tokens generated
 
 
 class ProgressReporter:
-    """Takes turns among requests when there are more than a beat may tell of."""
+    """Selects the requests to report in the next heartbeat; above 1,024 they take turns."""
 
     def __init__(self) -> None:
         self._at, self._next = -inf, 0
 
     def select_due(self, counts: Callable[[], TokenCounts], now: float) -> TokenCounts:
-        """Of all counts those whose turn it is; none when the last beat has just told some."""
+        """Return the token counts to report now: the next 1,024 at most.
+
+        Empty if less than 0.2 s have passed since the last report; `counts` is not called then.
+        """
         if now - self._at < PROGRESS_REPORT_SECONDS:
             return []
-        whole = counts()
-        first = self._next if self._next < len(whole) else 0
+        all_counts = counts()
+        first = self._next if self._next < len(all_counts) else 0
         self._at, self._next = now, first + MAX_REPORTED_REQUESTS
-        return whole[first : self._next]
+        return all_counts[first : self._next]

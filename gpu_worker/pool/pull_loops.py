@@ -1,4 +1,4 @@
-"""Where one pool's work comes from: the shared lanes, and what was placed on this worker."""
+"""The pull loops of one model server: shared work by priority, and work placed on this worker."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,8 +12,7 @@ from streams.broker import declaration
 from streams.broker.connection import Broker
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.broker.retry import wait_for_tasks
-from streams.subjects import PoolKey as Address
-from streams.subjects import Priority
+from streams.subjects import PoolKey, Priority
 
 _STOP_SECONDS = 2.0
 
@@ -22,24 +21,29 @@ OnDelivery = Callable[[Delivery], None]
 
 
 class PullLoops:
-    """Pulls what there is `room` for; `take` is called with each delivery.
+    """Pulls as many messages as `pull_limit` allows, and calls `on_delivery` with each.
 
-    `pulled` and `pulled_own` are the highest sequences that came, by priority and of what was
-    placed here.
+    `pull_limit` returns how many messages of a priority to ask for at once. `pulled` has the
+    highest stream sequence pulled of the shared work, by priority; `pulled_own` that of the work
+    placed on this worker.
     """
 
     def __init__(
-        self, broker: Broker, who: WorkerIdentity, room: PullLimit, take: OnDelivery
+        self,
+        broker: Broker,
+        identity: WorkerIdentity,
+        pull_limit: PullLimit,
+        on_delivery: OnDelivery,
     ) -> None:
         self.pulled: dict[str, int] = {}
         self.pulled_own = 0
-        self._broker, self._identity = broker, who
-        self._pull_limit, self._on_delivery = room, take
+        self._broker, self._identity = broker, identity
+        self._pull_limit, self._on_delivery = pull_limit, on_delivery
         self._pulls: list[PullLoop] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, tasks: asyncio.TaskGroup, ack_wait_seconds: float) -> None:
-        """Declare the consumers and pull from them, in tasks of the group."""
+        """Declare the consumers, then pull from each in a task of the group."""
         self._pulls = [
             await self._create_own_pull(ack_wait_seconds),
             *[await self._create_shared_pull(priority, ack_wait_seconds) for priority in Priority],
@@ -47,44 +51,46 @@ class PullLoops:
         self._tasks = [tasks.create_task(pull.run(), name="pull") for pull in self._pulls]
 
     def wake(self) -> None:
-        """There may be room where there was none."""
+        """Ask for the pull limits again, because credit may have grown."""
         for pull in self._pulls:
             pull.wake()
 
     def withdraw(self) -> None:
-        """Take back what was asked for and has not come."""
+        """Give up the outstanding pulls: there is no longer credit for what they asked for."""
         for pull in self._pulls:
             pull.withdraw()
 
     async def stop(self) -> None:
-        """Pull no more."""
-        for pulling in self._tasks:
-            pulling.cancel()
+        """End the pull tasks, waiting up to two seconds for them."""
+        for task in self._tasks:
+            task.cancel()
         await wait_for_tasks(self._tasks, _STOP_SECONDS)
 
     async def _create_shared_pull(self, priority: Priority, ack_wait_seconds: float) -> PullLoop:
-        address = Address(self._identity.model, self._identity.version, priority)
-        consumer = topology.work_consumer(address, ack_wait_seconds)
+        key = PoolKey(self._identity.model, self._identity.version, priority)
+        consumer = topology.work_consumer(key, ack_wait_seconds)
         return await self._create_pull(
             consumer, priority, partial(self._on_shared_delivery, priority)
         )
 
     async def _create_own_pull(self, ack_wait_seconds: float) -> PullLoop:
-        """What was placed here is taken as soon as there is room for anything."""
-        who = self._identity
-        consumer = topology.worker_consumer(who.model, who.version, who.worker, ack_wait_seconds)
+        """Pull the work placed on this worker, as soon as there is credit for the top priority."""
+        own = self._identity
+        consumer = topology.worker_consumer(own.model, own.version, own.worker, ack_wait_seconds)
         return await self._create_pull(consumer, Priority.INTERACTIVE, self._on_own_delivery)
 
     async def _create_pull(
-        self, consumer: ConsumerConfig, priority: Priority, take: OnDelivery
+        self, consumer: ConsumerConfig, priority: Priority, on_delivery: OnDelivery
     ) -> PullLoop:
         async def declare() -> None:
             await declaration.declare_consumer(self._broker, topology.WORK, consumer)
 
         await declare()
         assert consumer.durable_name
-        room = partial(self._pull_limit, priority)
-        return PullLoop(self._broker, topology.WORK, consumer.durable_name, room, take, declare)
+        limit = partial(self._pull_limit, priority)
+        return PullLoop(
+            self._broker, topology.WORK, consumer.durable_name, limit, on_delivery, declare
+        )
 
     def _on_shared_delivery(self, priority: Priority, delivery: Delivery) -> None:
         self.pulled[priority] = max(self.pulled.get(priority, 0), delivery.seq)

@@ -1,4 +1,4 @@
-"""`millstream drain`: a worker takes nothing new, hands over what takes too long, and ends."""
+"""`millstream drain`: asks a worker to take no new work, finish or hand over its own, and end."""
 
 import asyncio
 import json
@@ -6,38 +6,41 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from millstream.admin.console import ANSWER_SECONDS
 from millstream.settings import DrainSettings
 from streams import subjects
 from streams.broker.connection import connect
 from streams.errors import MillstreamError
 
-ANSWER_SECONDS = 2.0
-CLOSING_SECONDS = 5.0  # a worker's: to let go of its pulls, and to give back what is left
+CLOSING_SECONDS = 5.0  # for the worker to end its pulls and give back the work that is left
 Answers = asyncio.Queue[dict[str, Any] | None]
 
 
 class WorkerNotAnswering(MillstreamError):
-    """No worker of this name answers."""
+    """No worker with this id answers, or it has not reported in time that it is empty."""
 
 
 async def run(settings: DrainSettings, stop: asyncio.Event) -> None:
-    """Tell the worker, and wait until it is empty or `stop`. Raises `WorkerNotAnswering`."""
+    """Ask the worker to drain, and wait until it reports that it is empty or `stop` is set.
+
+    Raises `WorkerNotAnswering`.
+    """
     worker = settings.worker
     answers: Answers = asyncio.Queue()
 
     async def on_answer(msg: Msg) -> None:
-        answers.put_nowait(json.loads(msg.data) if msg.data else None)  # None: nobody listens
+        answers.put_nowait(json.loads(msg.data) if msg.data else None)  # no data: no listener
 
     async with connect(settings.nats, "drain") as broker:
         inbox = broker.client.new_inbox()
         await broker.subscribe(inbox, on_answer)
-        told = json.dumps({"within": settings.within}).encode()
-        await broker.publish(subjects.drain(worker), told, reply=inbox)
-        heard = await _next_answer(answers, ANSWER_SECONDS, stop)
-        if heard is None:
+        order = json.dumps({"within": settings.within}).encode()
+        await broker.publish(subjects.drain(worker), order, reply=inbox)
+        accepted = await _next_answer(answers, ANSWER_SECONDS, stop)
+        if accepted is None:
             raise WorkerNotAnswering(f"there is no worker {worker!r}, or it does not answer")
-        print(f"{worker} drains, for {heard['within']:g} s at most", flush=True)
-        empty = await _next_answer(answers, heard["within"] + CLOSING_SECONDS, stop)
+        print(f"{worker} drains, for {accepted['within']:g} s at most", flush=True)
+        empty = await _next_answer(answers, accepted["within"] + CLOSING_SECONDS, stop)
         if stop.is_set():
             return
         if empty is None:
@@ -50,7 +53,7 @@ async def run(settings: DrainSettings, stop: asyncio.Event) -> None:
 async def _next_answer(
     answers: Answers, seconds: float, stop: asyncio.Event
 ) -> dict[str, Any] | None:
-    """The next answer; None after a silence, or when it is not waited for any more."""
+    """The next answer; None if none comes within `seconds`, or once `stop` is set."""
     getting, stopping = asyncio.ensure_future(answers.get()), asyncio.ensure_future(stop.wait())
     first = asyncio.FIRST_COMPLETED
     done, _ = await asyncio.wait({getting, stopping}, timeout=seconds, return_when=first)

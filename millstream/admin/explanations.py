@@ -1,4 +1,7 @@
-"""What a leader, a token log and the ledger know of a request or a tenant, as sentences. Pure."""
+"""Turns facts about a request or tenant into sentences for `millstream why`. Pure.
+
+The facts come from a dispatcher, a token log or the ledger.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,22 +19,22 @@ _REASONS = {
 
 
 def explain_request(facts: Facts) -> str:
-    """Several lines for people."""
-    say: dict[str, Callable[[Facts], list[str]]] = {
+    """Explain a request in several lines, chosen by its `state`."""
+    by_state: dict[str, Callable[[Facts], list[str]]] = {
         "queued": _explain_queued,
         "in_flight": _explain_in_flight,
         "logged": _explain_logged,
         "finished": _explain_finished,
         "unknown": _explain_unknown,
     }
-    return "\n".join(say[facts["state"]](facts))
+    return "\n".join(by_state[facts["state"]](facts))
 
 
 def explain_tenant(facts: Facts) -> str:
-    """A paragraph for each model whose dispatcher answers."""
+    """Explain how a tenant fares: a paragraph for each model whose dispatcher answers."""
     if not facts["models"]:
         return "No dispatcher answers."
-    return "\n\n".join("\n".join(_explain_standing(each)) for each in facts["models"])
+    return "\n\n".join("\n".join(_explain_tenant_at_model(each)) for each in facts["models"])
 
 
 def _explain_queued(facts: Facts) -> list[str]:
@@ -44,11 +47,11 @@ def _explain_queued(facts: Facts) -> list[str]:
         _REASONS[facts["reason"]],
         f"It starts in {_format_about(facts['estimated_wait_seconds'])};"
         f" its deadline is in {_format_seconds(facts['deadline_in_seconds'])}.",
-        *_explain_standing(facts["tenant_stands"]),
+        *_explain_tenant_at_model(facts["tenant_stands"]),
     ]
 
 
-def _explain_standing(facts: Facts) -> list[str]:
+def _explain_tenant_at_model(facts: Facts) -> list[str]:
     queued = sum(facts["queued"].values())
     waits = facts["estimated_wait_seconds"]
     return [
@@ -78,17 +81,21 @@ def _explain_fleet(workers: list[Facts]) -> str:
 def _explain_in_flight(facts: Facts) -> list[str]:
     since = _format_seconds(facts["dispatched_seconds_ago"])
     deadline = f"Its deadline is in {_format_seconds(facts['deadline_in_seconds'])}."
-    whose = f"Request {facts['request_id']} of tenant {facts['tenant']} "
+    subject = f"Request {facts['request_id']} of tenant {facts['tenant']} "
     if not facts.get("attempts"):
         where = "a worker has it" if facts["is_pulled"] else "no worker has pulled it yet"
-        return [f"{whose}was sent to {facts['model']} {since} ago; {where}.", deadline]
-    return [f"{whose}was sent to {facts['model']} {since} ago.", _explain_attempt(facts), deadline]
+        return [f"{subject}was sent to {facts['model']} {since} ago; {where}.", deadline]
+    return [
+        f"{subject}was sent to {facts['model']} {since} ago.",
+        _explain_attempt(facts),
+        deadline,
+    ]
 
 
 def _explain_logged(facts: Facts) -> list[str]:
-    """There is a log, and no leader knows of it."""
-    whose = f"Request {facts['request_id']} of tenant {facts['tenant']}"
-    return [f"{whose}: no dispatcher answers for it.", _explain_attempt(facts)]
+    """The request has a token log, and no dispatcher answers for it."""
+    subject = f"Request {facts['request_id']} of tenant {facts['tenant']}"
+    return [f"{subject}: no dispatcher answers for it.", _explain_attempt(facts)]
 
 
 def _explain_attempt(facts: Facts) -> str:

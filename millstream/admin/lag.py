@@ -1,4 +1,4 @@
-"""`millstream lag`: every lane and every worker, as the dispatchers see them now."""
+"""`millstream lag`: prints every lane and every worker as the dispatchers report them now."""
 
 import asyncio
 import json
@@ -12,20 +12,21 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND, TABLE_COLUMNS, console_width
 from millstream.settings import LagSettings
 from registry.store import Registry
 from streams import subjects
 from streams.broker.connection import Broker, connect
 
-ANSWER_SECONDS = 2.0
 WATCH_SECONDS = 1.0
-NOT_FOUND = 1
-PIPE_COLUMNS = 140  # a file or a pipe has no width of its own
 LagReport = dict[str, Any]
 
 
 async def run(settings: LagSettings, stop: asyncio.Event) -> int:
-    """Print lanes and workers, once or every second; 1 if a model's dispatcher does not answer."""
+    """Print lanes and workers, once or every second until `stop`; return the exit status.
+
+    1 if a model's dispatcher does not answer; always 0 with `--watch`.
+    """
     async with connect(settings.nats, "lag") as broker:
         registry = await Registry.open(broker)
         try:
@@ -42,7 +43,11 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
 
 
 async def collect_report(broker: Broker, registry: Registry) -> LagReport:
-    """`lanes`, deepest first, `workers`, and the models whose dispatcher is `unanswered`."""
+    """Ask the dispatchers of all models for their reports, and join these.
+
+    The result has `lanes`, those with most queued tokens first, `workers`, and `unanswered`: the
+    names of the models whose dispatcher gave no answer.
+    """
     models = list(registry.models)
     answers = await asyncio.gather(*(_request_report(broker, model) for model in models))
     answered = [answer for answer in answers if answer]
@@ -65,7 +70,7 @@ async def _watch(broker: Broker, registry: Registry, as_json: bool, stop: asynci
             report = await collect_report(broker, registry)
             try:
                 show(report)
-            except BrokenPipeError:  # `| head` has seen enough; Python flushes once more at its end
+            except BrokenPipeError:  # from `| head`; Python will flush stdout once more at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 break
             try:
@@ -78,7 +83,7 @@ async def _watch(broker: Broker, registry: Registry, as_json: bool, stop: asynci
 
 @contextmanager
 def _open_view(as_json: bool) -> Iterator[Callable[[LagReport], None]]:
-    """What shows one report after the other: in its place on a terminal, else behind it."""
+    """A function that shows a report: in place of the last on a terminal, else below it."""
     console = _make_console()
     if as_json:
         yield lambda report: print(json.dumps(report), flush=True)
@@ -90,18 +95,18 @@ def _open_view(as_json: bool) -> Iterator[Callable[[LagReport], None]]:
 
 
 class _PipeConsole(Console):
-    """rich would end the process where its reader has left."""
+    """A console that raises `BrokenPipeError`; rich's own ends the process."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def _make_console() -> Console:
-    return _PipeConsole(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    return _PipeConsole(width=console_width(TABLE_COLUMNS))
 
 
 def render_report(report: LagReport) -> Group:
-    """A report for people."""
+    """Render a report as tables of lanes and workers, and a line of unanswered models."""
     parts: list[Table | str] = [_lane_table(report["lanes"]), _worker_table(report["workers"])]
     if report["unanswered"]:
         parts.append(f"No dispatcher answers for: {', '.join(report['unanswered'])}")

@@ -1,15 +1,14 @@
-"""`millstream usage`: what tenants and keys with quotas have used, and what they may."""
+"""`millstream usage`: prints what tenants and keys with quotas have used, beside their limits."""
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from millstream.admin.lag import PIPE_COLUMNS
+from millstream.admin.console import TABLE_COLUMNS, console_width
 from millstream.settings import UsageSettings
 from registry.tenant_records import QuotaLimits
 from registry.tenants import Tenants
@@ -25,11 +24,14 @@ Counters = Mapping[str, int]
 
 
 class TenantNotFound(MillstreamError):
-    """No tenant of this name."""
+    """There is no tenant of this name."""
 
 
 async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
-    """Print one line for each tenant and key with quotas. Raises `TenantNotFound`."""
+    """Print one row for each tenant and key with quotas, or only those of the chosen tenant.
+
+    Raises `TenantNotFound`.
+    """
     async with connect(settings.nats, "usage") as broker:
         tenants = await Tenants.open(broker)
         try:
@@ -43,16 +45,19 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
 
 
 async def collect_usage(broker: Broker, tenants: Tenants, now: float) -> list[UsageRow]:
-    """What is used at `now` (epoch seconds) by each tenant and key with quotas, and its quotas."""
+    """Return a row for each tenant and key with quotas: what is used at `now`, and the limits.
+
+    `now` is in epoch seconds. Rows are sorted by tenant, the tenant's own before its keys'.
+    """
     counters = await _read_counters(broker, quota_windows.utc_day(now))
-    found: list[tuple[str, str, QuotaLimits]] = [
+    scopes: list[tuple[str, str, QuotaLimits]] = [
         (t.name, TENANT_SCOPE, t) for t in tenants.by_name.values()
     ]
-    found += [(key.tenant, key_scope(key.name), key) for key in tenants.keys]
+    scopes += [(key.tenant, key_scope(key.name), key) for key in tenants.keys]
     return [
         _make_row(tenant, scope, limits, counters, now)
         for tenant, scope, limits in sorted(
-            found, key=lambda each: (each[0], each[1] != TENANT_SCOPE)
+            scopes, key=lambda each: (each[0], each[1] != TENANT_SCOPE)
         )
         if limits.has_limits
     ]
@@ -92,18 +97,18 @@ def _print_rows(rows: list[UsageRow], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(render_table(rows))
+        Console(width=console_width(TABLE_COLUMNS)).print(render_table(rows))
 
 
 def render_table(rows: list[UsageRow]) -> Table:
-    """Used of allowed, for people; what has no quota is not counted."""
-    made = Table("tenant", "of")
+    """Render rows as a table of "used of limit"; cells of quotas without a limit are empty."""
+    table = Table("tenant", "of")
     for title in ("requests / min", "tokens / min", "open", "tokens today", "spent today"):
-        made.add_column(title, justify="right")
+        table.add_column(title, justify="right")
     for row in rows:
         quotas = [_format_used(**value) for value in row.values() if isinstance(value, dict)]
-        made.add_row(row["tenant"], row["scope"], *quotas)
-    return made
+        table.add_row(row["tenant"], row["scope"], *quotas)
+    return table
 
 
 def _format_used(used: float, limit: float | None) -> str:

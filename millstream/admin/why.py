@@ -1,9 +1,10 @@
-"""`millstream why`: how a request or a tenant stands, in words."""
+"""`millstream why`: explains why a request waits or how it ended, or how a tenant fares."""
 
 import asyncio
 import json
 from typing import Any
 
+from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND
 from millstream.admin.explanations import explain_request, explain_tenant
 from millstream.settings import WhySettings
 from registry.store import Registry
@@ -11,14 +12,15 @@ from streams import messages, subjects, topology
 from streams.broker.connection import Broker, connect
 from streams.records import token_log
 
-ANSWER_SECONDS = 2.0
-NOT_FOUND = 1
-_PAGE_RECORDS = 1000  # ledger records that are read at once
+_PAGE_RECORDS = 1000  # ledger records per read
 Facts = dict[str, Any]
 
 
 async def run(settings: WhySettings, stop: asyncio.Event) -> int:
-    """Explain one request, or one tenant at each model; 1 if nobody knows it."""
+    """Explain one request, or one tenant at each model; return the exit status.
+
+    1 if the request is unknown, or no dispatcher answers for the tenant.
+    """
     async with connect(settings.nats, "why") as broker:
         registry = await Registry.open(broker)
         try:
@@ -26,24 +28,28 @@ async def run(settings: WhySettings, stop: asyncio.Event) -> int:
         finally:
             await registry.close()
         facts = await collect_facts(broker, models, settings)
-    words = explain_tenant if settings.tenant else explain_request
-    print(json.dumps(facts, indent=2) if settings.as_json else words(facts))
+    explain = explain_tenant if settings.tenant else explain_request
+    print(json.dumps(facts, indent=2) if settings.as_json else explain(facts))
     return NOT_FOUND if facts.get("state") == "unknown" or facts.get("models") == [] else 0
 
 
 async def collect_facts(broker: Broker, models: list[str], settings: WhySettings) -> Facts:
-    """What is known of a request, or under `models` how a tenant stands at each."""
+    """Collect the facts about the request or tenant that the settings name.
+
+    Those of a tenant hold under `models` a report from each model's dispatcher: of the models at
+    which it has requests, or of all if it has none.
+    """
     if settings.tenant is None:
         assert settings.request_id
         return await _request_facts(broker, models, settings.request_id, settings.shards)
-    stands = await _ask_leaders(broker, models, {"tenant": settings.tenant})
-    busy = [each for each in stands if each["queued"] or each["in_flight"]]
-    return {"tenant": settings.tenant, "models": busy or stands}
+    reports = await _ask_dispatchers(broker, models, {"tenant": settings.tenant})
+    busy = [each for each in reports if each["queued"] or each["in_flight"]]
+    return {"tenant": settings.tenant, "models": busy or reports}
 
 
 async def _request_facts(broker: Broker, models: list[str], request_id: str, shards: int) -> Facts:
-    """Of the leader that has it; else of its token log; else of the ledger."""
-    known = await _ask_leaders(broker, models, {"request_id": request_id})
+    """Facts from the dispatcher that has the request, else its token log, else the ledger."""
+    known = await _ask_dispatchers(broker, models, {"request_id": request_id})
     logged = await _read_log_facts(broker, request_id, shards)
     if logged.get("state") == "finished":
         return logged
@@ -52,16 +58,16 @@ async def _request_facts(broker: Broker, models: list[str], request_id: str, sha
     return logged or await _read_ledger_facts(broker, request_id) or _unknown_facts(request_id)
 
 
-async def _ask_leaders(broker: Broker, models: list[str], asked: Facts) -> list[Facts]:
-    """What the leaders of these models say, where they have something to say."""
-    question = json.dumps(asked).encode()
-    ask = (broker.request(subjects.report(m), question, ANSWER_SECONDS) for m in models)
-    answers = [json.loads(answer) for answer in await asyncio.gather(*ask) if answer]
+async def _ask_dispatchers(broker: Broker, models: list[str], query: Facts) -> list[Facts]:
+    """The answers, other than empty ones, of the leading dispatchers of these models."""
+    question = json.dumps(query).encode()
+    requests = (broker.request(subjects.report(m), question, ANSWER_SECONDS) for m in models)
+    answers = [json.loads(answer) for answer in await asyncio.gather(*requests) if answer]
     return [answer for answer in answers if answer]
 
 
 async def _read_log_facts(broker: Broker, request_id: str, shards: int) -> Facts:
-    """What the token log tells: attempts, tokens, and how it ended; empty without a log."""
+    """Facts from the request's token log: attempts, tokens, its end; empty without a log."""
     stream = topology.token_stream_of(request_id, shards)
     subject = await broker.find_subject(stream, subjects.log_of_any_tenant(request_id, shards))
     if subject is None:
@@ -93,7 +99,7 @@ def _terminal_facts(terminal: Facts | None) -> Facts:
 
 
 async def _read_ledger_facts(broker: Broker, request_id: str) -> Facts | None:
-    """The ledger's record of a request whose log is gone; it reads the ledger until there."""
+    """The ledger's record of a request whose log is gone; scans the ledger from its start."""
     after = 0
     while True:
         query: dict[str, int | str] = {

@@ -1,7 +1,12 @@
-"""`millstream bench`: open- or closed-loop load over WebSocket or SSE, and what came of it.
+"""`millstream bench`: puts an open- or closed-loop load on a gateway and reports latencies.
 
-settings → arrivals (when, how long) → load (sends, drains) → clients (websocket, sse)
-         → samples → statistics → table, plot, JSON
+settings, target  what to send, and which models the gateway offers
+arrivals, prompts  when requests are due, how long they are, and their tokens (pure)
+load_generator    sends them on time or on answer, then waits for the rest
+load_client       what a client must do; websocket_client and sse_client (over http_connection)
+                  do it, with a sample for each request
+load_statistics   samples become percentiles, rates, errors (pure); cpu_usage adds CPU per token
+report_output, plot  progress bar, tables, JSON, PNG
 """
 
 import asyncio
@@ -10,9 +15,8 @@ from millstream.bench.settings import BenchSettings
 
 
 async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
-    """Put load on a gateway until it is spent or `stop` is set; 1 if no request was completed."""
-    from millstream.bench.load_generator import (
-        run,  # every command reads these settings, only bench needs this
-    )
+    """Run the load until it ends or `stop` is set; return 1 if no request was completed, else 0."""
+    # Imported here: every command imports this package for its settings, only bench needs the rest.
+    from millstream.bench.load_generator import run
 
     return await run(settings, stop)

@@ -1,6 +1,6 @@
-"""When requests arrive and how long they are: Poisson or a replayed trace. Pure; times are seconds.
+"""Arrivals of a load, Poisson or from a trace: when requests are due and how long. Pure.
 
-An open loop takes all of an arrival, a closed loop only its sizes.
+Times are in seconds. An open loop uses times and sizes, a closed loop only the sizes.
 """
 
 import csv
@@ -15,12 +15,12 @@ COLUMNS = ("t_s", "prompt_tokens", "output_tokens")
 
 
 class TraceError(BadRequest):
-    """A trace that cannot be replayed; the message names the line."""
+    """The trace cannot be replayed; the message names the line or the missing column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to be: `at` seconds after the load began."""
+    """A request to send `at` seconds after the start of the load, with its lengths in tokens."""
 
     at: float
     prompt_tokens: int
@@ -28,9 +28,10 @@ class Arrival:
 
 
 def read_trace(lines: Iterable[str]) -> list[Arrival]:
-    """The rows of a CSV in the order of their time, the first at 0; other columns are passed over.
+    """Parse a CSV with the columns `COLUMNS`; others are ignored.
 
-    Raises `TraceError` for a missing column, a value that is no number or no size, and for no rows.
+    Returns the arrivals sorted by time, shifted so that the first is at 0. Raises `TraceError` for
+    a missing column, a value that is not a number or not a size, and if there are no rows.
     """
     reader = csv.DictReader(lines)
     missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
@@ -53,24 +54,24 @@ def _parse_row(row: dict[str, str], line: int) -> Arrival:
 
 
 def mean_rate(trace: list[Arrival]) -> float:
-    """Arrivals a second over the whole trace; infinite where all come at once."""
+    """Return arrivals per second over the whole trace; infinity if all have the same time."""
     span = trace[-1].at
     return (len(trace) - 1) / span if span else float("inf")
 
 
 def replay_at_speed(trace: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
-    """The same arrivals with time running `speed` times as fast."""
+    """Yield the same arrivals with all times divided by `speed`."""
     return (replace(arrival, at=arrival.at / speed) for arrival in trace)
 
 
 def replay_at_rate(trace: list[Arrival], rate: float) -> Iterator[Arrival]:
-    """The same arrivals at a mean of `rate` a second over the whole trace, bursts kept."""
+    """Yield the same arrivals, sped up or slowed down to a mean of `rate` a second; bursts stay."""
     natural = mean_rate(trace)
     return replay_at_speed(trace, rate / natural) if natural < float("inf") else iter(trace)
 
 
 def poisson_arrivals(rate: float, sizes: Arrival, random: Random) -> Iterator[Arrival]:
-    """Endless arrivals with exponential gaps of mean 1 / `rate`, all of the same sizes."""
+    """Yield endless arrivals with exponential gaps of mean 1 / `rate` s, all of the same sizes."""
     at = 0.0
     while True:
         at += random.expovariate(rate)
@@ -78,14 +79,14 @@ def poisson_arrivals(rate: float, sizes: Arrival, random: Random) -> Iterator[Ar
 
 
 def repeat_sizes(trace: list[Arrival]) -> Iterator[Arrival]:
-    """Sizes for a closed loop: the trace's, over and over, without their times."""
+    """Yield the sizes of the trace over and over, all at time 0, for a closed loop."""
     return (replace(arrival, at=0.0) for arrival in itertools.cycle(trace))
 
 
 def limit_arrivals(
     arrivals: Iterable[Arrival], seconds: float | None, requests: int | None
 ) -> Iterator[Arrival]:
-    """Arrivals before `seconds`, at most `requests` of them; None is no limit."""
+    """Yield the arrivals before `seconds`, at most `requests` of them; None: no limit."""
     within = arrivals
     if seconds is not None:
         within = itertools.takewhile(lambda arrival: arrival.at < seconds, arrivals)
@@ -94,14 +95,20 @@ def limit_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """The longest requests a load may send; None is no limit. `context` bounds both together."""
+    """The longest prompt and output, in tokens, that a load may send; None: no limit.
+
+    `context` limits the sum of both.
+    """
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     context: int | None = None
 
     def shorten(self, arrival: Arrival) -> Arrival:
-        """Shorten what is too long: the output first to its limits, then the prompt to the rest."""
+        """Return the arrival within the limits: the output is cut first, then the prompt.
+
+        Both keep at least one token.
+        """
         room = self.context or float("inf")
         output = int(min(arrival.output_tokens, self.output_tokens or room, max(1, room - 1)))
         prompt = int(min(arrival.prompt_tokens, self.prompt_tokens or room, max(1, room - output)))

@@ -1,4 +1,4 @@
-"""CPU time of processes on this machine, from /proc."""
+"""Measures the CPU time of processes on this machine, from /proc."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessNotFound(BadRequest):
-    """A word that names no running process of this machine."""
+    """A value of `--pids` names no running process of this machine."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class MeasuredProcess:
     pid: int
 
     def cpu_seconds(self) -> float | None:
-        """User and system time of all its threads so far, to 10 ms; None once it is gone."""
+        """Return user and system time of all its threads so far, to 10 ms; None if it has ended."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -34,9 +34,9 @@ OWN_PROCESS = MeasuredProcess("bench", os.getpid())
 
 
 def parse_processes(words: tuple[str, ...]) -> list[MeasuredProcess]:
-    """`123`, `gateway=123` or several with commas; a process without a name has its program's.
+    """Parse words like `123`, `gateway=123` or several of these with commas.
 
-    Raises `ProcessNotFound`.
+    A process without a given name is called by its program and pid. Raises `ProcessNotFound`.
     """
     return [_parse_process(word) for group in words for word in group.split(",")]
 
@@ -52,24 +52,28 @@ def _parse_process(word: str) -> MeasuredProcess:
 
 @dataclass(frozen=True)
 class CpuMeter:
-    """CPU readings of some processes at one moment."""
+    """The CPU time that some processes use, measured from `start`."""
 
     before: dict[MeasuredProcess, float | None]
 
     @classmethod
     def start(cls, processes: list[MeasuredProcess]) -> "CpuMeter":
+        """Read the CPU time of the processes now, as the start of the measurement."""
         return cls({process: process.cpu_seconds() for process in processes})
 
     def us_per_token(self, tokens: int) -> dict[str, float | None]:
-        """CPU µs since the start per token; None without tokens or for a process that is gone."""
+        """Return by process name the CPU µs per token since the start.
+
+        None if there were no tokens, or for a process that has ended.
+        """
         return {
-            process.name: _us_per_token(process, begin, tokens)
-            for process, begin in self.before.items()
+            process.name: _us_per_token(process, start, tokens)
+            for process, start in self.before.items()
         }
 
 
-def _us_per_token(process: MeasuredProcess, begin: float | None, tokens: int) -> float | None:
+def _us_per_token(process: MeasuredProcess, start: float | None, tokens: int) -> float | None:
     end = process.cpu_seconds()
-    if begin is None or end is None or not tokens:
+    if start is None or end is None or not tokens:
         return None
-    return (end - begin) * 1e6 / tokens
+    return (end - start) * 1e6 / tokens

@@ -1,6 +1,6 @@
-"""One keep-alive HTTP/1.1 connection with as little between socket and caller as possible.
+"""A keep-alive HTTP/1.1 connection with as little code as possible between socket and caller.
 
-The parser is `httptools`; a body goes to the caller piece by piece with the time it came.
+The parser is `httptools`; the caller gets a body piece by piece, each with its time of arrival.
 """
 
 import asyncio
@@ -17,7 +17,10 @@ OnBody = Callable[[bytes, float], None]
 
 
 class KeepAliveConnection(asyncio.Protocol):
-    """One exchange at a time. `is_open` is False once the peer has closed, or is about to."""
+    """A connection for one exchange at a time.
+
+    `is_open` is False once the peer has closed it or has announced that it will.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._now = clock, 0.0
@@ -27,9 +30,10 @@ class KeepAliveConnection(asyncio.Protocol):
         self.is_open = False
 
     async def exchange(self, request: bytes, on_body: OnBody) -> int:
-        """Send a request and return the status when the answer is complete.
+        """Send a request and return its HTTP status when the answer is complete.
 
-        Raises `ConnectionError` if the connection ends before. Cancelling closes it.
+        `on_body` gets each piece of the body and the clock's time of its arrival. Raises
+        `ConnectionError` if the connection ends before. Cancelling closes the connection.
         """
         self._parser = httptools.HttpResponseParser(self)
         self._body_callback = on_body
@@ -42,12 +46,12 @@ class KeepAliveConnection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Drop the connection at once. Idempotent."""
+        """Abort the connection at once. Idempotent."""
         self.is_open = False
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only in shape
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
@@ -75,7 +79,7 @@ class KeepAliveConnection(asyncio.Protocol):
 
 
 async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveConnection:
-    """Raises `Unreachable`."""
+    """Connect to the gateway within 10 s. Raises `Unreachable`."""
     context = ssl.create_default_context() if address.uses_tls else None
     loop = asyncio.get_running_loop()
     try:
@@ -83,13 +87,13 @@ async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveCon
             _, connection = await loop.create_connection(
                 lambda: KeepAliveConnection(clock), address.host, address.port, ssl=context
             )
-    except OSError as error:  # TimeoutError is one
+    except OSError as error:  # includes TimeoutError
         raise Unreachable(f"cannot connect to {address.url}: {error or 'timed out'}") from error
     return connection
 
 
 def encode_request(method: str, address: GatewayAddress, path: str, body: bytes = b"") -> bytes:
-    """A whole request with a JSON body, or with none."""
+    """Return the bytes of a request with the gateway's headers and an optional JSON body."""
     fields = {"Host": f"{address.host}:{address.port}", **address.headers}
     if body:
         fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -99,7 +103,10 @@ def encode_request(method: str, address: GatewayAddress, path: str, body: bytes 
 
 
 async def get_json(address: GatewayAddress, path: str, clock: Clock) -> tuple[int, Any]:
-    """Status and JSON body of one GET. Raises `Unreachable`, also for a body that is not JSON."""
+    """Send one GET on a connection of its own; return its status and its parsed JSON body.
+
+    Raises `Unreachable`, also for a body that is not JSON.
+    """
     body = bytearray()
     connection = await open_connection(address, clock)
     try:

@@ -1,4 +1,4 @@
-"""What a load asks for and the two kinds of client that ask: WebSocket and HTTP with SSE."""
+"""The interface of a load's client, and what both kinds share: request, gateway address, errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +9,20 @@ from urllib.parse import urlsplit
 from millstream.bench.load_statistics import Sample
 from streams.errors import MillstreamError
 
+# Error codes of the client itself:
 CLOSED = "connection_closed"  # before the answer was complete
 GAP = "token_gap"  # a chunk did not continue where the last one ended
 
 
 class Unreachable(MillstreamError):
-    """No connection to the gateway, or none that it accepts; the message says which and why."""
+    """The gateway cannot be reached or refuses; the message says which gateway and why."""
 
     code = "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One request as it will be sent; the answer has `output_tokens` tokens exactly."""
+    """A request that will be sent; its answer has exactly `output_tokens` tokens."""
 
     model: str
     prompt: list[int] | str
@@ -31,7 +32,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """Where the gateway is and with which key it opens."""
+    """The gateway's base URL and the API key for it, if any."""
 
     url: str
     key: str | None
@@ -42,6 +43,7 @@ class GatewayAddress:
 
     @property
     def port(self) -> int:
+        """The URL's port, by default 443 for https and 80 for http."""
         return urlsplit(self.url).port or (443 if self.uses_tls else 80)
 
     @property
@@ -50,9 +52,11 @@ class GatewayAddress:
 
     @property
     def headers(self) -> dict[str, str]:
+        """The HTTP header with the API key; empty without one."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     def request_path(self, tail: str) -> str:
+        """Return the path of a request: that of the base URL, followed by `tail`."""
         return urlsplit(self.url).path.rstrip("/") + tail
 
 
@@ -71,8 +75,9 @@ class BenchClient(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    async def run_request(self, ask: LoadRequest, sample: Sample) -> None:
-        """Send one request and fill `sample` until it has ended, be it with an error code.
+    async def run_request(self, request: LoadRequest, sample: Sample) -> None:
+        """Send one request and fill in `sample` until the request ends, in success or an error.
 
-        Cancelling cancels the request. Raises `Unreachable` only where no connection is to be had.
+        An error is recorded as the sample's code. Cancelling cancels the request. Raises
+        `Unreachable` only if no connection can be opened.
         """

@@ -1,4 +1,4 @@
-"""One load from its first arrival to its report: send on time or on answer, drain, sum up."""
+"""Runs one load from its first arrival to its report: sends on time or on answer, then drains."""
 
 import asyncio
 import itertools
@@ -24,24 +24,28 @@ from millstream.bench.sse_client import SseClient
 from millstream.bench.target import TargetModel
 from millstream.bench.websocket_client import WebSocketClient
 
-ERROR_PAUSE_SECONDS = 0.1  # before a closed loop's client asks again after an error
+ERROR_PAUSE_SECONDS = 0.1  # pause of a closed loop's slot after an error
 REFRESH_SECONDS = 0.25
 OnDone = Callable[[], None]
 
 
 async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
-    """Put load on a gateway until it is spent or `stop` is set; 1 if no request was completed."""
+    """Run the load until it ends or `stop` is set, and print its report.
+
+    Returns 1 if no request was completed, else 0. Raises `PlotUnavailable`, `ProcessNotFound`,
+    `TraceError`, `ModelNotFound` or `Unreachable`.
+    """
     if settings.plot:
         plot.require_matplotlib()
     measured = cpu_usage.parse_processes(settings.pids)
     address, clock = target.resolve_address(settings), time.perf_counter
     models = await target.fetch_models(address, settings.model, clock)
-    first, due = _make_arrivals(settings, models)
+    first, schedule = _make_arrivals(settings, models)
     async with _make_client(settings, address, clock) as client:
         load = LoadGenerator(client, _make_request_factory(settings, models), clock)
         await load.warm_up(first, settings.warmup)
         meter = cpu_usage.CpuMeter.start([*measured, cpu_usage.OWN_PROCESS])
-        await _run_load(load, settings, due, stop)
+        await _run_load(load, settings, schedule, stop)
         summary = make_report(load.samples, load.began, load.window, settings.is_open)
         cpu = meter.us_per_token(summary.output_tokens)
     report_output.print_report(settings, models, summary, cpu)
@@ -59,13 +63,16 @@ def _make_client(settings: BenchSettings, address: GatewayAddress, clock: Clock)
 def _make_arrivals(
     settings: BenchSettings, models: list[TargetModel]
 ) -> tuple[Arrival, Iterator[Arrival]]:
-    """One arrival to warm up with, and the load's, in order; all cut to what every model takes."""
+    """The load's first arrival, for the warm-up, and all its arrivals in order.
+
+    All are shortened to lengths that every model takes.
+    """
     context = min((m.context for m in models if m.context), default=None)
-    fit = LengthLimits(settings.max_prompt_tokens, settings.max_output_tokens, context)
-    cut = map(fit.shorten, _make_raw_arrivals(settings))
-    first = next(cut)
-    all_of_them = itertools.chain([first], cut)
-    return first, arrivals.limit_arrivals(all_of_them, settings.open_seconds, settings.requests)
+    limits = LengthLimits(settings.max_prompt_tokens, settings.max_output_tokens, context)
+    shortened = map(limits.shorten, _make_raw_arrivals(settings))
+    first = next(shortened)
+    whole = itertools.chain([first], shortened)
+    return first, arrivals.limit_arrivals(whole, settings.open_seconds, settings.requests)
 
 
 def _make_raw_arrivals(settings: BenchSettings) -> Iterator[Arrival]:
@@ -86,41 +93,41 @@ def _make_raw_arrivals(settings: BenchSettings) -> Iterator[Arrival]:
 def _make_request_factory(
     settings: BenchSettings, models: list[TargetModel]
 ) -> Callable[[Arrival], LoadRequest]:
-    """What to ask for an arrival; the models take turns."""
+    """A function that makes the request for an arrival; the models take turns."""
     turns = itertools.cycle([(m.name, Prompts(m.vocabulary, settings.seed)) for m in models])
 
-    def ask(arrival: Arrival) -> LoadRequest:
+    def make_request(arrival: Arrival) -> LoadRequest:
         model, prompts = next(turns)
         prompt = prompts.make_prompt(arrival.prompt_tokens)
         return LoadRequest(model, prompt, arrival.output_tokens, settings.priority.value)
 
-    return ask
+    return make_request
 
 
 async def _run_load(
-    load: "LoadGenerator", settings: BenchSettings, due: Iterator[Arrival], stop: asyncio.Event
+    load: "LoadGenerator", settings: BenchSettings, schedule: Iterator[Arrival], stop: asyncio.Event
 ) -> None:
-    """Run the load, with a progress bar where somebody watches."""
+    """Run the load, with a progress bar unless the output is JSON."""
     if settings.is_open:
-        sender = load.send_open_loop(due)
+        sender = load.send_open_loop(schedule)
     else:
-        sender = load.send_closed_loop(due, settings.concurrency or 1, settings.seconds)
+        sender = load.send_closed_loop(schedule, settings.concurrency or 1, settings.seconds)
     shown = nullcontext() if settings.as_json else report_output.show_progress(settings, load)
     with shown as refresh:
         await load.run(sender, settings.drain, stop, refresh)
 
 
 class LoadGenerator:
-    """Sends arrivals through a client and keeps a sample of each.
+    """Sends arrivals through a client and keeps a sample of each request.
 
-    `began` is the client's clock at the start; `window` how long the load was kept up, None if it
-    ended by itself.
+    `began` is the clock at the start; `window` is how many seconds the load was kept up, None if it
+    ended when its arrivals did.
     """
 
     def __init__(
-        self, client: BenchClient, ask: Callable[[Arrival], LoadRequest], clock: Clock
+        self, client: BenchClient, make_request: Callable[[Arrival], LoadRequest], clock: Clock
     ) -> None:
-        self._client, self._make_request, self._clock = client, ask, clock
+        self._client, self._make_request, self._clock = client, make_request, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self.samples: list[Sample] = []
         self.tally = Tally()
@@ -129,14 +136,19 @@ class LoadGenerator:
 
     @property
     def running(self) -> int:
+        """The number of requests that have not ended."""
         return len(self._tasks)
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the start of the load."""
         return self._clock() - self.began
 
     async def warm_up(self, arrival: Arrival, requests: int) -> None:
-        """Send `requests` one after another. Raises `Unreachable` if one fails: all would."""
+        """Send so many requests one after another, without keeping their samples.
+
+        Raises `Unreachable` if one fails, since the whole load would.
+        """
         for _ in range(requests):
             sample = Sample(self._clock())
             await self._client.run_request(self._make_request(arrival), sample)
@@ -150,47 +162,51 @@ class LoadGenerator:
         stop: asyncio.Event,
         refresh: Callable[[], None] | None = None,
     ) -> None:
-        """Send everything, then wait up to `drain` seconds for the rest and cancel what is left.
+        """Run `sender` to its end, wait up to `drain` seconds for answers, and cancel the rest.
 
-        `stop` cancels at once. Cancelled requests have ended as `unfinished`.
+        `stop` cancels everything at once. Cancelled requests end with the code `unfinished`.
+        `refresh` is called every 0.25 s meanwhile.
         """
         async with asyncio.TaskGroup() as group:
             self._group, self.began = group, self._clock()
             stopped = group.create_task(_wait_for_stop(stop), name="stop")
-            watching = group.create_task(_refresh_progress(refresh), name="progress")
+            progress = group.create_task(_refresh_progress(refresh), name="progress")
             sending = group.create_task(sender, name="sender")
             await _wait_for_first(sending, stopped)
             sending.cancel()
             drained = group.create_task(self._wait_until_drained(), name="drain")
             await _wait_for_first(drained, stopped, seconds=drain)
-            for task in (drained, stopped, watching, *self._tasks):
+            for task in (drained, stopped, progress, *self._tasks):
                 task.cancel()
 
-    async def send_open_loop(self, due: Iterator[Arrival]) -> None:
-        """Send each arrival at its time, whatever came of the ones before."""
-        for arrival in due:
+    async def send_open_loop(self, schedule: Iterator[Arrival]) -> None:
+        """Send each request at its time, whether or not earlier ones have ended."""
+        for arrival in schedule:
             await asyncio.sleep(max(0.0, arrival.at - self.elapsed))
             self._spawn(arrival, self.began + arrival.at, lambda: None)
 
     async def send_closed_loop(
-        self, due: Iterator[Arrival], concurrency: int, seconds: float | None
+        self, schedule: Iterator[Arrival], concurrency: int, seconds: float | None
     ) -> None:
-        """Keep `concurrency` requests running for `seconds`, or until there are no more."""
+        """Keep `concurrency` requests running for `seconds`, or until the schedule ends.
+
+        `window` is set only if the time ended the load.
+        """
         slots = asyncio.Semaphore(concurrency)
         try:
             async with asyncio.timeout(seconds):
-                for arrival in due:
+                for arrival in schedule:
                     await slots.acquire()
                     self._spawn(arrival, self._clock(), slots.release)
         except TimeoutError:
             self.window = seconds
 
-    def _spawn(self, arrival: Arrival, due: float, done: OnDone) -> None:
-        task = self._group.create_task(self._send(arrival, Sample(due), done), name="request")
+    def _spawn(self, arrival: Arrival, due: float, on_done: OnDone) -> None:
+        task = self._group.create_task(self._send(arrival, Sample(due), on_done), name="request")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, arrival: Arrival, sample: Sample, done: OnDone) -> None:
+    async def _send(self, arrival: Arrival, sample: Sample, on_done: OnDone) -> None:
         self.samples.append(sample)
         try:
             await self._client.run_request(self._make_request(arrival), sample)
@@ -202,7 +218,7 @@ class LoadGenerator:
         self.tally.add(sample)
         if sample.code:
             await asyncio.sleep(ERROR_PAUSE_SECONDS)
-        done()
+        on_done()
 
     async def _wait_until_drained(self) -> None:
         while self._tasks:
@@ -210,7 +226,7 @@ class LoadGenerator:
 
 
 async def _wait_for_first(*tasks: Awaitable[None], seconds: float | None = None) -> None:
-    """Wait until one of the tasks is done, or for `seconds`."""
+    """Wait until one of the tasks is done, for `seconds` at most."""
     await asyncio.wait(
         [asyncio.ensure_future(t) for t in tasks],
         timeout=seconds,

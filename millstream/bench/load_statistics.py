@@ -1,4 +1,4 @@
-"""From what each client saw to one report: percentiles, rates, errors. Pure; times are seconds."""
+"""Sums up a load's samples as one report: percentiles, rates, errors. Pure; times in seconds."""
 
 from array import array
 from collections import Counter, defaultdict
@@ -11,12 +11,13 @@ UNFINISHED = "unfinished"  # still running when the drain was over
 
 @dataclass(slots=True)
 class Sample:
-    """One request as its client saw it.
+    """The record of one request, as its client saw it.
 
-    `due` is when the load meant to send it, `sent` when it did: a client that falls behind must not
-    make the server look good, so an open loop is judged from `due`. `accepted` and `request_id` are
-    known where the protocol tells that a request was taken in. `times` and `counts` are the
-    chunks; `code` is empty for a request that ended well, `ended` None for one that has not.
+    `due` is the time at which it should have been sent, `sent` at which it was: a client that falls
+    behind must not make the server look good, so an open loop's latencies count from `due`.
+    `accepted` and `request_id` are set where the protocol confirms that a request was accepted.
+    `times` and `counts` are the arrival and number of tokens of each chunk. `ended` is None while
+    the request runs; `code` is empty for one that succeeded.
     """
 
     due: float
@@ -33,13 +34,13 @@ class Sample:
     timing: Mapping[str, float] = field(default_factory=dict)
 
     def add_chunk(self, now: float, count: int) -> None:
-        """A chunk of `count` tokens came."""
+        """Record a chunk of `count` tokens that came at `now`."""
         self.times.append(now)
         self.counts.append(count)
         self.tokens += count
 
     def spread_tokens(self, tokens: int) -> None:
-        """Spread `tokens` evenly over the chunks, where a protocol tells only their sum."""
+        """Spread `tokens` evenly over the chunks, for a protocol that tells only their sum."""
         chunks = len(self.counts)
         self.tokens = tokens
         self.counts = array(
@@ -47,20 +48,22 @@ class Sample:
         )
 
     def finish(self, now: float, code: str = "") -> None:
+        """Record the end of the request; an empty code means success."""
         self.ended, self.code = now, code
 
     @property
     def is_ok(self) -> bool:
+        """True for a request that ended without an error."""
         return self.ended is not None and not self.code
 
     def gaps(self) -> Iterable[float]:
-        """The times between consecutive chunks: what a reader feels."""
+        """Yield the seconds between consecutive chunks, as a reader experiences them."""
         return (later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a measure is distributed, in milliseconds (or in the unit that its name says)."""
+    """The distribution of a measure: in milliseconds, unless its name says another unit."""
 
     count: int
     mean: float
@@ -72,11 +75,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What came of one load. Latencies are of completed requests alone; errors are counted by code.
+    """The results of one load. Latencies are of completed requests only; errors are by code.
 
-    `seconds` is the measured window; `tokens_per_second` counts tokens that arrived within it.
-    `latencies_ms` from `…_since_sent` tell how the server fared with what it got, the others how a
-    user fared who meant to ask at the due time. `stages_ms` are the gateway's own `timing`.
+    `seconds` is the measured window; `tokens_per_second` counts tokens that arrived within it. In
+    `latencies_ms`, names with `_since_sent` count from the sending of a request and describe the
+    server alone; the others count from the due time and describe what a user would experience.
+    `stages_ms` are the gateway's own `timing`. `later_attempts` are attempts after the first.
     """
 
     seconds: float
@@ -95,14 +99,14 @@ class LoadReport:
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """The q-quantile (0..1) of a sorted, non-empty sequence, interpolated between neighbours."""
-    place = q * (len(ordered) - 1)
-    low, high = ordered[floor(place)], ordered[ceil(place)]
-    return low + (high - low) * (place - floor(place))
+    """Return the q-quantile (0..1) of a sorted, non-empty sequence, interpolated linearly."""
+    position = q * (len(ordered) - 1)
+    low, high = ordered[floor(position)], ordered[ceil(position)]
+    return low + (high - low) * (position - floor(position))
 
 
 def compute_spread(values: Iterable[float], scale: float = 1.0) -> Spread | None:
-    """The spread of `values` times `scale`; None if there are none."""
+    """Return the distribution of `values`, each multiplied by `scale`; None if there are none."""
     ordered = sorted(value * scale for value in values)
     if not ordered:
         return None
@@ -113,10 +117,10 @@ def compute_spread(values: Iterable[float], scale: float = 1.0) -> Spread | None
 def make_report(
     samples: Sequence[Sample], began: float, window: float | None, is_open: bool
 ) -> LoadReport:
-    """Sum up a load that began at `began`.
+    """Sum up a load that began at `began`, an open loop if `is_open`.
 
-    `window` is how long it was kept up; None measures until the last request ended, since a load of
-    so many requests has no other end.
+    `window` is how many seconds it was kept up; None measures until the last request ended, since a
+    load of a given number of requests has no other end.
     """
     good = [sample for sample in samples if sample.is_ok]
     last = max((sample.ended for sample in samples if sample.ended is not None), default=began)
@@ -153,14 +157,16 @@ def _ended_before(samples: Iterable[Sample], end: float) -> int:
 
 
 def _latencies(good: Sequence[Sample], is_open: bool) -> dict[str, Spread]:
-    talked = [sample for sample in good if sample.times]
+    with_output = [sample for sample in good if sample.times]
     ended = [(sample, sample.ended) for sample in good if sample.ended is not None]
     measures = {
-        "ttft": compute_spread((sample.times[0] - sample.due for sample in talked), 1000),
+        "ttft": compute_spread((sample.times[0] - sample.due for sample in with_output), 1000),
         "ttft_since_sent": compute_spread(
-            (sample.times[0] - sample.sent for sample in talked), 1000
+            (sample.times[0] - sample.sent for sample in with_output), 1000
         ),
-        "inter_token": compute_spread((gap for sample in talked for gap in sample.gaps()), 1000),
+        "inter_token": compute_spread(
+            (gap for sample in with_output for gap in sample.gaps()), 1000
+        ),
         "end_to_end": compute_spread((end - sample.due for sample, end in ended), 1000),
         "end_to_end_since_sent": compute_spread((end - sample.sent for sample, end in ended), 1000),
     }
@@ -183,13 +189,14 @@ def _stages(good: Iterable[Sample]) -> dict[str, Spread]:
 
 @dataclass
 class Tally:
-    """What has ended so far, counted as it ends: a progress bar must not walk all samples."""
+    """Running counts of ended requests and tokens: a progress bar must not walk all samples."""
 
     done: int = 0
     failed: int = 0
     tokens: int = 0
 
     def add(self, sample: Sample) -> None:
+        """Count a request that has ended."""
         self.done += sample.is_ok
         self.failed += not sample.is_ok
         self.tokens += sample.tokens

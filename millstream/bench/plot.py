@@ -1,4 +1,4 @@
-"""A load's latencies as a picture: to the first token and between tokens, spread and over time."""
+"""Draws a load's times to first token and between tokens, as distributions and over time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from streams.errors import MillstreamError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 20_000  # more would hide each other
+POINTS = 20_000  # at most in one plot; more would hide each other
 
 
 class PlotUnavailable(MillstreamError):
@@ -20,36 +20,39 @@ class PlotUnavailable(MillstreamError):
 
 
 def require_matplotlib() -> None:
-    """Raise `PlotUnavailable` before the load rather than after it."""
+    """Raise `PlotUnavailable` if matplotlib is missing; called before the load, not after it."""
     try:
-        import matplotlib  # noqa: F401  # only to see that it is there
+        import matplotlib  # noqa: F401  # imported only to check that it is installed
     except ImportError:
         raise PlotUnavailable("--plot needs matplotlib: pip install 'millstream[bench]'") from None
 
 
 def draw_plot(path: Path, samples: Sequence[Sample], began: float) -> None:
-    """Write a PNG of the completed requests; an empty load gives empty axes."""
+    """Write a PNG with the latencies of the completed requests; without any, the axes are empty.
+
+    `began` is the clock at the start of the load.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    talked = [sample for sample in samples if sample.is_ok and sample.times]
-    firsts = [(s.due - began, (s.times[0] - s.due) * 1000) for s in talked]
+    completed = [sample for sample in samples if sample.is_ok and sample.times]
+    firsts = [(s.due - began, (s.times[0] - s.due) * 1000) for s in completed]
     gaps = [
         (t - began, gap * 1000)
-        for s in talked
+        for s in completed
         for t, gap in zip(s.times[1:], s.gaps(), strict=True)
     ]
     figure = Figure(figsize=(11, 7), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(2, 2)
     for row, name, points in ((0, "time to first token", firsts), (1, "inter-token time", gaps)):
-        _distribution(grid[row][0], name, [ms for _, ms in points])
-        _over_time(grid[row][1], name, points)
+        _draw_distribution(grid[row][0], name, [ms for _, ms in points])
+        _draw_over_time(grid[row][1], name, points)
     figure.savefig(path, format="png", dpi=110)
 
 
-def _distribution(axes: "Axes", name: str, values: list[float]) -> None:
-    """The share of `values` (ms) that were at most so long."""
+def _draw_distribution(axes: "Axes", name: str, values: list[float]) -> None:
+    """Plot the cumulative distribution of `values` (ms)."""
     ordered = sorted(values)
     step = max(1, len(ordered) // POINTS)
     shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
@@ -60,7 +63,7 @@ def _distribution(axes: "Axes", name: str, values: list[float]) -> None:
     axes.grid(visible=True, alpha=0.2)
 
 
-def _over_time(axes: "Axes", name: str, points: list[tuple[float, float]]) -> None:
+def _draw_over_time(axes: "Axes", name: str, points: list[tuple[float, float]]) -> None:
     thinned = points[:: max(1, len(points) // POINTS)]
     axes.scatter([t for t, _ in thinned], [ms for _, ms in thinned], s=4, alpha=0.4, linewidths=0)
     axes.set(title=f"{name} over time", xlabel="s since the start", ylabel="ms", ylim=(0, None))

@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens, of which no two soon begin alike. Pure."""
+"""Makes prompts of an exact number of tokens whose beginnings do not soon repeat. Pure."""
 
 from random import Random
 
@@ -8,9 +8,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Prompts:
-    """Token ids where the vocabulary is known, else as many letters as tokens were asked for.
+    """Makes prompts: token ids if the vocabulary is known, else a text of one letter per token.
 
-    A prompt is a slice of one random pool: drawing every token would cost more than sending it.
+    A prompt is a slice of one random pool, since drawing every token would cost more than sending
+    it. A slice's start recurs only after all `POOL` of them.
     """
 
     def __init__(self, vocabulary: int | None, seed: int) -> None:
@@ -20,7 +21,7 @@ class Prompts:
         self._start = 0
 
     def make_prompt(self, tokens: int) -> list[int] | str:
-        """A prompt of `tokens` tokens."""
+        """Return the next prompt, of `tokens` token ids or letters."""
         self._start = (self._start + STRIDE) % POOL
         ids = self._ids[self._start : self._start + tokens]
         while len(ids) < tokens:

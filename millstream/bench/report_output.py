@@ -1,4 +1,4 @@
-"""What a person sees of a load: a progress bar while it runs, tables or JSON when it is over."""
+"""Shows a load to a person: a progress bar while it runs, tables or JSON when it is over."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ RATE = "{task.fields[rate]:,.0f} tokens/s"
 
 
 class RunningLoad(Protocol):
-    """A load while it runs; `elapsed` in seconds, `running` requests."""
+    """A load in progress: `elapsed` seconds, `running` requests, and a tally of ended ones."""
 
     tally: Tally
 
@@ -43,7 +43,7 @@ def print_report(
     summary: LoadReport,
     cpu: Mapping[str, float | None],
 ) -> None:
-    """Print the report to stdout."""
+    """Print the report, with the CPU µs per token in `cpu`, to stdout as tables or JSON."""
     summary = replace(summary, cpu_us_per_token=dict(cpu))
     if settings.as_json:
         print(to_json(settings, models, summary))
@@ -52,6 +52,7 @@ def print_report(
 
 
 def to_json(settings: BenchSettings, models: list[TargetModel], summary: LoadReport) -> str:
+    """Return settings and report as indented JSON, without API key and local settings."""
     load = settings.model_dump(
         mode="json", exclude={"api_key", "as_json", "config", "log_level", "plot", "pids"}
     )
@@ -62,7 +63,7 @@ def to_json(settings: BenchSettings, models: list[TargetModel], summary: LoadRep
 
 
 def render_report(models: list[TargetModel], summary: LoadReport) -> Group:
-    """The report as lines and tables for a terminal."""
+    """Render the report as lines and tables for a terminal."""
     parts: list[RenderableType] = [*_summary_lines(models, summary)]
     parts.append(_spread_table("latency, ms", summary.latencies_ms))
     if summary.stages_ms:
@@ -91,26 +92,26 @@ def _summary_lines(models: list[TargetModel], summary: LoadReport) -> Iterator[s
 
 
 def _spread_table(title: str, spreads: Mapping[str, Spread]) -> Table:
-    grid = Table("", "p50", "p95", "p99", "mean", "max", title=title, title_justify="left")
-    for column in grid.columns[1:]:
+    table = Table("", "p50", "p95", "p99", "mean", "max", title=title, title_justify="left")
+    for column in table.columns[1:]:
         column.justify = "right"
     for name, s in spreads.items():
         values = (s.p50, s.p95, s.p99, s.mean, s.max)
-        grid.add_row(LABELS.get(name, name), *(f"{value:,.2f}" for value in values))
-    return grid
+        table.add_row(LABELS.get(name, name), *(f"{value:,.2f}" for value in values))
+    return table
 
 
 def _cpu_table(cpu: Mapping[str, float | None]) -> Table:
-    grid = Table("CPU of", "µs per token")
-    grid.columns[1].justify = "right"
+    table = Table("CPU of", "µs per token")
+    table.columns[1].justify = "right"
     for name, us in cpu.items():
-        grid.add_row(name, "gone" if us is None else f"{us:,.1f}")
-    return grid
+        table.add_row(name, "gone" if us is None else f"{us:,.1f}")
+    return table
 
 
 @contextmanager
 def show_progress(settings: BenchSettings, load: RunningLoad) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, and the function that brings it up to date."""
+    """Show a progress bar on stderr during the context, and give the function that updates it."""
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn(COUNTS), TextColumn(RATE))
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task(

@@ -12,10 +12,10 @@ DEFAULT_SECONDS = 30.0
 
 
 class BenchSettings(DiscoverySettings):
-    """The load: where to, how much, of what, and what to report.
+    """Settings of `millstream bench`: the gateway, the load, and what to report.
 
-    `rate` or `trace` make an open loop, which sends on time whatever comes back; `concurrency` a
-    closed one, which sends when something came back.
+    `rate` or `trace` make an open loop, which sends each request at its time; `concurrency` makes a
+    closed loop, which sends a request when an earlier one has ended.
     """
 
     url: str = Field(
@@ -64,7 +64,7 @@ class BenchSettings(DiscoverySettings):
     drain: float = Field(
         30, ge=0, description="seconds to wait for what still runs when the load ends"
     )
-    seed: int = Field(0, description="of arrivals and prompts")
+    seed: int = Field(0, description="random seed of arrivals and prompts")
     pids: tuple[str, ...] = Field(
         (),
         description="report CPU per token of this PID or NAME=PID; repeatable, or with commas",
@@ -88,14 +88,15 @@ class BenchSettings(DiscoverySettings):
 
     @property
     def is_open(self) -> bool:
+        """True for an open loop."""
         return not self.concurrency and bool(self.rate or self.trace)
 
     @property
     def open_seconds(self) -> float | None:
-        """The time after which no arrival counts; a closed loop has no such times."""
+        """Seconds after which arrivals are not sent; None for a closed loop, which has no times."""
         return self.seconds if self.is_open else None
 
     @property
     def seconds(self) -> float | None:
-        """How long to keep the load up; None for as long as `requests` last."""
+        """Seconds to keep the load up; None: until `requests` requests were sent."""
         return self.duration if self.duration or self.requests else DEFAULT_SECONDS

@@ -1,4 +1,4 @@
-"""The HTTP client: `/v1/completions` as SSE, one request at a time per connection."""
+"""The load client over HTTP: `/v1/completions` with SSE, one request at a time per connection."""
 
 from typing import Any, Self
 
@@ -13,9 +13,10 @@ DONE = b"[DONE]"
 
 
 class SseReader:
-    """Reads one answer: events into `sample`, or the error that came instead.
+    """Reads one answer: fills `sample` from its events, or keeps the error that came instead.
 
-    Events do not tell how many tokens they carry: `usage`, at the end, is spread over them.
+    Events do not tell how many tokens they carry, so the count in `usage`, at the end, is spread
+    evenly over them.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -24,6 +25,7 @@ class SseReader:
         self.is_complete = False
 
     def feed(self, body: bytes, now: float) -> None:
+        """Read the next piece of the body, which came at `now`."""
         *lines, self._buffer = (self._buffer + body).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -43,7 +45,7 @@ class SseReader:
             self._sample.spread_tokens(usage["completion_tokens"])
 
     def final_code(self, status: int) -> str:
-        """The error code of an answer that has ended; empty if all is well."""
+        """Return the error code of an answer that has ended; empty if it was successful."""
         if status != 200:
             return _parse_error_code(self._buffer, status)
         return self.error_code or ("" if self.is_complete else CLOSED)
@@ -57,7 +59,7 @@ def _parse_error_code(body: bytes, status: int) -> str:
 
 
 class SseClient:
-    """Keeps connections that were used and are idle; opens another where none is."""
+    """A client that reuses idle keep-alive connections and opens another when all are busy."""
 
     def __init__(self, address: GatewayAddress, clock: Clock) -> None:
         self._address, self._clock = address, clock
@@ -71,12 +73,15 @@ class SseClient:
         for connection in self._idle:
             connection.close()
 
-    async def run_request(self, ask: LoadRequest, sample: Sample) -> None:
+    async def run_request(self, request: LoadRequest, sample: Sample) -> None:
+        """Send one request and fill in `sample`, as `BenchClient.run_request` promises."""
         connection = await self._acquire_connection()
         events = SseReader(sample)
         sample.sent = self._clock()
         try:
-            status = await connection.exchange(_encode_completion(self._address, ask), events.feed)
+            status = await connection.exchange(
+                _encode_completion(self._address, request), events.feed
+            )
         except ConnectionError:
             sample.finish(self._clock(), CLOSED)
             return
@@ -92,16 +97,16 @@ class SseClient:
         return await open_connection(self._address, self._clock)
 
 
-def _encode_completion(address: GatewayAddress, ask: LoadRequest) -> bytes:
+def _encode_completion(address: GatewayAddress, request: LoadRequest) -> bytes:
     body: dict[str, Any] = {
-        "model": ask.model,
-        "prompt": ask.prompt,
-        "max_tokens": ask.output_tokens,
+        "model": request.model,
+        "prompt": request.prompt,
+        "max_tokens": request.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if ask.priority != Priority.STANDARD:  # which other servers know nothing of
-        body["priority"] = ask.priority
+    if request.priority != Priority.STANDARD:  # the field is unknown to other servers
+        body["priority"] = request.priority
     return encode_request("POST", address, "/v1/completions", orjson.dumps(body))

@@ -1,4 +1,4 @@
-"""What the gateway offers: the models to ask, their vocabulary and their context length."""
+"""Finds the gateway to load and its models, with their vocabulary and context length."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from streams.errors import ModelNotFound
 
 @dataclass(frozen=True)
 class TargetModel:
-    """What a load needs to know of a model; None where the gateway does not say."""
+    """A model's name, vocabulary size and context length; None where the gateway does not say."""
 
     name: str
     vocabulary: int | None
@@ -21,13 +21,16 @@ class TargetModel:
 
 
 def resolve_address(settings: BenchSettings) -> GatewayAddress:
-    """Where to go, by default with the key that `millstream up` keeps in the data directory."""
+    """Return the gateway's address with the given API key.
+
+    Without one, the key that `millstream up` saved in the data directory is used, if any.
+    """
     key = settings.api_key
-    shown = key.get_secret_value() if key else _saved_key(settings.data_dir)
-    return GatewayAddress(settings.url.rstrip("/"), shown)
+    text = key.get_secret_value() if key else _read_saved_key(settings.data_dir)
+    return GatewayAddress(settings.url.rstrip("/"), text)
 
 
-def _saved_key(data_dir: Path) -> str | None:
+def _read_saved_key(data_dir: Path) -> str | None:
     file = data_dir.expanduser() / API_KEY_FILE
     return file.read_text().strip() if file.exists() else None
 
@@ -35,9 +38,9 @@ def _saved_key(data_dir: Path) -> str | None:
 async def fetch_models(
     address: GatewayAddress, names: tuple[str, ...], clock: Clock
 ) -> list[TargetModel]:
-    """The named models, or the first that generates, of those with workers if any has.
+    """Return the named models; without names, one that generates, if possible one with workers.
 
-    Raises `ModelNotFound`, or `Unreachable` with the gateway's own words.
+    Raises `ModelNotFound`, or `Unreachable` with the gateway's own message.
     """
     status, body = await get_json(address, "/v1/models", clock)
     if status != 200:
@@ -45,15 +48,17 @@ async def fetch_models(
     offered = {entry["id"]: entry for entry in body["data"]}
     if names:
         return [_make_model(name, offered) for name in names]
-    able = [name for name, entry in offered.items() if entry.get("task", "generate") == "generate"]
-    if not able:
+    generating = [
+        name for name, entry in offered.items() if entry.get("task", "generate") == "generate"
+    ]
+    if not generating:
         raise Unreachable(f"{address.url} has no model that generates")
-    served = (name for name in able if offered[name].get("workers", 1))
-    return [_make_model(next(served, able[0]), offered)]
+    served = (name for name in generating if offered[name].get("workers", 1))
+    return [_make_model(next(served, generating[0]), offered)]
 
 
 def _make_model(name: str, offered: dict[str, Any]) -> TargetModel:
-    """`NAME@VERSION` is described by its `NAME`."""
+    """The offered model of this name; `NAME@VERSION` may be listed by `NAME` alone."""
     entry = offered.get(name) or offered.get(name.partition("@")[0])
     if entry is None:
         raise ModelNotFound(name)

@@ -1,4 +1,4 @@
-"""The WebSocket client: many requests on a few sockets, a microsecond or three per frame.
+"""The load client over WebSocket: many requests on a few sockets, at 1 to 3 µs per frame.
 
 The protocol is `websockets` without its I/O; a thin asyncio driver hands each frame to the request
 it belongs to, with no task or queue in between.
@@ -35,7 +35,7 @@ DATA = (Opcode.TEXT, Opcode.BINARY)
 
 @dataclass(frozen=True)
 class Codec:
-    """How maps become frames, and the name of the subprotocol that says so."""
+    """An encoding of frames, and the WebSocket subprotocol that selects it."""
 
     subprotocol: Subprotocol
     opcode: Opcode
@@ -53,13 +53,13 @@ CODECS = {
 
 @dataclass(eq=False, slots=True)
 class _OpenRequest:
-    """One request on its way: where its frames go, and the future that its end completes."""
+    """A request that has not ended: the sample to fill, and a future that its end completes."""
 
     sample: Sample
     finished: "asyncio.Future[None]"
 
     def receive(self, frame: dict[str, Any], now: float) -> bool:
-        """Note one frame; True if it was the last."""
+        """Record one frame in the sample; return True if it was the request's last."""
         kind, sample = frame["type"], self.sample
         if kind == "chunk":
             if frame["index"] != sample.tokens:
@@ -86,7 +86,11 @@ class _OpenRequest:
 
 
 class MultiplexedSocket(asyncio.Protocol):
-    """One WebSocket and the requests on it, by the id that the client gave them."""
+    """A WebSocket with the requests that run on it, by the ids that the client gave them.
+
+    `opened` is done after the handshake, or has the `Unreachable` with which it failed; `closed` is
+    done when the connection has ended.
+    """
 
     def __init__(self, address: GatewayAddress, codec: Codec, clock: Clock) -> None:
         scheme = "wss" if address.uses_tls else "ws"
@@ -104,14 +108,15 @@ class MultiplexedSocket(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._protocol.state is State.OPEN and not self.closed.done()
 
-    async def run_request(self, ask: LoadRequest, sample: Sample) -> None:
+    async def run_request(self, request: LoadRequest, sample: Sample) -> None:
+        """Send one request and fill in `sample` until it ends; cancelling cancels the request."""
         id = f"{next(self._ids):x}"
-        flight = self._requests[id] = _OpenRequest(
+        open_request = self._requests[id] = _OpenRequest(
             sample, asyncio.get_running_loop().create_future()
         )
-        self.send(_make_generate_frame(id, ask))
+        self.send(_make_generate_frame(id, request))
         try:
-            await flight.finished
+            await open_request.finished
         except asyncio.CancelledError:
             self.send({"type": "cancel", "id": id})
             raise
@@ -119,7 +124,7 @@ class MultiplexedSocket(asyncio.Protocol):
             self._requests.pop(id, None)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue one frame; a closed socket drops it, its requests having ended already."""
+        """Send one frame; dropped on a closed socket, whose requests have ended already."""
         if not self.is_open:
             return
         data = self._codec.dumps(message)
@@ -130,20 +135,21 @@ class MultiplexedSocket(asyncio.Protocol):
         self._flush()
 
     def close(self) -> None:
-        """Say goodbye, once; `closed` is done when the peer has heard it."""
+        """Send a close frame, once; `closed` is done when the peer has closed in turn."""
         if self.is_open:
             self._protocol.send_close()
             self._flush()
 
     def abort(self) -> None:
+        """Drop the connection at once."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only in shape
-        request = self._protocol.connect()
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        handshake = self._protocol.connect()
         for name, value in self._address.headers.items():
-            request.headers[name] = value
-        self._protocol.send_request(request)
+            handshake.headers[name] = value
+        self._protocol.send_request(handshake)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -163,15 +169,15 @@ class MultiplexedSocket(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         now = self._clock()
-        for flight in self._requests.values():
-            flight.finish(now, CLOSED)
+        for open_request in self._requests.values():
+            open_request.finish(now, CLOSED)
         self._requests.clear()
         if not self.opened.done():
             self.opened.set_exception(Unreachable(f"{self._address.url} closed the connection"))
         self.closed.set_result(None)
 
     def _handle_handshake(self, response: Response) -> None:
-        """The handshake's answer: 101, or a refusal with its reason in the body."""
+        """Complete `opened`: the answer is 101, or a refusal with its reason in the body."""
         if self.opened.done():
             return
         if self._protocol.handshake_exc is None:
@@ -183,8 +189,8 @@ class MultiplexedSocket(asyncio.Protocol):
         )
 
     def _dispatch(self, frame: dict[str, Any], now: float) -> None:
-        flight = self._requests.get(frame.get("id", ""))
-        if flight and flight.receive(frame, now):
+        open_request = self._requests.get(frame.get("id", ""))
+        if open_request and open_request.receive(frame, now):
             del self._requests[frame["id"]]
 
     def _flush(self) -> None:
@@ -195,21 +201,24 @@ class MultiplexedSocket(asyncio.Protocol):
                 self._transport.write_eof()
 
 
-def _make_generate_frame(id: str, ask: LoadRequest) -> dict[str, Any]:
+def _make_generate_frame(id: str, request: LoadRequest) -> dict[str, Any]:
     return {
         "type": "generate",
         "id": id,
-        "model": ask.model,
-        "prompt": ask.prompt,
-        "max_tokens": ask.output_tokens,
+        "model": request.model,
+        "prompt": request.prompt,
+        "max_tokens": request.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
-        "priority": ask.priority,
+        "priority": request.priority,
     }
 
 
 class WebSocketClient:
-    """A few sockets in turn; one that dropped is opened anew by the next request that needs it."""
+    """A client that uses its sockets in turn.
+
+    A socket that was lost is opened anew by the next request that needs it.
+    """
 
     def __init__(self, address: GatewayAddress, codec: str, sockets: int, clock: Clock) -> None:
         self._address, self._codec, self._clock = address, CODECS[codec], clock
@@ -231,10 +240,11 @@ class WebSocketClient:
         for socket in opened:
             socket.abort()
 
-    async def run_request(self, ask: LoadRequest, sample: Sample) -> None:
+    async def run_request(self, request: LoadRequest, sample: Sample) -> None:
+        """Send one request and fill in `sample`, as `BenchClient.run_request` promises."""
         socket = await self._acquire_socket(next(self._turn))
         sample.sent = self._clock()
-        await socket.run_request(ask, sample)
+        await socket.run_request(request, sample)
 
     async def _acquire_socket(self, i: int) -> MultiplexedSocket:
         async with self._locks[i]:
@@ -255,6 +265,6 @@ class WebSocketClient:
                     ssl=context,
                 )
                 await socket.opened
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # includes TimeoutError
             raise Unreachable(f"cannot connect to {self._address.url}: {error}") from error
         return socket

@@ -1,6 +1,7 @@
-"""`millstream dead`: what an operator sees and does of requests that no worker could finish.
+"""`millstream dead`: requests that no worker could finish, for an operator.
 
-commands  list, show, replay and drop
-replays   a dead letter as a new request, once
-shown     letters as plain data, as a table, as words
+settings   which letters: one id, or those of a tenant, model and age
+commands   reads them from the stream DEAD, and lists, shows, replays or drops them
+replays    queues a letter as a new request, at most once: compare-and-set, then its lane
+rendering  letters as plain data, a table, words; never the text that a client wrote
 """

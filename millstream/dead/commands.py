@@ -1,4 +1,4 @@
-"""`millstream dead list`, `show`, `replay` and `drop`."""
+"""The commands `millstream dead list`, `show`, `replay` and `drop`."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 
+from millstream.admin.console import DEAD_LETTER_COLUMNS, console_width
 from millstream.dead import replays
 from millstream.dead.rendering import describe, render_letter, render_table, summarize
 from millstream.dead.replays import NotReplayable
@@ -23,27 +24,26 @@ from streams.records import dead_letters
 from streams.records.dead_letters import DeadLetter
 
 FAILED = 1
-WIDE_COLUMNS = 240  # a file or a pipe has no width of its own; ids and errors are long
 
 
 class NotConfirmed(MillstreamError):
-    """Several are meant, and it was not said that they are."""
+    """Several dead letters match, and `--yes` was not given."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} dead letters match; say --yes if all of them are meant")
 
 
 class DeadLetterNotFound(MillstreamError):
-    """Nothing is there that was asked for."""
+    """No dead letter has the given id, or none matches the filter."""
 
 
 def _make_console() -> Console:
-    width = None if sys.stdout.isatty() else WIDE_COLUMNS
+    width = console_width(DEAD_LETTER_COLUMNS)
     return Console(width=width, markup=False, highlight=False)  # errors may look like markup
 
 
 async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
-    """Print one line for each, the oldest first."""
+    """Print one line for each matching dead letter, the oldest first."""
     async with connect(settings.nats, "dead") as broker:
         replayed = await replays.read_replays(broker)
         rows = [
@@ -57,7 +57,10 @@ async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
 
 
 async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
-    """Print one whole, but for what its client has written. Raises `DeadLetterNotFound`."""
+    """Print one dead letter in full, without prompt or other text that the client wrote.
+
+    Raises `DeadLetterNotFound`.
+    """
     async with connect(settings.nats, "dead") as broker:
         letter = await _find_letter(broker, settings.request_id)
         facts = describe(letter, (await replays.read_replays(broker)).get(letter.name))
@@ -68,7 +71,11 @@ async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
 
 
 async def replay(settings: DeadChangeSettings, stop: asyncio.Event) -> int:
-    """Queue each once more as a new request, unless it was; 1 if one could not be."""
+    """Queue each matching dead letter as a new request, unless it was replayed before.
+
+    Returns 1 if one of them is not replayable, else 0. Raises `DeadLetterNotFound` or
+    `NotConfirmed`.
+    """
     async with connect(settings.nats, "dead") as broker:
         await sample_once(broker)
         return max([await _replay_one(broker, each) for each in await _select(broker, settings)])
@@ -76,24 +83,28 @@ async def replay(settings: DeadChangeSettings, stop: asyncio.Event) -> int:
 
 async def _replay_one(broker: Broker, letter: DeadLetter) -> int:
     try:
-        became, now = await replays.replay(broker, letter)
+        replayed, is_new = await replays.replay(broker, letter)
     except NotReplayable as error:
         print(error, file=sys.stderr)
         return FAILED
-    print(f"{letter.name} {'is' if now else 'was already'} replayed as {became.request_id}")
+    print(f"{letter.name} {'is' if is_new else 'was already'} replayed as {replayed.request_id}")
     return 0
 
 
 async def drop(settings: DeadChangeSettings, stop: asyncio.Event) -> None:
-    """Remove them for good. Raises `DeadLetterNotFound` or `NotConfirmed`."""
+    """Remove the matching dead letters for good. Raises `DeadLetterNotFound` or `NotConfirmed`."""
     async with connect(settings.nats, "dead") as broker:
         for letter in await _select(broker, settings):
-            await broker.remove(topology.DEAD, letter.seq)  # unless somebody else has
+            await broker.remove(topology.DEAD, letter.seq)  # no error if it is gone already
             print(f"{letter.name} is dropped")
 
 
 async def _select(broker: Broker, settings: DeadChangeSettings) -> list[DeadLetter]:
-    """Raises `DeadLetterNotFound` if there is none, `NotConfirmed` if there are several."""
+    """The letters that the settings choose: one by its id, or all that match the filter.
+
+    Raises `DeadLetterNotFound` if there is none, `NotConfirmed` if there are several without
+    `--yes`.
+    """
     if settings.request_id:
         return [await _find_letter(broker, settings.request_id)]
     letters = await _read_matching(broker, settings)

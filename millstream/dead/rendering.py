@@ -1,4 +1,4 @@
-"""Dead letters as plain data, as a table, and as words. Prompts and stop strings are not shown."""
+"""Shows dead letters as plain data or tables, without prompts and stop strings."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -16,12 +16,12 @@ _COLUMNS = (
     *("when", "request_id", "tenant", "model", "priority", "reason"),
     *("attempts", "worker", "first_error", "last_error", "replayed_as"),
 )
-_HIDDEN_HEADERS = ("Tries", "Reason", "Ended", "Nats-")  # in other words, or the broker's own
+_HIDDEN_HEADERS = ("Tries", "Reason", "Ended", "Nats-")  # shown decoded, or the broker's own
 _SHOWN_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs")
 
 
 def summarize(letter: DeadLetter, replay: Replay | None) -> Facts:
-    """One letter in a line."""
+    """Return the facts of one row of `dead list`; `replay` is the letter's replay, if any."""
     errors = [each.error for each in letter.history.failures]
     tries = letter.history.attempts
     return {
@@ -41,7 +41,10 @@ def summarize(letter: DeadLetter, replay: Replay | None) -> Facts:
 
 
 def describe(letter: DeadLetter, replay: Replay | None) -> Facts:
-    """Everything but what the client has written."""
+    """Return all facts of one letter except text that the client wrote.
+
+    Besides those of `summarize`: its headers, the shape of its payload, and its attempts.
+    """
     return {
         **summarize(letter, replay),
         "headers": {
@@ -53,6 +56,7 @@ def describe(letter: DeadLetter, replay: Replay | None) -> Facts:
 
 
 def format_time(epoch_ms: int) -> str | None:
+    """Format a time as ISO 8601 in UTC, to the second; None for 0."""
     if not epoch_ms:
         return None
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -69,11 +73,11 @@ def _describe_attempt(each: PastAttempt) -> Facts:
 
 
 def _describe_payload(letter: DeadLetter) -> Facts:
-    """The shape of the request: what it asks for, and how much."""
+    """The request's kind, sizes and sampling parameters."""
     facts: Facts = {"bytes": len(letter.payload)}
     try:
         request = Request.unpack(letter.payload)
-    except Exception as error:  # whatever stands there instead: that may be why it is here
+    except Exception as error:  # of any kind: bytes that are no request may have caused its death
         return facts | {"unreadable": type(error).__name__}
     return facts | {
         "kind": request.kind,
@@ -94,21 +98,21 @@ def _describe_sampling(sampling: Sampling) -> Facts:
 
 
 def render_table(rows: list[Facts]) -> Table:
-    """A line for each letter, for people."""
-    made = Table("when")
-    made.add_column("request", no_wrap=True)  # to be copied
+    """Render the results of `summarize` as a table with one row per letter."""
+    table = Table("when")
+    table.add_column("request", no_wrap=True)  # can be copied in one piece
     for title in ("tenant", "model", "priority", "reason"):
-        made.add_column(title)
-    made.add_column("attempts", justify="right")
+        table.add_column(title)
+    table.add_column("attempts", justify="right")
     for title in ("worker", "first error", "last error", "replayed as"):
-        made.add_column(title)
+        table.add_column(title)
     for row in rows:
-        made.add_row(*(_format_cell(row[name]) for name in _COLUMNS))
-    return made
+        table.add_row(*(_format_cell(row[name]) for name in _COLUMNS))
+    return table
 
 
 def render_letter(facts: Facts) -> Group:
-    """One letter, for people."""
+    """Render the result of `describe` as tables: letter, headers, payload, attempts."""
     nested = ("headers", "payload", "tries")
     plain = {name: value for name, value in facts.items() if name not in nested}
     tries = Table("attempt", "worker", "when", "fault", "error", title="Attempts")
@@ -119,11 +123,11 @@ def render_letter(facts: Facts) -> Group:
 
 
 def _facts_table(title: str, facts: Facts) -> Table:
-    made = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=title, show_header=False, title_justify="left")
     for name, value in facts.items():
         if value not in (None, ""):
-            made.add_row(name, _format_cell(value))
-    return made
+            table.add_row(name, _format_cell(value))
+    return table
 
 
 def _format_cell(value: object) -> str:

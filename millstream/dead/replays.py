@@ -1,9 +1,10 @@
-"""Replaying a dead letter: its request once more, as a new one that nobody can double.
+"""Replays a dead letter: queues its request again as a new request, at most once per letter.
 
-The request that died has ended for its client; so this is another, with an id, a deadline and a
-ledger record of its own. Which one is written down first, by compare-and-set, and it enters its
-lane under that id as message id: whoever repeats this repeats the same request, which the broker
-recognises. Later than that is certain, the letter counts as replayed.
+The request that died has ended for its client; the replay is another one, with an id, a deadline
+and a ledger record of its own. Its id is first stored by compare-and-set, and it then enters its
+lane with that id as message id: repeating a replay sends the same message, which the broker
+recognises as a duplicate. Once the broker may have forgotten that id, the letter counts as
+replayed.
 """
 
 import secrets
@@ -19,11 +20,11 @@ from streams.records.dead_letters import REPLAY_OF, DeadLetter
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.subjects import Lane
 
-_REPEATABLE_SECONDS = topology.LOG_SECONDS / 2  # well within the time that the broker remembers
+_REPEATABLE_SECONDS = topology.LOG_SECONDS / 2  # well within the broker's duplicate window
 
 
 class NotReplayable(MillstreamError):
-    """Work whose headers nobody can read is no request."""
+    """The letter's headers cannot be read as a request's."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} cannot be replayed: its headers are not those of a request")
@@ -31,46 +32,46 @@ class NotReplayable(MillstreamError):
 
 @dataclass(frozen=True)
 class Replay:
-    """What a dead letter has become; `at` is epoch ms."""
+    """The new request that a dead letter was replayed as; `at` is epoch ms."""
 
     request_id: str
     at: int
 
 
 async def read_replays(broker: Broker) -> dict[str, Replay]:
-    """All replays, by the dead letter's name."""
+    """Return all replays by the name of their dead letter."""
     stored = await broker.read_subject(topology.REPLAYS, subjects.ALL_REPLAYS)
     return {m.subject.rpartition(".")[2]: _unpack(m.data) for m in stored}
 
 
 async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
-    """What the letter has become, and whether it was by this call.
+    """Queue the letter's request again; return its replay, and whether this call made it.
 
-    Raises `NotReplayable`; `LaneFull` or `Overloaded` when it is not replayed; `BrokerUnavailable`
-    when it may be: then repeat it soon.
+    False: it had been replayed before. Raises `NotReplayable`; `LaneFull` or `Overloaded` if it was
+    not queued; `BrokerUnavailable` if that is unknown: then call again soon, which is safe.
     """
     if letter.envelope is None:
         raise NotReplayable(letter.name)
     now = broker.clock.now_ms()
-    wanted = Replay(secrets.token_hex(16), now)
+    record = Replay(secrets.token_hex(16), now)
     subject = subjects.replay(letter.name)
-    seq = await _claim(broker, subject, wanted)
+    seq = await _claim(broker, subject, record)
     if seq is None:
-        wanted = await _read_claim(broker, subject)
-    if now - wanted.at > _REPEATABLE_SECONDS * 1000:
-        return wanted, False
+        record = await _read_claim(broker, subject)
+    if now - record.at > _REPEATABLE_SECONDS * 1000:
+        return record, False
     try:
-        return wanted, await _enqueue(broker, letter, letter.envelope, wanted)
+        return record, await _enqueue(broker, letter, letter.envelope, record)
     except (LaneFull, Overloaded):
         if seq:
             await broker.remove(topology.REPLAYS, seq)
         raise
 
 
-async def _claim(broker: Broker, subject: str, wanted: Replay) -> int | None:
-    """The sequence of the record; None if somebody was faster."""
+async def _claim(broker: Broker, subject: str, record: Replay) -> int | None:
+    """Store the replay as the letter's; its sequence, or None if another one is stored already."""
     try:
-        data = messages.pack(wanted)
+        data = messages.pack(record)
         return (await broker.store(subject, data, {EXPECTED_LAST: "0"})).seq
     except StoreRefused as refusal:
         if not refusal.is_conflict:
@@ -80,29 +81,32 @@ async def _claim(broker: Broker, subject: str, wanted: Replay) -> int | None:
 
 async def _read_claim(broker: Broker, subject: str) -> Replay:
     found = await broker.read_subject(topology.REPLAYS, subject)
-    if not found:  # it could not be queued, just now
+    if not found:  # another process removed its record because the lane refused the request
         raise BrokerUnavailable("somebody else has tried to replay it and failed: try again")
     return _unpack(found[0].data)
 
 
-async def _enqueue(broker: Broker, letter: DeadLetter, envelope: Envelope, wanted: Replay) -> bool:
-    """False when it has been queued before."""
+async def _enqueue(broker: Broker, letter: DeadLetter, envelope: Envelope, record: Replay) -> bool:
+    """Publish the request to its lane; False if the broker had it already."""
     lane = Lane(letter.tenant, letter.model, letter.priority)
-    headers: Mapping[str, str] = _as_new_request(envelope, wanted).to_headers()
-    more = {MESSAGE_ID: wanted.request_id, REPLAY_OF: letter.name}
+    headers: Mapping[str, str] = _as_new_request(envelope, record).to_headers()
+    more = {MESSAGE_ID: record.request_id, REPLAY_OF: letter.name}
     stored = await lanes.enqueue(
         broker, lane, letter.payload, {**headers, **more}, RETRY_TIMEOUT_SECONDS
     )
     return not stored.duplicate
 
 
-def _as_new_request(envelope: Envelope, wanted: Replay) -> Envelope:
-    """The same request, as if it came now; no gateway has reserved anything for it."""
+def _as_new_request(envelope: Envelope, record: Replay) -> Envelope:
+    """The envelope of a request accepted now, with equal time to its deadline and no reservation.
+
+    No gateway has reserved quota for it, so its account is empty.
+    """
     return replace(
         envelope,
-        request_id=wanted.request_id,
-        accepted=wanted.at,
-        deadline=wanted.at + envelope.deadline - envelope.accepted,
+        request_id=record.request_id,
+        accepted=record.at,
+        deadline=record.at + envelope.deadline - envelope.accepted,
         dispatched=0,
         account="",
         priority="",

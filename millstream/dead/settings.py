@@ -8,32 +8,32 @@ from streams.subjects import token
 
 
 class DeadFilterSettings(ClientSettings):
-    """Which dead letters."""
+    """A filter of dead letters: by tenant, model and age."""
 
     tenant: Slug | None = Field(
         None, description="only of this tenant", json_schema_extra=FLAG_ONLY
     )
     model: str | None = Field(None, description="only of this model", json_schema_extra=FLAG_ONLY)
     since: Duration | None = Field(
-        None, description="only of the last so long, as 2h or 7d", json_schema_extra=FLAG_ONLY
+        None, description="only those no older than this, as 2h or 7d", json_schema_extra=FLAG_ONLY
     )
 
 
 class DeadListSettings(DeadFilterSettings):
-    """Which to list, and how."""
+    """Settings of `millstream dead list`."""
 
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
 
 
 class DeadShowSettings(ClientSettings):
-    """Which to show, and how."""
+    """Settings of `millstream dead show`."""
 
     request_id: RequestId = Field(description="request to show", json_schema_extra=POSITIONAL)
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
 class DeadChangeSettings(DeadFilterSettings):
-    """Which to replay or drop."""
+    """Settings of `millstream dead replay` and `dead drop`: one letter by its id, or a filter."""
 
     request_id: RequestId | None = Field(
         None,
@@ -41,11 +41,11 @@ class DeadChangeSettings(DeadFilterSettings):
         json_schema_extra=POSITIONAL,
     )
     yes: bool = Field(
-        False, description="do so though it is more than one", json_schema_extra=FLAG_ONLY
+        False, description="act even if several dead letters match", json_schema_extra=FLAG_ONLY
     )
 
     @model_validator(mode="after")
-    def _chooses(self) -> "DeadChangeSettings":
+    def _check_selection(self) -> "DeadChangeSettings":
         chosen = (self.tenant, self.model, self.since) != (None, None, None)
         if chosen == (self.request_id is not None):
             raise ValueError("give either REQUEST_ID or any of --tenant, --model and --since")

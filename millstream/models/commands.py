@@ -1,7 +1,6 @@
-"""`millstream models add`, `list`, `show`, `remove`: what an operator sees of the registry."""
+"""The commands `millstream models add`, `list`, `show` and `remove`."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,6 +8,7 @@ from rich import print_json
 from rich.console import Console
 from rich.table import Table
 
+from millstream.admin.console import MODEL_COLUMNS, console_width
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifacts import SHORT_DIGEST, ArtifactRefused
 from registry.lora_adapters import adapter_from
@@ -19,14 +19,16 @@ from registry.store import Registry
 from streams.broker.connection import connect
 from streams.errors import ModelNotFound
 
-PIPE_COLUMNS = 200  # a file or a pipe has no width of its own
 CONSOLE = Console(  # names may look like markup
-    width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, highlight=False
+    width=console_width(MODEL_COLUMNS), markup=False, highlight=False
 )
 
 
 async def add(settings: AddSettings, stop: asyncio.Event) -> None:
-    """Register files, or a server, as a model version or an adapter; print what it became."""
+    """Register files or a server as a model version, or files as an adapter; print the result.
+
+    Raises `ArtifactRefused`; `ModelNotFound` if an adapter's base model is not registered.
+    """
     if settings.adapter_of:
         await _add_adapter(settings, settings.adapter_of)
     else:
@@ -35,8 +37,8 @@ async def add(settings: AddSettings, stop: asyncio.Event) -> None:
 
 async def _add_model(settings: AddSettings) -> None:
     described = await asyncio.to_thread(_make_model, settings)
-    asked = {name: getattr(settings, name) for name in INHERITED_FIELDS}
-    given = {name: value for name, value in asked.items() if value is not None}
+    options = {name: getattr(settings, name) for name in INHERITED_FIELDS}
+    given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
     async with open_registry(settings.nats) as registry:
         await registry.add_model(model)
@@ -51,7 +53,7 @@ def _make_model(settings: AddSettings) -> Model:
         if not any(file.endswith(".safetensors") for file in model.default.files):
             raise ArtifactRefused(str(settings.path), "has no .safetensors file")
         return model
-    assert settings.remote, "one of both is there"
+    assert settings.remote, "the settings require a path or a server"
     server = RemoteServer(
         url=settings.remote,
         model=settings.remote_model or settings.name,
@@ -91,7 +93,7 @@ async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
 
 
 async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
-    """Print one model with its versions, or one adapter, and files. Raises `ModelNotFound`."""
+    """Print one model with its versions, or one adapter, with its files. Raises `ModelNotFound`."""
     async with open_registry(settings.nats) as registry:
         model, _, adapter = registry.resolve_target(settings.name)
         if settings.as_json:
@@ -103,9 +105,9 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
 
 
 async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
-    """Forget a model with all that belongs to it, an alias, or an adapter; files stay.
+    """Remove a model with its aliases and adapters, or one alias or adapter; files stay.
 
-    Requests that wait for a model then end with `model_not_found`. Raises `ModelNotFound`.
+    Requests that wait for a removed model end with `model_not_found`. Raises `ModelNotFound`.
     """
     async with open_registry(settings.nats) as registry:
         if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
@@ -116,7 +118,7 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def open_registry(url: str) -> AsyncIterator[Registry]:
-    """The registry of the NATS servers at `url`, for the time of one command."""
+    """Connect to NATS at `url` and open the registry; both are closed with the context."""
     async with connect(url, "millstream-models") as broker:
         registry = await Registry.open(broker)
         try:

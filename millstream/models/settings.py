@@ -12,12 +12,12 @@ from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings
 from streams.subjects import Priority, token
 
 _SCOPE_KEY = "of"
-MODEL: JsonDict = {_SCOPE_KEY: "model"}  # adapters have no such thing
-SERVER: JsonDict = {_SCOPE_KEY: "server"}  # files have no such thing
+MODEL: JsonDict = {_SCOPE_KEY: "model"}  # not for an adapter
+SERVER: JsonDict = {_SCOPE_KEY: "server"}  # only for a remote model
 
 
 class AddSettings(ClientSettings):
-    """What to register, and under which name."""
+    """Settings of `millstream models add`: files or a server, its name, limits and goals."""
 
     path: Path | None = Field(
         None,
@@ -31,7 +31,7 @@ class AddSettings(ClientSettings):
         json_schema_extra=MODEL,
     )
     alias: ModelName | None = Field(
-        None, description="another name that shall mean this model", json_schema_extra=MODEL
+        None, description="another name for this model", json_schema_extra=MODEL
     )
     adapter_of: str | None = Field(
         None, description="the files are a LoRA adapter of this model: ask for it as MODEL:NAME"
@@ -118,21 +118,24 @@ class AddSettings(ClientSettings):
 
     @property
     def goals(self) -> dict[Priority, LatencyGoals]:
-        """Those that are given."""
-        wanted = {
+        """The latency goals that were given, by priority."""
+        goals_ms = {
             Priority.INTERACTIVE: self.interactive_goal_ms,
             Priority.STANDARD: self.standard_goal_ms,
             Priority.BATCH: self.batch_goal_ms,
         }
         return {
-            of: LatencyGoals(time_to_first_token_ms=ms)
-            for of, ms in wanted.items()
+            priority: LatencyGoals(time_to_first_token_ms=ms)
+            for priority, ms in goals_ms.items()
             if ms is not None
         }
 
     @model_validator(mode="after")
     def _has_one_source(self, info: ValidationInfo) -> "AddSettings":
-        """What the file or the environment says beside is for other models."""
+        """Check that the flags fit the source.
+
+        Only flags are checked: keys of the file or environment may be meant for other models.
+        """
         flags = (info.context or {}).get("flags", self.model_fields_set)
         if (self.path is None) == (self.remote is None):
             raise ValueError("give either PATH or --remote")
@@ -151,7 +154,7 @@ class AddSettings(ClientSettings):
 
 
 def _flags_of_kind(flags: Set[str], kind: str) -> str:
-    """Those of a kind."""
+    """The flags among `flags` that are marked with this kind, joined by commas."""
     extras = {name: info.json_schema_extra for name, info in AddSettings.model_fields.items()}
     of_kind = [
         name for name, e in extras.items() if isinstance(e, dict) and e.get(_SCOPE_KEY) == kind
@@ -160,19 +163,19 @@ def _flags_of_kind(flags: Set[str], kind: str) -> str:
 
 
 class ListSettings(ClientSettings):
-    """How to print the models."""
+    """Settings of `millstream models list`."""
 
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
 
 
 class ShowSettings(ListSettings):
-    """Which model to print."""
+    """Settings of `millstream models show`."""
 
     name: str = Field(description="name of a registered model", json_schema_extra=POSITIONAL)
 
 
 class RemoveSettings(ClientSettings):
-    """What to forget."""
+    """Settings of `millstream models remove`."""
 
     name: str = Field(
         description="name of a registered model or alias, or MODEL:ADAPTER",

@@ -1,12 +1,12 @@
-"""`millstream up`: everything on one machine, each service a child process that is kept alive.
+"""`millstream up`: everything on one machine, each service a child process that is kept running.
 
-supervisor   the order of things: start, wait until ready, stop
-child        one process: start, restart, stop, its log
-plan         which processes, with which environment
-broker       the embedded nats-server
-health       its word about itself, and a restart when that helps
-probe        asking a process how it is
-catalogue    `--model` values to registered models
-preparation  a demo model's one-time conversion, in a process of its own
-welcome      what is printed when all is ready
+supervisor       the order: start, wait until ready, keep running, stop
+data_directory, file_lock  the data directory, with one owner at a time; it keeps the API key
+launch_plan      decides for each process: command, environment, time to drain
+child_process    starts one process, restarts it with backoff, stops it
+nats_server, nats_watchdog  the embedded nats-server, and its restart when it is unhealthy
+model_registration, demo_conversion  `--model` values become registered models; a demo model is
+                 converted once, in a process of its own
+state_file, health_probe, ready_message  how other commands find it, how it knows that all is
+                 ready, and what it prints then
 """

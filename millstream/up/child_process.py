@@ -1,4 +1,4 @@
-"""One child process that is kept alive: started, restarted with growing pauses, stopped."""
+"""Runs one program as a child process: starts it, restarts it with growing pauses, stops it."""
 
 import asyncio
 import ctypes
@@ -19,8 +19,8 @@ from streams.errors import MillstreamError
 log = structlog.get_logger()
 
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
-STEADY_SECONDS = 30.0  # who lived this long is restarted at once again
-START_ATTEMPTS = 3  # deaths in a row after which a start has failed
+STEADY_SECONDS = 30.0  # after a life longer than this, the backoff begins anew
+START_ATTEMPTS = 3  # deaths in a row after which the start has failed
 TAIL_LINES = 10
 
 _PR_SET_PDEATHSIG = 1
@@ -28,7 +28,10 @@ _LIBC = ctypes.CDLL(None)
 
 
 class StartFailed(MillstreamError):
-    """A child died again and again before everything was ready."""
+    """A child died `START_ATTEMPTS` times in a row before everything was ready.
+
+    `status` is its last exit status, `tail` the last lines of its log.
+    """
 
     def __init__(self, name: str, status: int, tail: str) -> None:
         super().__init__(f"{name} does not start (exit status {status}); its last lines:\n{tail}")
@@ -37,7 +40,7 @@ class StartFailed(MillstreamError):
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, what it is called in logs, and the whole environment it gets."""
+    """A command line with its name in logs and its complete environment."""
 
     name: str
     command: tuple[str, ...]
@@ -48,22 +51,25 @@ OnDeath = Callable[[], Awaitable[None]]
 
 
 class ChildProcess:
-    """Keeps one program running from `keep` to `stop`. Dies with this process, even when killed."""
+    """Keeps one program running from `keep_running` to `stop`, with its output in a log file.
 
-    def __init__(self, program: Program, logs: Path, mourn: OnDeath | None = None) -> None:
-        """`mourn` is awaited after each death, before the program is started again."""
+    The program dies with this process, even when this process is killed.
+    """
+
+    def __init__(self, program: Program, logs: Path, on_death: OnDeath | None = None) -> None:
+        """`on_death` is awaited after each death, before the program is started again."""
         self.program = program
-        self._on_death = mourn
+        self._on_death = on_death
         self.log_file = logs / f"{program.name}.log"
         self.log_file.write_bytes(b"")
-        self.is_starting = True  # deaths in a row are an error, not a reason to wait
+        self.is_starting = True  # while True, `START_ATTEMPTS` deaths in a row are an error
         self._process: Process | None = None
         self._stopping = asyncio.Event()
 
     async def keep_running(self) -> None:
-        """Run until `stop`; cancelling kills the process at once.
+        """Run the program, again after each death, until `stop`; cancelling kills it at once.
 
-        Raises `StartFailed` after `TRIES` deaths in a row while `must_start`.
+        Raises `StartFailed` after `START_ATTEMPTS` deaths in a row while `is_starting`.
         """
         deaths = 0
         try:
@@ -76,16 +82,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Of its present life, or of the last one; 0 before the first."""
+        """The process id of the running program, or of its last run; 0 before the first."""
         return self._process.pid if self._process else 0
 
     async def stop(self, seconds: float) -> None:
-        """Ask it to end, and kill it if it has not after `seconds`. Idempotent."""
+        """Send SIGTERM, and SIGKILL if the program has not ended after `seconds`. Idempotent."""
         self._stopping.set()
         await self._terminate(seconds)
 
     async def restart(self, seconds: float) -> None:
-        """End it as `stop` does, and return; `keep` starts it again."""
+        """End the program as `stop` does; `keep_running` then starts it again."""
         await self._terminate(seconds)
 
     async def _terminate(self, seconds: float) -> None:
@@ -99,13 +105,13 @@ class ChildProcess:
             await self._wait_for_exit()
 
     def tail(self) -> str:
-        """The last lines of its log, with the lines inside of a traceback as lines."""
+        """Return the last lines of the log, with the escaped newlines of tracebacks expanded."""
         with self.log_file.open(errors="replace") as lines:
             text = "".join(deque(lines, TAIL_LINES)).replace("\\n", "\n")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     async def _run_once(self) -> tuple[int, float]:
-        """One life of the process: its exit status, and how many seconds it lasted."""
+        """Run the program once; return its exit status and how many seconds it lived."""
         began = time.monotonic()
         with self.log_file.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
@@ -114,10 +120,10 @@ class ChildProcess:
                 stdin=DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a terminal's Ctrl-C is for the supervisor alone
+                start_new_session=True,  # so that a terminal's Ctrl-C reaches the supervisor alone
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
-        if self._stopping.is_set():  # it was asked to stop while it was being started
+        if self._stopping.is_set():  # `stop` was called during the start, with nothing to signal
             self._send_signal(signal.SIGTERM)
         status = await self._process.wait()
         return status, time.monotonic() - began
@@ -149,7 +155,10 @@ class ChildProcess:
 
 
 def die_with_parent(parent: int) -> None:
-    """In the child, before it becomes the program: the kernel kills it when its parent is gone."""
+    """Have the kernel kill this process when its parent dies; `parent` is the parent's pid.
+
+    Meant as `preexec_fn`: it runs in the child before the program does.
+    """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before the kernel knew
+    if os.getppid() != parent:  # the parent died before the prctl call
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The data directory of `millstream up`: one owner at a time; logs, streams and the API key."""
+"""The data directory of `millstream up`: logs, streams and API key, with one owner at a time."""
 
 import os
 import secrets
@@ -14,7 +14,7 @@ API_KEY_FILE = "api-key"
 
 
 class DataDirectoryInUse(MillstreamError):
-    """Another `millstream up` runs in the same directory."""
+    """Another `millstream up` uses the same data directory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"another `millstream up` uses {path}; name another one: --data-dir")
@@ -23,7 +23,7 @@ class DataDirectoryInUse(MillstreamError):
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """A data directory that is ours until we end."""
+    """A data directory that this process owns."""
 
     path: Path
 
@@ -33,21 +33,21 @@ class DataDirectory:
 
     @property
     def nats_store(self) -> Path:
-        """Where nats-server keeps its streams."""
+        """The directory in which nats-server keeps its streams."""
         return self.path / "nats"
 
     def load_api_key(self) -> str:
-        """The key that was kept, or a new one."""
+        """Return the saved API key, or a new random one if none was saved."""
         file = self.path / API_KEY_FILE
         return file.read_text().strip() if file.exists() else f"sk-{secrets.token_urlsafe(24)}"
 
     def save_api_key(self, key: str) -> None:
-        """Leave it for clients and for later starts, in a file that its owner alone can read."""
-        fresh = (self.path / API_KEY_FILE).with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "x", opener=_open_owner_only) as out:
+        """Save the API key for clients and later starts, in a file that only its owner can read."""
+        new_file = (self.path / API_KEY_FILE).with_suffix(".new")
+        new_file.unlink(missing_ok=True)
+        with open(new_file, "x", opener=_open_owner_only) as out:
             out.write(f"{key}\n")
-        fresh.replace(self.path / API_KEY_FILE)
+        new_file.replace(self.path / API_KEY_FILE)
 
 
 def _open_owner_only(path: str, flags: int) -> int:
@@ -56,11 +56,14 @@ def _open_owner_only(path: str, flags: int) -> int:
 
 @contextmanager
 def open_data_directory(data_dir: Path) -> Iterator[DataDirectory]:
-    """The data directory, made if missing. Raises `DataDirectoryInUse` while another process has it."""
-    home = DataDirectory(data_dir.expanduser().resolve())
-    home.logs.mkdir(parents=True, exist_ok=True)
-    home.nats_store.mkdir(exist_ok=True)
-    with (home.path / "lock").open("w") as lock:
+    """Own the data directory for the time of the context; it is created if missing.
+
+    Raises `DataDirectoryInUse` while another process owns it.
+    """
+    directory = DataDirectory(data_dir.expanduser().resolve())
+    directory.logs.mkdir(parents=True, exist_ok=True)
+    directory.nats_store.mkdir(exist_ok=True)
+    with (directory.path / "lock").open("w") as lock:
         if not try_lock(lock):
-            raise DataDirectoryInUse(home.path)
-        yield home
+            raise DataDirectoryInUse(directory.path)
+        yield directory

@@ -1,7 +1,7 @@
-"""A demo model's directory, converted at the first use: in a process of its own, for its memory.
+"""Converts a demo model at its first use, in a process of its own so that its memory is freed.
 
-`python -m millstream.up.demo_conversion NAME CACHE` prints one JSON line per stage and, last, the
-directory.
+That process, `python -m millstream.up.demo_conversion NAME CACHE`, prints one JSON line per stage
+and, last, the model's directory.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from streams.errors import MillstreamError
 
 
 class ConversionFailed(MillstreamError):
-    """The model could not be converted; the log says why, its last line most of the time."""
+    """The model could not be converted; the log, mostly in its last line, says why."""
 
     def __init__(self, name: str, log: Path) -> None:
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
@@ -33,23 +33,24 @@ class ConversionFailed(MillstreamError):
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept for every data directory of this user."""
+    """Return the directory of converted models, shared by all data directories of this user."""
     return Path(os.environ.get("MILLSTREAM_CACHE_DIR", "~/.cache/millstream")).expanduser()
 
 
 async def convert_demo_model(name: str, log: Path) -> Path:
-    """The model's directory, ready to load; shows a bar while it is being made.
+    """Convert the demo model if it is not in the cache, and return its directory.
 
-    Cancelling ends the conversion and leaves nothing half done.
+    Shows a progress bar during the conversion, whose stderr goes to `log`. Cancelling ends the
+    conversion and leaves nothing half done. Raises `ConversionFailed`.
     """
     directory = ""
     async with _conversion_process(name, log) as process:
         assert process.stdout
         with _make_progress_bar(name) as bar:
             async for line in process.stdout:
-                said = json.loads(line)
-                directory = said.get("directory", directory)
-                _show_progress(bar, said)
+                progress = json.loads(line)
+                directory = progress.get("directory", directory)
+                _show_progress(bar, progress)
         if await process.wait() != 0:
             raise ConversionFailed(name, log)
     return Path(directory)
@@ -82,16 +83,17 @@ def _make_progress_bar(name: str) -> Progress:
     return bar
 
 
-def _show_progress(bar: Progress, said: dict[str, Any]) -> None:
-    """A stage, once there is one: a model that lies ready shows no bar at all."""
-    if "stage" in said:
-        text = f"preparing the model, once: {said['stage']}"
+def _show_progress(bar: Progress, progress: dict[str, Any]) -> None:
+    """Show a stage; the bar stays hidden for a model that is converted already."""
+    if "stage" in progress:
+        text = f"preparing the model, once: {progress['stage']}"
         if not bar.console.is_terminal and text != bar.tasks[0].description:
-            bar.console.print(text)  # nobody sees a bar move in a file
-        bar.update(bar.task_ids[0], completed=said["done"], description=text, visible=True)
+            bar.console.print(text)  # a file or pipe shows no bar
+        bar.update(bar.task_ids[0], completed=progress["done"], description=text, visible=True)
 
 
 def main(name: str, cache: str) -> None:
+    """Convert the model into the directory `cache`, printing stages and directory as JSON lines."""
     directory = demo_models.find_model(
         name, Path(cache), lambda stage, done: _print_json(stage=stage, done=done)
     )

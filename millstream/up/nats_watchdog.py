@@ -1,7 +1,7 @@
-"""The embedded broker's health: one that has given up streams is started again, once that helps.
+"""Restarts the embedded nats-server when it reports itself unhealthy and its disk has room.
 
-What nats-server could not write for want of room it gives up. It says so at /healthz, and goes on
-only after a restart, which is in vain as long as the disk is full.
+When nats-server cannot write a stream for lack of disk space, it stops serving that stream. It
+reports this at /healthz and recovers only by a restart, which is in vain while the disk is full.
 """
 
 import asyncio
@@ -17,49 +17,56 @@ log = structlog.get_logger()
 
 CHECK_SECONDS = 2.0
 UNHEALTHY_CHECKS = 3
-RESERVE_BYTES = 16 * 2**20  # less is as good as full
+RESERVE_BYTES = 16 * 2**20  # with less free space a disk counts as full
 
 
 class NatsHealth:
-    """What a broker has said of itself in its present life. Pure."""
+    """Judges a server's health from the checks of its current process. Pure."""
 
-    def __init__(self, life: int) -> None:
-        """In this life it has been well already: it has served everybody's start."""
-        self._pid, self._was_healthy = life, True
+    def __init__(self, pid: int) -> None:
+        """The server with process id `pid` counts as healthy: all services started with it."""
+        self._pid, self._was_healthy = pid, True
         self._failed_checks = 0  # in a row
 
-    def record_check(self, life: int, complaint: str | None) -> bool:
-        """Take in a look at it (None: no answer); whether it has fallen ill just now."""
-        if life != self._pid:
-            self._pid, self._was_healthy, self._failed_checks = life, False, 0
-        self._was_healthy |= complaint == ""
-        self._failed_checks = self._failed_checks + 1 if complaint else 0
+    def record_check(self, pid: int, error: str | None) -> bool:
+        """Record the error of one check; return whether the server has just become unhealthy.
+
+        An empty error means healthy; None, no answer, ends a row of failed checks as well. A new
+        `pid` is a restarted server, which is not judged before its first healthy check.
+        """
+        if pid != self._pid:
+            self._pid, self._was_healthy, self._failed_checks = pid, False, 0
+        self._was_healthy |= error == ""
+        self._failed_checks = self._failed_checks + 1 if error else 0
         return self.is_unhealthy and self._failed_checks == UNHEALTHY_CHECKS
 
     @property
     def is_unhealthy(self) -> bool:
-        """It was well, and complains for `ILL_LOOKS` looks in a row: it is not starting up."""
+        """True after `UNHEALTHY_CHECKS` failed checks in a row of a server that was healthy before.
+
+        A server that is still starting up is therefore not unhealthy.
+        """
         return self._was_healthy and self._failed_checks >= UNHEALTHY_CHECKS
 
 
 async def restart_when_unhealthy(nats: ChildProcess, store: Path, seconds: float) -> None:
-    """Restart the broker when it is ill and its disk has room; runs until cancelled.
+    """Check nats-server every two seconds; restart it when it is unhealthy and its disk has room.
 
-    `seconds` is how long it may take to end before it is killed.
+    `seconds` is how long it may take to end before it is killed. Runs until cancelled.
     """
     health = NatsHealth(nats.pid)
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        complaint = await nats_server.fetch_health_error(store, nats.pid)
-        if health.record_check(nats.pid, complaint):
-            log.error("broker_unhealthy", reason=complaint, free_bytes=_free_bytes(store))
+        error = await nats_server.fetch_health_error(store, nats.pid)
+        if health.record_check(nats.pid, error):
+            log.error("broker_unhealthy", reason=error, free_bytes=_free_bytes(store))
         if health.is_unhealthy and _free_bytes(store) >= RESERVE_BYTES:
-            log.warning("broker_restarting", reason=complaint)
+            log.warning("broker_restarting", reason=error)
             await nats.restart(seconds)
 
 
 def _free_bytes(store: Path) -> int:
-    """Bytes that can be written; none where the directory is gone, or cannot be asked for."""
+    """Free bytes on the disk; 0 if the directory is gone or cannot be read."""
     try:
         return shutil.disk_usage(store).free
     except OSError:

@@ -1,4 +1,4 @@
-"""What `millstream up` prints when everything is ready: addresses, the key, a command to try."""
+"""The text that `millstream up` prints when all is ready: addresses, API key, a command to try."""
 
 import json
 import shlex
@@ -11,8 +11,8 @@ from millstream.up.model_registration import MINILM
 PROMPT = "The old mill by the stream"
 
 
-def render_ready_message(plan: LaunchPlan, home: DataDirectory) -> str:
-    """Lines for a person; each fact is on a line of its own, and the command can be pasted."""
+def render_ready_message(plan: LaunchPlan, data_directory: DataDirectory) -> str:
+    """Return the text, with each fact on its own line and a command that can be pasted."""
     return f"""
 Millstream is ready.
 
@@ -21,7 +21,7 @@ Millstream is ready.
   API key   {plan.api_key}
   Models    {", ".join(plan.models)}
   NATS      {plan.nats_url}
-  Logs      {home.logs}
+  Logs      {data_directory.logs}
 
 Try it:
 

@@ -1,4 +1,4 @@
-"""state.json in the data directory: how other commands find what `millstream up` started."""
+"""The file state.json in the data directory, by which commands find a running `millstream up`."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class UpState(BaseModel):
-    """Where a running `millstream up` can be reached. Stale once the process `pid` is gone."""
+    """Addresses of NATS and gateway of a running `millstream up`; stale once its `pid` is gone."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -17,6 +17,7 @@ class UpState(BaseModel):
 
     @property
     def is_alive(self) -> bool:
+        """True while a process with this `pid` exists, also another user's."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -27,18 +28,19 @@ class UpState(BaseModel):
 
 
 def path(data_dir: Path) -> Path:
+    """Return the path of the state file in a data directory, with `~` expanded."""
     return data_dir.expanduser() / "state.json"
 
 
 def write(data_dir: Path, state: UpState) -> None:
-    """Replace the state in one step: a reader sees the old one or the new one."""
-    fresh = path(data_dir).with_suffix(".new")
-    fresh.write_text(state.model_dump_json())
-    fresh.replace(path(data_dir))
+    """Replace the state file atomically: a reader sees the old state or the new one."""
+    new_file = path(data_dir).with_suffix(".new")
+    new_file.write_text(state.model_dump_json())
+    new_file.replace(path(data_dir))
 
 
 def read(data_dir: Path) -> UpState | None:
-    """The state of a living `millstream up`, or None."""
+    """Return the state of a `millstream up` that is still running, or None."""
     try:
         state = UpState.model_validate_json(path(data_dir).read_bytes())
     except (OSError, ValueError):
@@ -47,4 +49,5 @@ def read(data_dir: Path) -> UpState | None:
 
 
 def remove(data_dir: Path) -> None:
+    """Delete the state file, if there is one."""
     path(data_dir).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The order of things in `millstream up`: start, wait until ready, keep alive, stop."""
+"""The order of `millstream up`: starts all services, waits until ready, keeps and stops them."""
 
 import asyncio
 import os
@@ -27,87 +27,97 @@ ANNOUNCE_SECONDS = 2.0
 
 
 async def run(settings: UpSettings, stop: asyncio.Event) -> None:
-    """Everything on one machine until `stop`.
+    """Run all services on this machine until `stop` is set, then stop them in order.
 
-    Raises before anything starts when a model, a port or the data directory cannot be had, and
-    `StartFailed` with its last lines when a service does not come up.
+    Raises a `MillstreamError` before anything starts if a model, a port or the data directory is
+    not available, and `StartFailed` with the last lines of its log if a service does not start.
     """
     models = model_registration.resolve_models(settings)
-    with open_data_directory(settings.data_dir) as home:
-        plan = _make_plan(settings, home, tuple(models))
+    with open_data_directory(settings.data_dir) as directory:
+        plan = _make_plan(settings, directory, tuple(models))
         async with asyncio.TaskGroup() as tasks:
-            crew = ProcessManager(tasks, home, plan)
-            service = tasks.create_task(_run_services(crew, models), name="serve")
+            manager = ProcessManager(tasks, directory, plan)
+            service = tasks.create_task(_run_services(manager, models), name="serve")
             await stop.wait()
             service.cancel()
-            await crew.stop()
+            await manager.stop()
 
 
-def _make_plan(settings: UpSettings, home: DataDirectory, models: tuple[str, ...]) -> LaunchPlan:
-    key = settings.api_key.get_secret_value() if settings.api_key else home.load_api_key()
+def _make_plan(
+    settings: UpSettings, directory: DataDirectory, models: tuple[str, ...]
+) -> LaunchPlan:
+    key = settings.api_key.get_secret_value() if settings.api_key else directory.load_api_key()
     port = nats_server.claim_port(settings.host, settings.port, "--port")
     nats_port = nats_server.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
     return LaunchPlan(settings, port, nats_port, key, models)
 
 
 class ProcessManager:
-    """The children of one `millstream up`."""
+    """The child processes of one `millstream up`: started by `add`, stopped in order by `stop`."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, home: DataDirectory, plan: LaunchPlan) -> None:
-        self.home, self.plan = home, plan
+    def __init__(
+        self, tasks: asyncio.TaskGroup, directory: DataDirectory, plan: LaunchPlan
+    ) -> None:
+        self.directory, self.plan = directory, plan
         self._tasks = tasks
         self._children: dict[str, list[ChildProcess]] = {}  # by service
 
-    def add(self, service: str, program: Program, mourn: OnDeath | None = None) -> ChildProcess:
-        child = ChildProcess(program, self.home.logs, mourn)
+    def add(self, service: str, program: Program, on_death: OnDeath | None = None) -> ChildProcess:
+        """Start a program of `service` and keep it running.
+
+        `on_death` is awaited after each of its deaths, before it is started again.
+        """
+        child = ChildProcess(program, self.directory.logs, on_death)
         self._children.setdefault(service, []).append(child)
         self._tasks.create_task(child.keep_running(), name=program.name)
         return child
 
     def mark_started(self) -> None:
-        """From now on a death is a reason to restart, not to give up."""
+        """End the starting phase: from now on a process is restarted however often it dies."""
         for children in self._children.values():
             for child in children:
                 child.is_starting = False
 
     async def stop(self) -> None:
-        """End all: first those who take requests, then those who work on them, the broker last."""
+        """Stop gateways, then workers, then dispatchers, nats-server last; remove the state file.
+
+        The processes of one service stop together, each killed after its `kill_after_seconds`.
+        """
         for service in DRAIN_SHARES:
             seconds = self.plan.kill_after_seconds(service)
             children = self._children.get(service, [])
             await asyncio.gather(*(child.stop(seconds) for child in children))
-        state_file.remove(self.home.path)
+        state_file.remove(self.directory.path)
 
 
-async def _run_services(crew: ProcessManager, models: dict[str, str]) -> None:
-    """Start everything, then look after the broker's health until cancelled."""
-    plan, home = crew.plan, crew.home
-    nats = crew.add("nats", nats_server.make_program(plan.nats_port, home.nats_store))
-    await _start_services(crew, models)
-    await restart_when_unhealthy(nats, home.nats_store, plan.kill_after_seconds("nats"))
+async def _run_services(manager: ProcessManager, models: dict[str, str]) -> None:
+    """Start everything, then watch nats-server's health until cancelled."""
+    plan, store = manager.plan, manager.directory.nats_store
+    nats = manager.add("nats", nats_server.make_program(plan.nats_port, store))
+    await _start_services(manager, models)
+    await restart_when_unhealthy(nats, store, plan.kill_after_seconds("nats"))
 
 
-async def _start_services(crew: ProcessManager, models: dict[str, str]) -> None:
-    """Returns when all services are ready behind a broker that was started."""
-    plan, home = crew.plan, crew.home
+async def _start_services(manager: ProcessManager, models: dict[str, str]) -> None:
+    """Start all services behind a nats-server that was started; return when they are ready."""
+    plan, directory = manager.plan, manager.directory
     await nats_server.wait_until_answering(plan.nats_port)
-    state_file.write(
-        home.path, state_file.UpState(pid=os.getpid(), nats=plan.nats_url, url=plan.gateway_url)
-    )
-    await _declare_tenants(plan)
-    home.save_api_key(plan.api_key)
-    crew.add("dispatcher", plan.dispatcher_program())
-    crew.add("gateway", plan.gateway_program())
-    await model_registration.register_models(models, plan.settings, plan.nats_url, home.logs)
+    state = state_file.UpState(pid=os.getpid(), nats=plan.nats_url, url=plan.gateway_url)
+    state_file.write(directory.path, state)
+    await _apply_tenants(plan)
+    directory.save_api_key(plan.api_key)
+    manager.add("dispatcher", plan.dispatcher_program())
+    manager.add("gateway", plan.gateway_program())
+    await model_registration.register_models(models, plan.settings, plan.nats_url, directory.logs)
     for program in plan.worker_programs():
-        crew.add("worker", program, partial(_announce_death, plan, program.name))
+        manager.add("worker", program, partial(_announce_death, plan, program.name))
     await _wait_until_ready(plan)
-    crew.mark_started()
-    print(render_ready_message(plan, home), flush=True)
+    manager.mark_started()
+    print(render_ready_message(plan, directory), flush=True)
 
 
-async def _declare_tenants(plan: LaunchPlan) -> None:
-    """Those of the configuration and the API key, and none that a former start had."""
+async def _apply_tenants(plan: LaunchPlan) -> None:
+    """Store the configured tenants and the API key, replacing those of an earlier start."""
     async with connect(plan.nats_url, "millstream-up") as broker:
         tenants = await Tenants.open(broker)
         try:
@@ -118,14 +128,14 @@ async def _declare_tenants(plan: LaunchPlan) -> None:
 
 
 async def _announce_death(plan: LaunchPlan, worker: str) -> None:
-    """Have others go on at once with what a worker held that has died."""
+    """Announce a worker's death, so that others take over its requests at once."""
     try:
         async with (
             asyncio.timeout(ANNOUNCE_SECONDS),
             connect(plan.nats_url, "millstream-up") as broker,
         ):
             await broker.publish(subjects.GONE, worker.encode())
-    except (BrokerUnavailable, TimeoutError) as error:  # then the dispatcher notices it
+    except (BrokerUnavailable, TimeoutError) as error:  # the dispatcher will detect the death
         log.warning("worker_death_unannounced", worker=worker, reason=repr(error))
 
 

@@ -1,1 +1,10 @@
-"""broker."""
+"""How a process talks to NATS; only this folder touches the insides of nats-py.
+
+nats_wire            parses and writes NATS's wire format
+nats_client          nats-py's client with that parser, non-waiting publishes, and cancellation
+subscription, reconnecting_client   survive frozen and closed servers, and subscribe again
+inbox, responses     match the broker's responses to the calls that wait for them
+connection           `connect()` and `Broker`: publish, store, read; every service starts here
+cluster_clock, clock_sync           the shared time, and the samples that keep it right
+declaration, pull_loop, retry       create streams and consumers, pull deliveries, retry
+"""

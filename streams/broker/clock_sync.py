@@ -1,6 +1,7 @@
-"""Keeping a connection's `ClusterClock` right by looks at the brokers' clock.
+"""Keeps a connection's `ClusterClock` right by samples of the broker's clock.
 
-The leader of the requests is asked, by everybody: so brokers may disagree, and services do not.
+Every service asks the same server, the leader of the stream REQUESTS: the servers' clocks may
+disagree, the services' clocks do not.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ log = structlog.get_logger()
 
 SYNC_TIMEOUT_SECONDS = 20.0
 SAMPLE_SECONDS = 10.0
-SUSPECT_SAMPLE_SECONDS = 1.0  # while looks tell of quite another time
+SUSPECT_SAMPLE_SECONDS = 1.0  # while the last sample was a step away from the clock
 
 
 class SampledClock(Protocol):
@@ -25,26 +26,38 @@ class SampledClock(Protocol):
 
     clock: ClusterClock
 
-    async def sample_clock(self) -> ClockSample: ...
+    async def sample_clock(self) -> ClockSample:
+        """Ask the broker for the time; raises `BrokerUnavailable`."""
+        ...
 
 
 async def sync_clock(broker: SampledClock) -> None:
-    """Know the time before serving. Raises `BrokerUnavailable` if nobody tells it for long."""
+    """Retry until the clock has its first sample: call it before serving.
+
+    Raises `BrokerUnavailable` after `SYNC_TIMEOUT_SECONDS`.
+    """
     async with broker_timeout(SYNC_TIMEOUT_SECONDS):
         await retry_forever(partial(sample_once, broker))
 
 
 async def sample_once(broker: SampledClock) -> None:
-    """Look at the brokers' clock once. Raises `BrokerUnavailable`, also where no stream is."""
-    moved = broker.clock.add_sample(await broker.sample_clock())
-    if abs(moved) > STEP_SECONDS:
-        log.warning("clock_stepped", seconds=round(moved, 3))
+    """Sample the broker's clock once and log a step of it.
+
+    Raises `BrokerUnavailable`, also while the stream REQUESTS does not exist.
+    """
+    change = broker.clock.add_sample(await broker.sample_clock())
+    if abs(change) > STEP_SECONDS:
+        log.warning("clock_stepped", seconds=round(change, 3))
     elif broker.clock.is_step_suspected:
         log.warning("clock_step_suspected")
 
 
 async def keep_synced(broker: SampledClock) -> None:
-    """Look now and then, until cancelled; a broker that does not answer is asked later."""
+    """Sample the broker's clock every `SAMPLE_SECONDS` until cancelled.
+
+    Every `SUSPECT_SAMPLE_SECONDS` while a step is suspected. A broker that does not answer is asked
+    again at the next sample.
+    """
     while True:
         await asyncio.sleep(
             SUSPECT_SAMPLE_SECONDS if broker.clock.is_step_suspected else SAMPLE_SECONDS
@@ -52,4 +65,4 @@ async def keep_synced(broker: SampledClock) -> None:
         try:
             await sample_once(broker)
         except BrokerUnavailable:
-            continue  # what passes meanwhile is measured here
+            continue  # the clock runs on by this machine's ticks

@@ -1,7 +1,7 @@
-"""What a process asks of its brokers, over one connection that outlives them.
+"""A process's connection to the broker: publish, store, read and request, across reconnects.
 
 `store` is the durable publish: it returns when the broker has stored the message, fails with an
-error of ours otherwise, and may be pipelined. `read` is the way back.
+error of ours otherwise, and may be pipelined. `read` gets stored messages back.
 """
 
 import asyncio
@@ -50,34 +50,33 @@ T = TypeVar("T")
 
 STORE_SECONDS = 2.5
 _RETRY_SECONDS = 0.25
-_READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # for the tries of a read: STORE_SECONDS together
-_PAGE_LIMITS: Mapping[str, int | str] = {
-    "batch": 1000,
-    "max_bytes": 1_000_000,
-}  # whole in such a try
+_READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # timeouts of a read's tries: STORE_SECONDS together
+# A page of this size arrives within one such try.
+_PAGE_LIMITS: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
 class Broker(ReconnectingClient):
-    """The connection of one process, and its time. Use `async with connect(...)`."""
+    """Broker connection of one process, with its cluster clock. Use `async with connect(...)`."""
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__(url, name)
         self.clock = ClusterClock()
         self._inbox = Inbox(STORE_SECONDS)
         self._subscriptions.append(
-            BrokerSubscription(self, self._inbox.subject, direct=self._inbox.receive)
+            BrokerSubscription(self, self._inbox.subject, raw_handler=self._inbox.receive)
         )
         self.on_disconnect.append(self._fail_pending)
 
     @property
     def js(self) -> JetStreamContext:
-        """JetStream's management API; do not keep it."""
+        """JetStream's management API on the current connection; do not keep it."""
         return self._client.jetstream(timeout=STORE_SECONDS)
 
     @property
     def max_payload(self) -> int:
+        """The broker's limit for a message's headers and payload together, in bytes."""
         return self._client.max_payload
 
     async def publish(
@@ -87,7 +86,10 @@ class Broker(ReconnectingClient):
         headers: dict[str, str] | None = None,
         reply: str = "",
     ) -> None:
-        """Publish at most once; raises `BrokerUnavailable` when not even that is possible."""
+        """Publish without confirmation: the message arrives at most once.
+
+        Raises `BrokerUnavailable` when it cannot even be handed to the connection.
+        """
         if self._client.try_publish_now(subject, payload, headers, reply):
             return
         task = asyncio.current_task()
@@ -103,7 +105,10 @@ class Broker(ReconnectingClient):
     async def request(
         self, subject: str, payload: bytes = b"", seconds: float = 1.0
     ) -> bytes | None:
-        """One answer, or None when nobody answers in time."""
+        """Ask whoever listens on a subject; returns the first reply's payload.
+
+        None when nobody answers within `seconds`, or nobody listens.
+        """
         try:
             reply = await self._client.request(subject, payload, timeout=seconds)
         except (nats.errors.Error, TimeoutError, OSError):
@@ -118,26 +123,28 @@ class Broker(ReconnectingClient):
         *,
         repeats: bool = False,
     ) -> PubAck:
-        """Publish and wait until the broker has stored it.
+        """Publish a message and wait until the broker has stored it.
 
         Raises `StoreRefused` with the broker's reason, or `BrokerUnavailable` when it did not
         answer within `STORE_SECONDS`: then the message may or may not have been stored. Cancelling
-        it leaves that open too. With `repeats`, where that is harmless, it is sent again meanwhile:
-        a leader that dies takes along what was on its way.
+        leaves that open, too. With `repeats`, for messages whose repetition is harmless, it is sent
+        again while no answer comes: a leader that dies loses the messages that were on their way.
         """
-        answer = PendingPubAck()
-        stored = await self._await_response(answer, subject, payload, headers, repeats=repeats)
-        return replace(stored, repeated=True) if answer.repeated else stored
+        response = PendingPubAck()
+        stored = await self._await_response(response, subject, payload, headers, repeats=repeats)
+        return replace(stored, repeated=True) if response.repeated else stored
 
     async def store_retrying(
         self, subject: str, payload: bytes, headers: dict[str, str], seconds: float
     ) -> PubAck:
-        """`store` again and again while the broker does not answer.
+        """Call `store` until the broker answers, for at most `seconds`.
 
         For messages whose repetition is harmless, as with a `Nats-Msg-Id` or an expected sequence.
+        Raises `StoreRefused` as `store` does, and `BrokerUnavailable` when time is up; that is a
+        `NotConnected` only if no try can have been stored.
         """
         deadline = time.monotonic() + seconds
-        unsure = ""  # why it is not known of some try whether it was stored
+        unsure = ""  # the reason of a try that may have been stored
         while True:
             try:
                 stored = await self.store(subject, payload, headers, repeats=True)
@@ -150,15 +157,16 @@ class Broker(ReconnectingClient):
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
-        """One message by its sequence; None when it is gone for sure.
+        """Read one message by its sequence; None when it is certain to be gone.
 
-        Any replica answers a direct get, and one may lag behind: only the leader's no is a no.
+        Any replica answers a direct get and may lag behind, so a message that it does not find is
+        asked of the leader. Raises `BrokerUnavailable`.
         """
         found = await self.read(stream, {"seq": seq})
         return found[0] if found else await self._get_from_leader(stream, seq)
 
     async def remove(self, stream: str, seq: int) -> bool:
-        """Delete a message; False when it is not there. Raises `BrokerUnavailable`."""
+        """Delete a message; returns False when it does not exist. Raises `BrokerUnavailable`."""
         try:
             await self.js.delete_msg(stream, seq)
         except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -169,7 +177,7 @@ class Broker(ReconnectingClient):
         return True
 
     async def purge(self, stream: str, subject: str, before: int) -> None:
-        """Delete a subject's messages before a sequence. Raises `BrokerUnavailable`."""
+        """Delete a subject's messages before the sequence `before`. Raises `BrokerUnavailable`."""
         try:
             await self.js.purge_stream(stream, seq=before, subject=subject)
         except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -191,7 +199,10 @@ class Broker(ReconnectingClient):
         return StoredMessage(message["seq"], message["subject"], data, headers or {})
 
     async def read_subject(self, stream: str, subject: str, after: int = 0) -> list[StoredMessage]:
-        """All messages on a subject (or filter) behind sequence `after`, oldest first."""
+        """Read all messages on a subject (or filter) behind sequence `after`, oldest first.
+
+        Raises `BrokerUnavailable`.
+        """
         found: list[StoredMessage] = []
         while True:
             page = await self.read_page(
@@ -203,26 +214,28 @@ class Broker(ReconnectingClient):
             after = page.messages[-1].seq
 
     async def find_subject(self, stream: str, pattern: str) -> str | None:
-        """The subject of the last message that matches; None if there is none.
+        """Return the subject of the last message that matches a filter; None if there is none.
 
-        To read on by a pattern the broker goes through all messages from there to the end of the
-        stream, and stores none meanwhile: 30 ms where 1,000 subjects have 120,000. The last one it
-        finds by the subjects, in 0.1 ms.
+        For a reader that knows only a filter and would read by the exact subject: to read by a
+        filter, the broker goes through all messages to the end of the stream, and stores none
+        meanwhile: 30 ms where 1,000 subjects have 120,000 messages. It finds the last one by its
+        index of subjects, in 0.1 ms.
         """
         found = await self.read(stream, {"last_by_subj": pattern})
         return found[0].subject if found else None
 
     async def read(self, stream: str, query: Mapping[str, int | str]) -> list[StoredMessage]:
-        """A direct get (ADR-31), single or batched; raises `BrokerUnavailable` after a silence.
+        """Read messages by a direct get (ADR-31), single or batched; `query` is its JSON.
 
-        What is not there is not found: the list is empty.
+        Returns an empty list if nothing matches; raises `BrokerUnavailable` if no replica answers.
         """
         return (await self.read_page(stream, query)).messages
 
     async def read_page(self, stream: str, query: Mapping[str, int | str]) -> MessagePage:
-        """`read`, and how much more there is: any replica answers.
+        """Do as `read`, and return also how many more messages match.
 
-        The broker chooses which, so one that is frozen is not waited for.
+        Any replica answers, and the broker chooses which: each try is short, so that a frozen one
+        is not waited for.
         """
         subject, payload = f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(dict(query))
         for seconds in _READ_SECONDS:
@@ -235,54 +248,56 @@ class Broker(ReconnectingClient):
                 continue
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
-    async def call_api(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T:
-        """The answer to a question, which `ask` puts to the management API that it is given.
+    async def call_api(self, call: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+        """Return the result of `call`, which asks JetStream's management API that it is given.
 
-        Only leaders answer: while one is elected it is put again and again. Raises nats-py's
-        `NotFoundError`, or `BrokerUnavailable` for any other answer and after a silence.
+        Only leaders answer there, so `call` is repeated while one is elected. Raises nats-py's
+        `NotFoundError`, or `BrokerUnavailable` for any other error and when no answer comes.
         """
         for seconds in _READ_SECONDS:
             try:
-                return await ask(self._client.jetstream(timeout=seconds))
+                return await call(self._client.jetstream(timeout=seconds))
             except NotFoundError:
                 raise
             except TimeoutError:
                 continue
-            except ServiceUnavailableError:  # told at once
+            except ServiceUnavailableError:  # comes at once, not after the timeout
                 await asyncio.sleep(seconds)
             except (nats.errors.Error, OSError) as error:
-                raise BrokerUnavailable(f"not told by NATS: {error!r}") from error
+                raise BrokerUnavailable(f"the call to NATS failed: {error!r}") from error
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def sample_clock(self) -> ClockSample:
-        """What time it is for the leader of the requests; raises `BrokerUnavailable`."""
+        """Ask the leader of the stream REQUESTS for the time; raises `BrokerUnavailable`."""
         return await self._await_response(PendingClockSample(), _CLOCK_SUBJECT, b"")
 
     async def _await_response(
         self,
-        answer: PendingResponse[T],
+        response: PendingResponse[T],
         subject: str,
         payload: bytes,
         headers: dict[str, str] | None = None,
         *,
         repeats: bool = False,
     ) -> T:
-        """Publish something that the broker answers, and wait for the answer.
+        """Publish a question to the broker and return the value of its response.
 
-        With `repeats` it is published again and again meanwhile.
+        With `repeats` it is published again while no response comes.
         """
         if not self._client.is_connected:
             raise NotConnected(f"not connected to NATS at {self.url}")
-        reply = self._inbox.expect(answer)
+        reply = self._inbox.expect(response)
         if repeats:
-            answer.resend = partial(self._client.try_publish_now, subject, payload, headers, reply)
+            response.resend = partial(
+                self._client.try_publish_now, subject, payload, headers, reply
+            )
         try:
             if not self._client.try_publish_now(subject, payload, headers, reply):
                 await self._publish_in_time(subject, payload, headers, reply)
-            return await answer.future
+            return await response.future
         finally:
             self._inbox.discard(reply)
-            answer.close()
+            response.close()
 
     async def _publish_in_time(
         self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str
@@ -291,7 +306,7 @@ class Broker(ReconnectingClient):
             async with asyncio.timeout(STORE_SECONDS):
                 await self.publish(subject, payload, headers, reply)
         except TimeoutError:
-            raise BrokerUnavailable(f"NATS took nothing for {STORE_SECONDS:g} s") from None
+            raise BrokerUnavailable(f"NATS accepted nothing for {STORE_SECONDS:g} s") from None
 
     def _fail_pending(self) -> None:
         self._inbox.fail(BrokerUnavailable("the connection to NATS was lost"))
@@ -299,11 +314,14 @@ class Broker(ReconnectingClient):
 
 @asynccontextmanager
 async def connect(url: str, name: str) -> AsyncIterator[Broker]:
-    """A connected `Broker` with its housekeeping running; closed at the end."""
+    """Yield a connected `Broker`; its reconnect and clock tasks run until the end, which closes it.
+
+    Raises `BrokerUnavailable` if no server answers.
+    """
     broker = Broker(url, name)
     await broker.open()
-    works = (broker.run(), clock_sync.keep_synced(broker))
-    housekeeping = [asyncio.create_task(work, name="broker") for work in works]
+    coroutines = (broker.run(), clock_sync.keep_synced(broker))
+    housekeeping = [asyncio.create_task(each, name="broker") for each in coroutines]
     try:
         yield broker
     finally:

@@ -1,4 +1,4 @@
-"""Declaring streams and consumers: whatever the broker has is brought to what `topology` says."""
+"""Declares streams and consumers: brings what the broker has to what `topology` says."""
 
 import asyncio
 import secrets
@@ -16,21 +16,25 @@ from streams.errors import BrokerUnavailable
 from streams.topology import Scale
 
 DECLARE_SECONDS = 20.0
-_DELETED_SECONDS = 0.2  # for the word that it is; it is without
-_INDEX_SECONDS = (0.4, 0.4, 0.4, 1.0, STORE_SECONDS)  # for the tries to make one
+_DELETED_SECONDS = 0.2  # wait for the confirmation; the deletion happens without it
+_INDEX_SECONDS = (0.4, 0.4, 0.4, 1.0, STORE_SECONDS)  # timeouts of the tries to create one
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
 _BAD_REQUEST = 400
 
 
 class TopologyMismatch(Exception):
-    """A stream of our name exists that cannot be made ours: an operator must look."""
+    """A stream or consumer is missing, or has a configuration that cannot be changed to ours.
+
+    An operator must look.
+    """
 
 
 async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
-    """Create what is missing and reconcile what changed. Idempotent; safe from several services.
+    """Create all streams that are missing and update those whose configuration changed.
 
-    Returns the bound of a lane, which may be higher than `max_queued`: it never falls, since the
-    broker would delete what waits above it.
+    Idempotent; safe from several services at once. Returns the limit of queued requests in a lane,
+    which may be higher than `max_queued`: it is never lowered, since the broker would delete the
+    requests above it. Raises as `declare_stream`.
     """
     declared = topology.stream_configs(scale, max_queued)
     for config in declared:
@@ -40,7 +44,10 @@ async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
 
 
 async def wait_for_stream(broker: Broker, stream: str, seconds: float = 30.0) -> None:
-    """Wait until another service has declared a stream; raises `TopologyMismatch` if none does."""
+    """Wait until another service has declared a stream.
+
+    Raises `TopologyMismatch` if none has after `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -54,10 +61,11 @@ async def wait_for_stream(broker: Broker, stream: str, seconds: float = 30.0) ->
 
 
 async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> None:
-    """Create or update one stream.
+    """Create or update one stream, with `scale.replicas`.
 
-    Raises `TopologyMismatch` where the broker refuses, with its reason, or `BrokerUnavailable`. A
-    cluster may leave one of two services that declare at once without an answer: it asks again.
+    Raises `TopologyMismatch` where the broker refuses, with its reason, or `BrokerUnavailable`
+    after `DECLARE_SECONDS`. Until then it retries: of two services that declare at once, a cluster
+    may leave one without an answer.
     """
     config.num_replicas = scale.replicas
     await retry_for(DECLARE_SECONDS, lambda: _declare_stream(broker, config))
@@ -75,15 +83,19 @@ async def _declare_stream(broker: Broker, config: StreamConfig) -> None:
 
 
 async def stream_info(broker: Broker, stream: str, subjects: str | None = None) -> StreamInfo:
-    """What the broker says of a stream, with its count of messages on each of `subjects`.
+    """Ask the broker for a stream's configuration and state.
 
-    Raises nats-py's `NotFoundError`, or `BrokerUnavailable`.
+    With a filter `subjects`, the state counts the messages on each subject that matches. Raises
+    nats-py's `NotFoundError`, or `BrokerUnavailable`.
     """
     return await broker.call_api(lambda js: js.stream_info(stream, subjects))
 
 
 async def consumer_info(broker: Broker, stream: str, name: str) -> ConsumerInfo | None:
-    """What the broker says of a consumer; None if there is none. Raises `BrokerUnavailable`."""
+    """Ask the broker for a consumer's state; None if it does not exist.
+
+    Raises `BrokerUnavailable`.
+    """
     try:
         return await broker.call_api(lambda js: js.consumer_info(stream, name))
     except NotFoundError:
@@ -91,7 +103,7 @@ async def consumer_info(broker: Broker, stream: str, name: str) -> ConsumerInfo 
 
 
 def count_deliveries(info: ConsumerInfo) -> int:
-    """How many messages a consumer has delivered since it was made."""
+    """Return how many messages a consumer has delivered since it was created."""
     return info.delivered.consumer_seq if info.delivered else 0
 
 
@@ -124,12 +136,12 @@ async def _create_or_update(broker: Broker, config: StreamConfig) -> None:
 
 
 def _differs(config: StreamConfig, known: StreamConfig) -> bool:
-    """True when something that we set is set otherwise; 0 and None leave it to the broker."""
+    """Return whether any field that we set has another value; 0 and None leave it to the broker."""
     return any(value and getattr(known, name) != value for name, value in vars(config).items())
 
 
 async def _try_create(broker: Broker, config: StreamConfig) -> bool:
-    """False when another service was faster, with other limits."""
+    """Create a stream; returns False when another service has created it with other limits."""
     try:
         await broker.js.add_stream(config)
     except BadRequestError as error:
@@ -140,12 +152,13 @@ async def _try_create(broker: Broker, config: StreamConfig) -> bool:
 
 
 async def replace_index_consumer(broker: Broker, model: str) -> str:
-    """Make a leader's index consumer in place of its predecessors', which end with their pulls.
+    """Create a new leader's index consumer of a model and remove those of its predecessors.
 
-    Everything queued is delivered to it from the beginning. Returns its name; raises
-    `BrokerUnavailable`. In a cluster, who led a predecessor's consumer may be what has died:
-    nothing is asked that only it answers. So may be who is to lead the new one: then it is made
-    again, which chooses another one in two of three cases.
+    Their pulls end with them, and everything queued is delivered to the new one from the beginning.
+    Returns its name; raises `BrokerUnavailable`. In a cluster, the server that led a predecessor's
+    consumer may be dead, so nothing is asked that only that server answers. The server that is to
+    lead the new consumer may be dead, too: then the consumer is created again, which chooses
+    another server in two of three cases.
     """
     reason = ""
     for seconds in _INDEX_SECONDS:
@@ -154,7 +167,7 @@ async def replace_index_consumer(broker: Broker, model: str) -> str:
         await _remove_index_consumers(broker, config.durable_name)
         try:
             await declare_consumer(broker, topology.REQUESTS, config, seconds)
-        except (TopologyMismatch, BrokerUnavailable) as error:  # or a predecessor is still there
+        except (TopologyMismatch, BrokerUnavailable) as error:  # or a predecessor's still exists
             reason = str(error)
         else:
             return config.durable_name

@@ -1,4 +1,4 @@
-"""What one process has asked the broker, and who waits for which answer."""
+"""The reply subject of one process, and the responses from the broker that it waits for."""
 
 import asyncio
 import itertools
@@ -9,15 +9,15 @@ from typing import Any
 from streams.broker.responses import PendingResponse
 from streams.errors import BrokerUnavailable, MillstreamError
 
-REPEAT_SECONDS = 0.6  # a question that got lost, as a leader died, is asked again
+REPEAT_SECONDS = 0.6  # a question may have been lost with a leader that died: ask again
 
 
 class Inbox:
-    """Gives out reply subjects below one of its own, and the answers to those who wait for them.
+    """Gives each question a reply subject below its own, and passes responses to their waiters.
 
-    An answer that has not come after `seconds` fails; until then it is asked for again, where that
-    may be. All wait equally long, so one timer for the oldest serves all: a timeout for each takes
-    3.4 µs, of 20 that an append does.
+    A response that has not come after `seconds` fails with `BrokerUnavailable`; until then its
+    question is repeated every `REPEAT_SECONDS`, if it may be. All wait equally long, so one timer
+    for the oldest serves all: a timeout for each would take 3.4 µs of the 20 µs of an append.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -25,50 +25,50 @@ class Inbox:
         self.subject = f"{prefix}*"
         self._prefix, self._seconds = prefix, seconds
         self._ids = itertools.count()
-        self._awaited: dict[
-            str, tuple[float, PendingResponse[Any]]
-        ] = {}  # what is due first comes first
+        # By reply subject, with the deadline; the earliest deadline comes first.
+        self._pending: dict[str, tuple[float, PendingResponse[Any]]] = {}
         self._is_check_scheduled = False
 
     def __len__(self) -> int:
-        return len(self._awaited)
+        return len(self._pending)
 
-    def expect(self, answer: PendingResponse[Any]) -> str:
-        """The subject to which the broker shall send this answer; `forget` it at the end."""
+    def expect(self, response: PendingResponse[Any]) -> str:
+        """Wait for a response and return its reply subject; `discard` that at the end."""
         subject = f"{self._prefix}{next(self._ids):x}"
         now = asyncio.get_running_loop().time()
-        self._awaited[subject] = now + self._seconds, answer
+        self._pending[subject] = now + self._seconds, response
         if not self._is_check_scheduled:
             self._schedule_check(now + min(self._seconds, REPEAT_SECONDS))
         return subject
 
     def discard(self, subject: str) -> None:
-        del self._awaited[subject]
+        """Stop waiting for the response on a reply subject."""
+        del self._pending[subject]
 
     def receive(self, subject: bytes, data: bytes, headers: bytes) -> None:
-        """A message has come; late ones mean nothing any more."""
-        if awaited := self._awaited.get(subject.decode()):
-            awaited[1].receive(data, headers)
+        """Pass a message to the response that waits on its subject; a late one is dropped."""
+        if entry := self._pending.get(subject.decode()):
+            entry[1].receive(data, headers)
 
     def fail(self, error: MillstreamError) -> None:
-        """None of the answers will come."""
-        for _, answer in self._awaited.values():
-            answer.fail(error)
+        """Fail all pending responses with `error`."""
+        for _, response in self._pending.values():
+            response.fail(error)
 
     def _schedule_check(self, at: float) -> None:
         self._is_check_scheduled = True
         asyncio.get_running_loop().call_at(at, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
-        """Fail what is due, repeat what waits for long, and look again while anything does."""
+        """Fail responses past their deadline, repeat old questions, schedule the next check."""
         self._is_check_scheduled = False
         now, first = asyncio.get_running_loop().time(), inf
-        for due, answer in list(self._awaited.values()):
+        for due, response in list(self._pending.values()):
             if due <= now:
-                answer.fail(BrokerUnavailable(f"NATS did not answer in {self._seconds:g} s"))
+                response.fail(BrokerUnavailable(f"NATS did not answer in {self._seconds:g} s"))
                 continue
             first = min(first, due)
             if due - self._seconds + REPEAT_SECONDS <= now:
-                answer.repeat()
+                response.repeat()
         if first < inf:
             self._schedule_check(min(first, now + REPEAT_SECONDS))

@@ -1,15 +1,16 @@
-"""nats-py's client with leaner ways in and out, and without its deafness to cancellation.
+"""nats-py's client with a faster read and write path, and with working cancellation.
 
-A subscription may be direct: its handler is called from the read loop with the bytes as they came,
+A subscription may be raw: its handler is called from the read loop with the bytes as they came,
 where nats-py parses all headers, builds a message and passes it through a queue to a task. The
-subscription that carries every token is one; a third of a gateway's work on a token went there.
+subscription that carries every token is raw; nats-py's way took a third of a gateway's work on a
+token.
 
-What is published goes out at once where nothing has to be waited for, and what comes in is parsed
-by `streams/broker/nats_wire.py`.
+A message is published at once where nothing has to be waited for, and what comes in is parsed by
+`streams/broker/nats_wire.py`.
 
-It waits with `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes as it ends;
-the task would then run on for ever. And a cancelled flush would close the whole connection when its
-answer comes.
+nats-py waits with `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes as it
+ends; the task would then run on for ever. And a cancelled flush would close the whole connection
+when its answer comes.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from streams.broker.nats_wire import RawHandler, WireParser, encode_publish, par
 
 
 class PatchedNatsClient(NatsClient):
-    """Reads and writes messages in fewer steps; can be cancelled at any time."""
+    """nats-py's client, reading and writing in fewer steps; its calls may always be cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +38,11 @@ class PatchedNatsClient(NatsClient):
     def try_publish_now(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
     ) -> bool:
-        """Publish now, if nothing is to be waited for or to be refused; else `publish` does it."""
+        """Publish without waiting; returns False where nothing was sent, so `publish` must do it.
+
+        That is while not connected, with a full send buffer, or for a message that nats-py would
+        refuse.
+        """
         if not self._can_write_now(len(payload)):
             return False
         command = encode_publish(subject, payload, headers, reply)
@@ -54,14 +59,14 @@ class PatchedNatsClient(NatsClient):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def _can_write_now(self, size: int) -> bool:
-        """Whether a payload can be written right behind what was published before."""
+        """Return whether a payload of `size` bytes fits the send buffer of a live connection."""
         if self._status != self.CONNECTED or self._flusher_task is None:
             return False
         has_room = self._pending_data_size + size < self._max_pending_size
         return has_room and size <= self._max_payload and not self._flusher_task.done()
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
-        """Subscribe with a handler that is called before the next message is read."""
+        """Subscribe with a handler that the read loop calls before it reads the next message."""
         subscription = await self.subscribe(subject, cb=_fail_if_called)
         self._raw_handlers[subscription._id] = handler
         return subscription
@@ -71,36 +76,38 @@ class PatchedNatsClient(NatsClient):
         super()._remove_sub(sid, max_msgs)
 
     def abort(self) -> None:
-        """Drop the connection at once, with what the server has not taken."""
+        """Drop the connection at once, with everything that the server has not yet received."""
         if isinstance(self._transport, TcpTransport) and self._transport._io_writer:
             self._transport._io_writer.transport.abort()
 
     async def abandon(self) -> None:
-        """Close at once; nats-py would wait for the server to take what was published."""
+        """Close at once; nats-py's `close` would wait until the server has received the buffer."""
         self._pending, self._pending_data_size = [], 0
         self.abort()
         await self.close()
 
     async def _connect_to_server(self, s: Srv) -> None:
-        """nats-py forgets the socket of a server that did not greet, instead of closing it."""
+        """Close the last socket first: nats-py leaks that of a server that did not greet."""
         self.abort()
         await super()._connect_to_server(s)
 
     async def _attempt_reconnect(self) -> None:
-        """nats-py would first wait until a server that has fallen silent takes what was written."""
+        """Drop the old connection first: nats-py would wait for a silent server to read it all."""
         self.abort()
         await super()._attempt_reconnect()
 
     async def flush(self, *args: Any, **options: Any) -> None:
+        """Do as nats-py's `flush`; a cancellation is never lost."""
         with _reraise_cancellation():
             await super().flush(*args, **options)
 
     async def request(self, *args: Any, **options: Any) -> Msg:
+        """Do as nats-py's `request`; a cancellation is never lost."""
         with _reraise_cancellation():
             return await super().request(*args, **options)
 
     async def _process_pong(self) -> None:
-        if self._pongs and self._pongs[0].done():  # nobody waits for this one any more
+        if self._pongs and self._pongs[0].done():  # its flush was cancelled
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
@@ -110,13 +117,13 @@ class PatchedNatsClient(NatsClient):
 
 
 async def _fail_if_called(msg: Msg) -> None:
-    """nats-py wants a handler for its queue, to which a direct subscription's messages never go."""
+    """Stand in for the handler that nats-py demands; raw subscriptions never use its queue."""
     raise AssertionError(msg.subject)
 
 
 @contextmanager
 def _reraise_cancellation() -> Iterator[None]:
-    """Raises the cancellation that what is inside has swallowed."""
+    """Raise CancelledError at the end if the code inside has swallowed a cancellation."""
     task = asyncio.current_task()
     assert task
     before = task.cancelling()

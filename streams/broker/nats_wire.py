@@ -1,7 +1,7 @@
-"""NATS's wire protocol, as far as it carries messages: read and written in few steps, without I/O.
+"""Parser and encoder for the messages of NATS's wire protocol, faster than nats-py's; no I/O.
 
-nats-py matches lines against patterns and checks each character of a subject. A reply of a token
-log is read in 1.2 instead of 2.0 µs here, and an append written in 1.7 instead of 3.4.
+nats-py matches lines against patterns and checks each character of a subject. Here a reply of a
+token log is read in 1.2 instead of 2.0 µs, and an append is written in 1.7 instead of 3.4 µs.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,26 +12,28 @@ from nats.protocol.parser import Parser as NatsParser
 _VERSION = b"NATS/1.0"
 _MESSAGES = (b"MSG ", b"HMSG ")
 
-# Subject, payload and header block of a message. It must neither block nor raise.
+# Gets subject, payload and header block of a message; must neither block nor raise.
 RawHandler = Callable[[bytes, bytes, bytes], None]
 
 
 class WireParser(NatsParser):
-    """Hands whole messages to the client; every other line goes to nats-py's parser.
+    """Parses messages itself and hands every other line to nats-py's parser.
 
-    A message of a subscription with a direct handler goes to that at once.
+    A message goes at once to the raw handler of its subscription id, where there is one, else to
+    the client.
     """
 
-    def __init__(self, client: Any, direct: Mapping[int, RawHandler]) -> None:
+    def __init__(self, client: Any, raw_handlers: Mapping[int, RawHandler]) -> None:
         super().__init__(client)
-        self._raw_handlers = direct
+        self._raw_handlers = raw_handlers
 
     def reset(self) -> None:
+        """Forget what was received, as for a new connection."""
         super().reset()
         self._unparsed = b""
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take what has been read; an incomplete message waits for its rest."""
+        """Parse bytes that were received; an incomplete message is kept until the rest comes."""
         data, at = self._unparsed + data, 0
         while (end := data.find(b"\r\n", at)) >= 0:
             if data.startswith(_MESSAGES, at):
@@ -43,7 +45,7 @@ class WireParser(NatsParser):
                 if handler := self._raw_handlers.get(int(words[2])):
                     try:
                         handler(words[1], data[body:after], data[start:body])
-                    except Exception as error:  # it would end the reading, and the connection
+                    except Exception as error:  # it would end the read loop, and the connection
                         await self.nc._error_cb(error)
                 else:
                     await self._pass_to_client(words, data[body:after], data[start:body])
@@ -61,7 +63,7 @@ class WireParser(NatsParser):
 
 
 def parse_headers(block: bytes) -> dict[str, str]:
-    """The headers of a message; `Status` is the broker's, when it speaks for itself (ADR-4)."""
+    """Parse a message's header block; the broker's own status code becomes `Status` (ADR-4)."""
     first, _, lines = block.partition(b"\r\n")
     headers = parse_header_lines(lines)
     if status := first[len(_VERSION) :].split():
@@ -70,7 +72,7 @@ def parse_headers(block: bytes) -> dict[str, str]:
 
 
 def parse_header_lines(lines: bytes) -> dict[str, str]:
-    """`Name: Value` lines."""
+    """Parse `Name: Value` lines; lines without a colon are skipped."""
     headers = {}
     for line in lines.decode("utf-8", "replace").split("\r\n"):
         name, colon, value = line.partition(":")
@@ -82,7 +84,10 @@ def parse_header_lines(lines: bytes) -> dict[str, str]:
 def encode_publish(
     subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
 ) -> bytes | None:
-    """The bytes that publish a message; None for what would be read as something else."""
+    """Return the bytes of a PUB or HPUB command.
+
+    None for a subject, reply or header value that the server would misread.
+    """
     if not (_is_single_word(subject) and (not reply or _is_single_word(reply))):
         return None
     to = f"{subject} {reply}".encode()

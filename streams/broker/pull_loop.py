@@ -1,4 +1,4 @@
-"""The pull loop: one outstanding pull on a consumer, asked for only what there is room for."""
+"""Pull loop: keeps one outstanding pull on a consumer, for as many messages as there is room."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,11 +15,11 @@ from streams.subjects import parse_ack_subject
 
 log = structlog.get_logger()
 
-# A frozen process still has pulls outstanding: they must be gone by the time that its work is
-# delivered again (the ack wait, 3 s), or the broker would give it right back.
+# A frozen process still has a pull outstanding. It must expire before the process's work is
+# delivered again (the ack wait, 3 s), or the broker would deliver it to the frozen process again.
 EXPIRES_SECONDS = 2.0
 HEARTBEAT_SECONDS = 0.5
-_SILENCE_SECONDS = 2 * HEARTBEAT_SECONDS + 0.5  # a pull that beats no more is lost
+_SILENCE_SECONDS = 2 * HEARTBEAT_SECONDS + 0.5  # a pull without heartbeats for so long is lost
 _PAUSE_SECONDS = 0.5
 _ANSWER_SECONDS = 1.0
 _NANOSECONDS = 1_000_000_000
@@ -39,7 +39,7 @@ class Delivery:
     reply: str
 
     async def ack(self) -> None:
-        """Done with it. A lost ack means another delivery, so record first and ack second."""
+        """Acknowledge it. A lost ack means another delivery, so record first and ack second."""
         await self.broker.publish(self.reply, b"+ACK")
 
     async def in_progress(self) -> None:
@@ -47,21 +47,22 @@ class Delivery:
         await self.broker.publish(self.reply, b"+WPI")
 
     async def nak(self, delay_seconds: float = 0.0) -> None:
-        """Give it back, to be delivered again after the delay."""
+        """Return it to the broker, which delivers it again after the delay."""
         delay = {"delay": int(delay_seconds * _NANOSECONDS)}
         await self.broker.publish(self.reply, b"-NAK " + orjson.dumps(delay))
 
     async def terminate(self) -> None:
-        """Never deliver it again."""
+        """Tell the broker never to deliver it again."""
         await self.broker.publish(self.reply, b"+TERM")
 
 
 class PullLoop:
     """Pulls from one durable consumer for as long as `run` runs.
 
-    `room()` says how many messages may come now; call `wake()` when it has grown. `take` gets each
-    delivery and must not block. Survives reconnects, missed heartbeats and consumer restarts; with
-    `declare`, which is called when the broker refuses a pull, also that the consumer was removed.
+    `free_capacity()` says how many messages may come now; call `wake()` when it has grown.
+    `on_delivery` gets each delivery and must not block. Survives reconnects, missed heartbeats and
+    consumer restarts; with `declare`, which is called when the broker refuses a pull, also the
+    consumer's removal.
     """
 
     def __init__(
@@ -69,29 +70,30 @@ class PullLoop:
         broker: Broker,
         stream: str,
         consumer: str,
-        room: Callable[[], int],
-        take: Callable[[Delivery], None],
+        free_capacity: Callable[[], int],
+        on_delivery: Callable[[Delivery], None],
         declare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._broker, self._stream, self._consumer = broker, stream, consumer
         self._declare = declare
-        self._free_capacity, self._on_delivery = room, take
+        self._free_capacity, self._on_delivery = free_capacity, on_delivery
         self._wakeup = asyncio.Event()
-        self._pull_ended = asyncio.Event()  # the outstanding pull is
+        self._pull_ended = asyncio.Event()  # of the outstanding pull
         self._pull_number = 0
-        self._outstanding = 0
+        self._outstanding = 0  # messages that the outstanding pull may still bring
         self._last_heard_at = 0.0
         self._is_refused = self._is_lost = False
 
     def wake(self) -> None:
+        """Ask for the free capacity again: it may have grown."""
         self._wakeup.set()
 
     def withdraw(self) -> None:
-        """Give up the outstanding pull: there is no room for what it asked for."""
+        """Give up the outstanding pull: there is no longer room for what it asked for."""
         self._mark_lost()
 
     async def run(self) -> None:
-        """Pull until cancelled; what is on its way then is still taken."""
+        """Pull until cancelled; messages that are on their way then are still delivered."""
         self._broker.on_reconnect.append(self._mark_lost)
         try:
             while True:
@@ -104,15 +106,15 @@ class PullLoop:
             self._broker.on_reconnect.remove(self._mark_lost)
 
     async def _run_until_lost(self) -> None:
-        """Pull on a new inbox: what the broker still sends for a lost pull has no address then."""
+        """Pull until the pull is lost, on a new inbox: messages of earlier pulls arrive nowhere."""
         self._is_lost = False
         inbox = self._broker.client.new_inbox()
-        subscribed = await self._broker.subscribe(f"{inbox}.*", self._on_message)
+        subscription = await self._broker.subscribe(f"{inbox}.*", self._on_message)
         try:
             while not self._is_lost:
                 await self._pull_or_wait(inbox)
         finally:
-            await subscribed.drain()
+            await subscription.drain()
 
     async def _pull_or_wait(self, inbox: str) -> None:
         wanted = self._free_capacity()
@@ -169,23 +171,24 @@ class PullLoop:
         self._on_delivery(to_delivery(self._broker, msg))
 
     def _on_status(self, subject: str, status: str) -> None:
-        """A status ends its pull, unless it is a heartbeat; earlier pulls mean nothing now."""
+        """End the pull that a status belongs to; heartbeats and statuses of older pulls do not."""
         if status == _HEARTBEAT or subject.rpartition(".")[2] != str(self._pull_number):
             return
-        # anything else: a leader is being elected, or there is no such consumer just now
+        # any other status: a leader is being elected, or the consumer does not exist at the moment
         self._is_refused = status not in (_NO_MESSAGES, _EXPIRED)
         self._pull_ended.set()
 
 
 async def pull_one(broker: Broker, stream: str, consumer: str) -> Delivery | None:
-    """The next message that a consumer has for anybody who asks; None if there is none now.
+    """Pull one message from a consumer; None if it has none at the moment.
 
-    Raises `BrokerUnavailable` when nobody answers: there may be no such consumer.
+    Raises `BrokerUnavailable` when no answer comes: the consumer may not exist.
     """
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     query = orjson.dumps({"batch": 1, "no_wait": True})
     try:
-        # by an inbox of its own: what is delivered bears the subject that it was stored under
+        # old_style uses an inbox for this request alone: a delivery keeps the subject that it was
+        # stored under, by which nats-py's shared inbox could not match it
         msg = await broker.client.request(subject, query, timeout=_ANSWER_SECONDS, old_style=True)
     except (NatsError, TimeoutError, OSError) as error:
         raise BrokerUnavailable(f"no answer from consumer {consumer}: {error!r}") from error
@@ -193,6 +196,7 @@ async def pull_one(broker: Broker, stream: str, consumer: str) -> Delivery | Non
 
 
 def to_delivery(broker: Broker, msg: Msg) -> Delivery:
-    """Read a JetStream delivery."""
-    delivered, seq = parse_ack_subject(msg.reply)
-    return Delivery(broker, msg.subject, msg.data, msg.headers or {}, seq, delivered, msg.reply)
+    """Make a `Delivery` of a JetStream message."""
+    num_delivered, seq = parse_ack_subject(msg.reply)
+    headers = msg.headers or {}
+    return Delivery(broker, msg.subject, msg.data, headers, seq, num_delivered, msg.reply)

@@ -1,4 +1,4 @@
-"""A connection to NATS that outlives frozen and closed servers, with all that is subscribed."""
+"""NATS connection that survives frozen and closed servers and keeps its subscriptions."""
 
 import asyncio
 import time
@@ -24,7 +24,10 @@ _RETRY_SECONDS = 0.25
 
 
 class ReconnectingClient:
-    """`open` it, then `run` it; `on_reconnect` and `on_disconnect` are called each time."""
+    """NATS connection that reconnects: `open` it, then `run` it in a task until `close`.
+
+    The callbacks in `on_reconnect` and `on_disconnect` are called at each reconnect and disconnect.
+    """
 
     def __init__(self, url: str, name: str) -> None:
         self.url, self.name = url, name
@@ -38,15 +41,16 @@ class ReconnectingClient:
 
     @property
     def client(self) -> PatchedNatsClient:
-        """nats-py's client of the moment; do not keep it."""
+        """nats-py's current client; do not keep it, a rebuild replaces it."""
         return self._client
 
     @property
     def is_connected(self) -> bool:
+        """True while there is a connection to a server, which may have frozen."""
         return self._client.is_connected
 
     async def is_responsive(self, seconds: float) -> bool:
-        """Whether a server answers in time."""
+        """Return whether the server answers a ping within `seconds`."""
         if not self.is_connected:
             return False
         try:
@@ -57,7 +61,10 @@ class ReconnectingClient:
         return True
 
     async def has_listener(self, subject: str, seconds: float) -> bool:
-        """False only if the server knows of nobody who listens; a silence says nothing."""
+        """Return False only if the server says that nobody listens on a subject.
+
+        True also when no answer comes within `seconds`.
+        """
         try:
             await self._client.request(subject, timeout=seconds)
         except nats.errors.NoRespondersError:
@@ -67,14 +74,17 @@ class ReconnectingClient:
         return True
 
     async def open(self, seconds: float = OPEN_SECONDS) -> None:
-        """Connect; raises `BrokerUnavailable` if no server answers."""
+        """Connect and subscribe again to all subscriptions.
+
+        Raises `BrokerUnavailable` if no server answers within `seconds`.
+        """
         client = PatchedNatsClient()
         try:
             async with asyncio.timeout(seconds):
                 await self._connect(client)
             self._client, self.connected_at = client, time.monotonic()
-            for subscribed in list(self._subscriptions):
-                await subscribed.resubscribe()
+            for subscription in list(self._subscriptions):
+                await subscription.resubscribe()
         except (OSError, nats.errors.Error, TimeoutError) as error:
             await client.close()
             raise BrokerUnavailable(f"no NATS server answers at {self.url}: {error!r}") from error
@@ -84,11 +94,11 @@ class ReconnectingClient:
         await client.connect(
             sample(servers, len(servers)),
             name=self.name,
-            dont_randomize=True,  # then the server that was lost comes last when reconnecting
+            dont_randomize=True,  # so that a reconnect tries the server that was lost last
             ping_interval=PING_SECONDS,
             max_outstanding_pings=3,
             max_reconnect_attempts=-1,
-            reconnect_time_wait=0.25,  # type: ignore[arg-type]  # slept as it is
+            reconnect_time_wait=0.25,  # type: ignore[arg-type]  # an int to nats-py, but only slept
             connect_timeout=2,
             allow_reconnect=True,
             reconnected_cb=self._on_reconnected,
@@ -98,7 +108,7 @@ class ReconnectingClient:
         )
 
     async def close(self) -> None:
-        """Flush and close, soon even when the server does not answer; idempotent."""
+        """Flush and close, within two seconds even if the server does not answer; idempotent."""
         self._is_closing = True
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -110,7 +120,7 @@ class ReconnectingClient:
             await self._client.abandon()
 
     async def run(self) -> None:
-        """Rebuild the client whenever it has closed for good; never ends."""
+        """Rebuild the client whenever nats-py has closed it for good; runs until cancelled."""
         while True:
             await self._rebuild_needed.wait()
             self._rebuild_needed.clear()
@@ -124,35 +134,38 @@ class ReconnectingClient:
     async def subscribe(self, subject: str, handler: MessageHandler) -> BrokerSubscription:
         """Call `handler` for each message until unsubscribed, over reconnects and rebuilt clients.
 
-        The server knows of it when this returns. Raises `BrokerUnavailable`.
+        The server has the subscription when this returns. Raises `BrokerUnavailable`.
         """
         return await self._start_subscription(subject, BrokerSubscription(self, subject, handler))
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> BrokerSubscription:
-        """`subscribe` for what comes most: bytes as they come, with nothing in between."""
+        """Do as `subscribe`, but call `handler` from the read loop with unparsed bytes.
+
+        For the most frequent messages.
+        """
         return await self._start_subscription(
-            subject, BrokerSubscription(self, subject, direct=handler)
+            subject, BrokerSubscription(self, subject, raw_handler=handler)
         )
 
     async def _start_subscription(
-        self, subject: str, subscribed: BrokerSubscription
+        self, subject: str, subscription: BrokerSubscription
     ) -> BrokerSubscription:
-        self._subscriptions.append(subscribed)
+        self._subscriptions.append(subscription)
         try:
-            await subscribed.resubscribe()
+            await subscription.resubscribe()
             await self._client.flush(_FLUSH_SECONDS)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            await subscribed.unsubscribe()
+            await subscription.unsubscribe()
             raise BrokerUnavailable(f"not subscribed to {subject}: {error!r}") from error
         except asyncio.CancelledError:
-            await subscribed.unsubscribe()
+            await subscription.unsubscribe()
             raise
-        return subscribed
+        return subscription
 
-    def remove_subscription(self, subscribed: BrokerSubscription) -> None:
-        """Do not renew it again. Idempotent."""
-        if subscribed in self._subscriptions:
-            self._subscriptions.remove(subscribed)
+    def remove_subscription(self, subscription: BrokerSubscription) -> None:
+        """Stop resubscribing it after reconnects. Idempotent."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
 
     async def _on_reconnected(self) -> None:
         log.info("nats_reconnected", server=self.url)
@@ -174,6 +187,6 @@ class ReconnectingClient:
         log.warning("nats_error", error=repr(error))
 
     async def _rebuild(self) -> None:
-        """nats-py gave up, as after a protocol error: start anew with what was subscribed."""
+        """Connect with a new client, since nats-py gave up, as after a protocol error."""
         await self.open()
         await self._on_reconnected()

@@ -1,4 +1,4 @@
-"""What the broker answers to a store or a read, and who waits for it."""
+"""Responses of the broker to stores, reads and clock samples: parsed into values or errors."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -15,14 +15,14 @@ from streams.errors import BrokerUnavailable, MillstreamError
 
 T = TypeVar("T")
 
-# The second one in a cluster, where another message of the subject is still on its way.
+# The second one comes in a cluster, while another message of the subject is being replicated.
 CAS_ERROR_CODES = frozenset({10071, 10164})
-_IN_PROCESS = 10158  # in a cluster, a message with this id
+_IN_PROCESS = 10158  # in a cluster, while a message with the same id is being replicated
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
 
 
 class StoreRefused(MillstreamError):
-    """The broker answered and said no; `error_code` is JetStream's, `description` its reason."""
+    """The broker refused to store; `error_code` is JetStream's, `description` its reason."""
 
     code = "overloaded"
 
@@ -32,16 +32,17 @@ class StoreRefused(MillstreamError):
 
     @property
     def is_conflict(self) -> bool:
-        """True when the subject's last sequence was not the expected one."""
+        """True if the subject's last sequence was not the expected one (compare-and-set)."""
         return self.error_code in CAS_ERROR_CODES
 
 
 @dataclass(frozen=True, slots=True)
 class PubAck:
-    """Where a message was stored; `duplicate` means an earlier message with its id already was.
+    """Confirmation that a message is stored: its sequence in the stream.
 
-    `total` is the counter's new value where the message was an increment (ADR-49). `repeated`: it
-    was sent before without an answer, so that it may be a duplicate of itself.
+    `duplicate`: an earlier message with its id is stored, and `seq` is that one's. `total` is the
+    counter's new value where the message was an increment (ADR-49). `repeated`: it was sent before
+    without an answer, so that it may be a duplicate of itself.
     """
 
     seq: int
@@ -62,16 +63,17 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessagePage:
-    """Messages read back, and how many more match behind them."""
+    """Messages read back in order, and how many more match behind them (`remaining`)."""
 
     messages: list[StoredMessage]
     remaining: int
 
 
 class PendingResponse(ABC, Generic[T]):
-    """One awaited answer; `take` gets its messages, `future` its value or an error of ours.
+    """A response that a caller waits for.
 
-    What may be asked again while it does not come is asked by `ask`.
+    `receive` gets its messages; `future` gets its value or an error of ours. `resend`, if set, asks
+    the question again and is used while no response comes.
     """
 
     def __init__(self) -> None:
@@ -80,13 +82,13 @@ class PendingResponse(ABC, Generic[T]):
         self.repeated = False
 
     def repeat(self) -> None:
-        """Ask again, if that may be done and the answer has not come."""
+        """Ask the question again, if it may be repeated and the response has not come."""
         if self.resend and not self.future.done():
             self.repeated = True
             self.resend()
 
     def receive(self, data: bytes, headers: bytes) -> None:
-        """One message: its payload and its header block."""
+        """Parse one message, payload and header block; it may complete the response."""
         if self.future.done():
             return
         try:
@@ -100,26 +102,29 @@ class PendingResponse(ABC, Generic[T]):
                 self.future.set_result(value)
 
     def fail(self, error: MillstreamError) -> None:
-        """It will not come. Idempotent."""
+        """End the response with an error, unless it is complete. Idempotent."""
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # asyncio would complain if its asker has given up by now
+            self.future.exception()  # asyncio would complain if the caller has given up by now
 
     def close(self) -> None:
-        """Its asker has the outcome. An error holds its frames, and these this answer: a cycle."""
+        """Drop the future once the caller has the outcome.
+
+        An error holds its frames, and these hold this object: keeping it would make a cycle.
+        """
         del self.future
 
     @abstractmethod
     def _parse(self, data: bytes, headers: Mapping[str, str]) -> T | None:
-        """The value, or None while more messages must come."""
+        """Return the value, or None while more messages must come; raises an error of ours."""
 
 
 class PendingPubAck(PendingResponse[PubAck]):
-    """The answer to a store: one message."""
+    """Response to a store: one message, parsed into a `PubAck`."""
 
     def _parse(self, data: bytes, headers: Mapping[str, str]) -> PubAck:
         if status := headers.get("Status"):  # 503: no stream's leader listens
-            raise BrokerUnavailable(f"no stream takes this subject just now ({status})")
+            raise BrokerUnavailable(f"no stream accepts this subject at the moment ({status})")
         answer = orjson.loads(data)
         if error := answer.get("error"):
             code, description = error.get("err_code", 0), error.get("description", "")
@@ -132,23 +137,22 @@ class PendingPubAck(PendingResponse[PubAck]):
 
 
 class PendingClockSample(PendingResponse[ClockSample]):
-    """The answer to a question about a stream, to which the broker adds what time it was."""
+    """Response to a question about a stream, in which the broker also gives its time (`ts`)."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sent_at = ticks()
 
     def _parse(self, data: bytes, headers: Mapping[str, str]) -> ClockSample:
-        answered, answer = ticks(), orjson.loads(data or b"{}")
-        if "ts" not in answer:  # there is no such stream yet, or no leader of it
-            raise BrokerUnavailable(f"the time is not told: {answer or dict(headers)}")
-        return ClockSample(
-            self._sent_at, answered, datetime.fromisoformat(answer["ts"]).timestamp()
-        )
+        received_at, answer = ticks(), orjson.loads(data or b"{}")
+        if "ts" not in answer:  # the stream does not exist yet, or has no leader
+            raise BrokerUnavailable(f"the answer has no time: {answer or dict(headers)}")
+        server_time = datetime.fromisoformat(answer["ts"]).timestamp()
+        return ClockSample(self._sent_at, received_at, server_time)
 
 
 class PendingRead(PendingResponse[MessagePage]):
-    """The answer to a direct get (ADR-31): one message, or with `batched` many and an end."""
+    """Response to a direct get (ADR-31): one message, or with `batched` many and an end marker."""
 
     def __init__(self, batched: bool) -> None:
         super().__init__()
@@ -160,7 +164,7 @@ class PendingRead(PendingResponse[MessagePage]):
         if status in (_END_OF_BATCH, _NOT_FOUND):
             return MessagePage(self._found, int(headers.get("Nats-Num-Pending", "0")))
         if status is not None:
-            raise BrokerUnavailable(f"not read: status {status}")
+            raise BrokerUnavailable(f"the read failed: status {status}")
         self._found.append(_parse_stored_message(headers, data))
         return None if self._batched else MessagePage(self._found, 0)
 

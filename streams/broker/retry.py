@@ -1,4 +1,4 @@
-"""How long to wait: for a broker that does not answer, for tasks that do not end."""
+"""Retries and timeouts: for a broker that does not answer, and for tasks that do not end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -16,7 +16,7 @@ PAUSE_SECONDS = 0.25
 
 @asynccontextmanager
 async def broker_timeout(seconds: float) -> AsyncIterator[None]:
-    """Raises `BrokerUnavailable` when what is inside takes longer, however many steps it has."""
+    """Raise `BrokerUnavailable` if the code inside takes longer than `seconds` altogether."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -25,25 +25,28 @@ async def broker_timeout(seconds: float) -> AsyncIterator[None]:
 
 
 async def retry_forever(act: Callable[[], Awaitable[T]]) -> T:
-    """What `act` returns, asked again and again while it raises `BrokerUnavailable`."""
-    told = ""
+    """Call `act` until it does not raise `BrokerUnavailable`; returns its result.
+
+    Pauses `PAUSE_SECONDS` between calls and logs each new reason.
+    """
+    logged = ""
     while True:
         try:
             return await act()
         except BrokerUnavailable as error:
-            if str(error) != told:
-                told = str(error)
-                log.warning("broker_retry", reason=told)
+            if str(error) != logged:
+                logged = str(error)
+                log.warning("broker_retry", reason=logged)
             await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def retry_for(seconds: float, act: Callable[[], Awaitable[T]]) -> T:
-    """`persistently`, but raises `BrokerUnavailable` after so long."""
+    """Do as `retry_forever`, but raise `BrokerUnavailable` after `seconds`."""
     async with broker_timeout(seconds):
         return await retry_forever(act)
 
 
 async def wait_for_tasks(tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
-    """Wait until all have ended, however that was, or so long."""
+    """Wait until all tasks have ended, by whatever outcome, for at most `seconds`."""
     if waiting := set(tasks):
         await asyncio.wait(waiting, timeout=seconds)

@@ -1,4 +1,4 @@
-"""A subscription that outlives the client that carries it."""
+"""Subscription that survives the nats-py client it was made with."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,30 +19,37 @@ _DRAIN_SECONDS = 1.0
 
 
 class SubscriptionOwner(Protocol):
-    """Whoever has a client of the moment, and renews subscriptions when it changes."""
+    """A connection with a current client, which resubscribes when that client is replaced."""
 
     @property
-    def client(self) -> PatchedNatsClient: ...
+    def client(self) -> PatchedNatsClient:
+        """The current client."""
+        ...
 
-    def remove_subscription(self, subscribed: "BrokerSubscription") -> None: ...
+    def remove_subscription(self, subscription: "BrokerSubscription") -> None:
+        """Stop resubscribing it. Idempotent."""
+        ...
 
 
 class BrokerSubscription:
-    """A subscription of a `Broker`, whichever client carries it at the moment."""
+    """Subscription of a `Broker`, over all its clients.
+
+    `handler` gets nats-py's messages; `raw_handler`, if given, gets unparsed bytes instead.
+    """
 
     def __init__(
         self,
         broker: SubscriptionOwner,
         subject: str,
         handler: MessageHandler | None = None,
-        direct: RawHandler | None = None,
+        raw_handler: RawHandler | None = None,
     ) -> None:
         self._broker, self._subject = broker, subject
-        self._handler, self._raw_handler = handler, direct
+        self._handler, self._raw_handler = handler, raw_handler
         self._subscription: Subscription | None = None
 
     async def resubscribe(self) -> None:
-        """Subscribe at the broker's current client; raises what nats-py raises."""
+        """Subscribe with the broker's current client; raises what nats-py raises."""
         client = self._broker.client
         if self._raw_handler:
             self._subscription = await client.subscribe_raw(self._subject, self._raw_handler)
@@ -55,21 +62,24 @@ class BrokerSubscription:
         )
 
     async def unsubscribe(self) -> None:
-        """No more messages; idempotent."""
+        """End the subscription: no more messages are handled. Idempotent."""
         if subscription := self._detach():
             try:
                 await subscription.unsubscribe()
             except nats.errors.Error:
-                return  # its client has closed, and has forgotten it
+                return  # its client has closed, and the subscription with it
 
     async def drain(self) -> None:
-        """No more messages, once the handler has had those that are on their way. Idempotent."""
+        """End the subscription after the messages on their way were handled. Idempotent.
+
+        Waits for them one second at most.
+        """
         if subscription := self._detach():
             try:
                 async with asyncio.timeout(_DRAIN_SECONDS):
                     await subscription.drain()  # type: ignore[no-untyped-call]
             except (nats.errors.Error, TimeoutError):
-                return  # there is nothing to wait for: its client has closed, or hears nothing
+                return  # nothing to wait for: its client has closed, or the server is silent
 
     def _detach(self) -> Subscription | None:
         self._broker.remove_subscription(self)

@@ -1,8 +1,9 @@
-"""Leadership by a lease in a KV bucket: one holder at a time, lost by silence.
+"""Leadership by a lease in a KV bucket: one holder at a time, who loses it unless it is renewed.
 
-The bucket's age limit removes a lease that is not renewed, so a standby takes over within the lease
-and one retry. A holder stops believing in its lease before the broker does. Of several candidates
-the one that the lease is meant for asks; another one that holds it gives it up.
+The bucket's age limit removes a lease that is not renewed, so a standby takes over within the
+lease's time and one retry. A holder stops relying on its lease before the broker removes it. Of
+several candidates only the one that the lease is meant for (`is_wanted`) asks for it; another
+candidate that holds it gives it up.
 """
 
 import asyncio
@@ -27,13 +28,14 @@ from streams.topology import Scale
 
 log = structlog.get_logger()
 
-_TRUSTED_SHARE = 0.8  # of the lease
+_TRUSTED_SHARE = 0.8  # of the lease's time, for which its holder relies on it
 
 
 class Lease:
-    """One named lease as one candidate sees it; `run` keeps trying to get and keep it.
+    """A named lease as one candidate sees it; `run` keeps trying to get and keep it.
 
-    It is asked for only while it is `wanted`; `wake` when that has changed.
+    The candidate asks for it only while `is_wanted()`; call `wake` when that has changed. `gained`
+    is set while the lease is held.
     """
 
     def __init__(
@@ -43,9 +45,9 @@ class Lease:
         holder: str,
         seconds: float,
         scale: Scale,
-        wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.is_wanted = wanted
+        self.is_wanted = is_wanted
         self._broker, self._seconds = broker, seconds
         self._bucket = LeaseBucket(broker, seconds, scale)
         self._key = subjects.escape(name)
@@ -53,7 +55,7 @@ class Lease:
         self._holder_mark = f"{holder}.{secrets.token_hex(8)}".encode()
         self._revision = 0
         self._held_until = 0.0
-        self._wakeups = asyncio.Event(), asyncio.Event()  # of `run` and of `lost`
+        self._wakeups = asyncio.Event(), asyncio.Event()  # of `run` and of `wait_until_lost`
         self.gained = asyncio.Event()
 
     @property
@@ -62,18 +64,18 @@ class Lease:
         return time.monotonic() < self._held_until
 
     def wake(self) -> None:
-        """Whether it is wanted may have changed."""
-        for stir in self._wakeups:
-            stir.set()
+        """Check again whether the lease is wanted: that may have changed."""
+        for wakeup in self._wakeups:
+            wakeup.set()
 
     async def run(self) -> None:
-        """Acquire and renew until cancelled; sets `gained` whenever it becomes ours."""
+        """Acquire and renew until cancelled; sets `gained` whenever the lease becomes ours."""
         while True:
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             if self.is_wanted() and await self._try_acquire():
                 if not self.gained.is_set():
                     log.info("lease_gained", lease=self._key)
-                self._held_until = asked + self._seconds * _TRUSTED_SHARE
+                self._held_until = asked_at + self._seconds * _TRUSTED_SHARE
                 self.gained.set()
             elif not self.is_held:
                 self.gained.clear()
@@ -87,7 +89,7 @@ class Lease:
         log.warning("lease_given_up" if self.is_held else "lease_lost", lease=self._key)
 
     async def release(self) -> None:
-        """Give it up at once, so that a standby need not wait; silence does the same, later."""
+        """Give the lease up at once, so that a standby need not wait until it expires."""
         if not self.is_held:
             return
         self._held_until = 0.0
@@ -106,7 +108,10 @@ class Lease:
             return False
 
     async def _acquire(self) -> bool:
-        """Write our mark behind what we know; after a lost race, see whether it is ours already."""
+        """Write our mark by compare-and-set on the last revision we know.
+
+        After a lost race, acquire the lease if it is free or ours already.
+        """
         try:
             self._revision = await self._write(self._holder_mark, self._revision, {})
         except StoreRefused as refusal:
@@ -124,7 +129,7 @@ class Lease:
             return False
         try:
             self._revision = await self._write(self._holder_mark, last.seq if last else 0, {})
-        except StoreRefused:  # somebody was faster
+        except StoreRefused:  # another candidate was faster
             return False
         return True
 
@@ -133,10 +138,10 @@ class Lease:
         return (await self._broker.store(self._subject, value, expecting, repeats=True)).seq
 
 
-async def _wait_for_wakeup(stir: asyncio.Event, seconds: float) -> None:
+async def _wait_for_wakeup(wakeup: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(max(0.01, seconds)):
-            await stir.wait()
+            await wakeup.wait()
     except TimeoutError:
         return
-    stir.clear()
+    wakeup.clear()

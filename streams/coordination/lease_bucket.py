@@ -1,4 +1,4 @@
-"""The KV bucket of leases and members (ADR-8): in memory, values live for one lease."""
+"""KV bucket of leases and memberships (ADR-8): in memory, each value lives for one lease."""
 
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
@@ -8,19 +8,25 @@ from streams.topology import Scale
 
 BUCKET_NAME = "leases"
 STREAM = f"KV_{BUCKET_NAME}"
-RENEWALS_PER_LEASE = 5  # of a value, in one lease
+RENEWALS_PER_LEASE = 5  # how often a value is renewed within its lifetime
 DELETE_HEADERS = {"KV-Operation": "DEL"}
 
 
 class LeaseBucket:
-    """Declared once; again after `doubt`, since a broker that restarts has forgotten it."""
+    """Declares the bucket once, and again after `mark_undeclared`.
+
+    A broker that restarts has lost the bucket, which is in its memory.
+    """
 
     def __init__(self, broker: Broker, seconds: float, scale: Scale) -> None:
         self._broker, self._seconds, self._scale = broker, seconds, scale
         self._declared = False
 
     async def declare(self) -> None:
-        """Idempotent. Raises what `declaration.declare_stream` raises."""
+        """Create the bucket unless it is known to exist. Idempotent.
+
+        Raises what `declaration.declare_stream` raises.
+        """
         if not self._declared:
             await declaration.declare_stream(
                 self._broker, _stream_config(self._seconds), self._scale
@@ -28,12 +34,12 @@ class LeaseBucket:
             self._declared = True
 
     def mark_undeclared(self) -> None:
-        """The broker did not answer as it should."""
+        """Note that the bucket may be gone: the next `declare` asks the broker again."""
         self._declared = False
 
 
 def key_subject(*tokens: str) -> str:
-    """Where a value is kept; `*` stands for any token."""
+    """Return the subject of a key, given by its tokens; a token may be a wildcard."""
     return ".".join(["$KV", BUCKET_NAME, *tokens])
 
 

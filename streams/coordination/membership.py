@@ -1,8 +1,9 @@
-"""Who is there: each member of a group renews a mark in the bucket of the leases.
+"""Membership of a group: each live process renews a mark in the bucket of the leases.
 
-The bucket's age limit removes the mark of a member that is silent for one lease, so the members and
-the leases of one that died go at the same time. When the broker was silent for so long, no mark is
-left of anybody: then who was there has one more lease to say so.
+The bucket's age limit removes the mark of a member that is silent for one lease, so the membership
+and the leases of a process that died go at the same time. When the broker was unreachable for so
+long, no member's mark is left: then the earlier members are presumed alive for one more lease, in
+which they can renew their marks.
 """
 
 import asyncio
@@ -27,10 +28,11 @@ log = structlog.get_logger()
 
 
 class Membership:
-    """One group as one of its members sees it; `run` keeps it up to date.
+    """A group as one of its members sees it; `run` keeps it up to date.
 
-    `members` is empty until the broker has answered, and stays as it was while it does not; from
-    then on we are always among them.
+    `members` is empty until the broker has answered first; from then on it always contains this
+    member, and it stays unchanged while the broker does not answer. `on_change` is called after
+    each change.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Membership:
         self.on_change: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
-        """Renew our mark and look for others' until cancelled."""
+        """Renew our mark and read those of the others until cancelled."""
         while True:
             try:
                 await self._bucket.declare()
@@ -56,7 +58,7 @@ class Membership:
             await asyncio.sleep(self._seconds / RENEWALS_PER_LEASE)
 
     async def leave(self) -> None:
-        """Be gone at once; silence does the same, later."""
+        """Delete our mark, so that the others need not wait until it expires."""
         try:
             await self._write_mark(DELETE_HEADERS)
         except (BrokerUnavailable, StoreRefused) as error:
@@ -74,7 +76,7 @@ class Membership:
             self.on_change()
 
     def _presumed_members(self) -> frozenset[str]:
-        """Who was there before the broker fell silent, and has not had the time to come back."""
+        """Return the members from before an outage of the broker, for one lease after its end."""
         now = time.monotonic()
         if now - self._last_read_at > self._seconds:
             self._presumes_until = now + self._seconds

@@ -1,8 +1,8 @@
-"""What became of a request's attempts: for the next one, and for an operator.
+"""Attempt history: how earlier attempts at a request went, for the next attempt and the operator.
 
-The token log tells who has claimed it, and clients see that. Here a worker notes how its attempt
-went if that did not end the request; no client reads it. Who has claimed and noted nothing has died
-with its process, or was cut off.
+The token log says which workers have claimed it, and clients see that. Here a worker stores a note
+of how its attempt went if that did not end the request; no client reads notes. A worker that has
+claimed the log without a note has died, or was cut off from the broker.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,19 +17,19 @@ from streams.subjects import LogAddress
 
 MAX_FAILURES = 3  # attempts that may fail before a request is given up
 SILENT = "the worker fell silent"
-_MOST_CHARACTERS = 500  # of an error
-_NOTE_SECONDS = 2.5  # for a note to be stored; without it a failure counts as silence
+_MAX_ERROR_CHARACTERS = 500
+_NOTE_SECONDS = 2.5  # timeout for storing a note; without one, the attempt counts as silent
 
-# `trial`: it starts alone from here on; `passed`: no longer; the others end an attempt.
+# `trial`: from here on the request runs alone; `passed`: no longer; the others end an attempt.
 NoteKind = Literal["trial", "passed", "released", "failed", "broke"]
 
 
 class FaultScope(StrEnum):
-    """What an attempt that did not end its request says about the request."""
+    """Degree to which a failed attempt is blamed on its request."""
 
-    NONE = "none"  # handed on: a drain, a hand-over, another's fault
-    SHARED = "shared"  # its engine or its process failed while it ran there beside others
-    OWN = "own"  # nothing else can have been the reason
+    NONE = "none"  # not at all: a drain, a hand-over, the fault of another request
+    SHARED = "shared"  # perhaps: the engine or process failed while other requests ran in it, too
+    OWN = "own"  # for certain: nothing else can have been the reason
 
 
 _FAULTS = {"released": FaultScope.NONE, "failed": FaultScope.SHARED, "broke": FaultScope.OWN}
@@ -37,7 +37,7 @@ _FAULTS = {"released": FaultScope.NONE, "failed": FaultScope.SHARED, "broke": Fa
 
 @dataclass(frozen=True)
 class AttemptNote:
-    """What a worker says of one of its attempts; `at` is epoch ms."""
+    """A worker's note of how one of its attempts went; `at` is epoch milliseconds."""
 
     attempt: int
     worker: str
@@ -48,7 +48,10 @@ class AttemptNote:
 
 @dataclass(frozen=True)
 class PastAttempt:
-    """One attempt that did not end its request; `at` (epoch ms) is 0 when it fell silent."""
+    """An attempt that did not end its request.
+
+    `at` is epoch milliseconds, 0 if the worker fell silent.
+    """
 
     attempt: int
     worker: str
@@ -59,48 +62,59 @@ class PastAttempt:
 
 @dataclass(frozen=True)
 class AttemptHistory:
-    """All earlier attempts at a request, the first one first."""
+    """All earlier attempts at a request, in order."""
 
     attempts: tuple[PastAttempt, ...] = ()
 
     @property
     def failures(self) -> list[PastAttempt]:
+        """The attempts for which the request may be to blame."""
         return [each for each in self.attempts if each.fault is not FaultScope.NONE]
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the next failure would be the last: it has to start alone, to be told apart."""
+        """True if one more failure would be the last that is allowed.
+
+        The next attempt has to run alone then, so that a failure is certainly the request's own.
+        """
         return len(self.failures) >= MAX_FAILURES - 1
 
     @property
     def is_poison(self) -> bool:
-        """It has failed often enough, and at last by its own fault for certain."""
+        """True after `MAX_FAILURES` failures, the last certainly by the request's own fault."""
         failures = self.failures
         return len(failures) >= MAX_FAILURES and failures[-1].fault is FaultScope.OWN
 
     @property
     def is_poison_unconfirmed(self) -> bool:
-        """It is guilty by a silence: the worker may live, cut off for a moment, and say so late."""
+        """True if the request is poison only because the last worker fell silent.
+
+        That worker may be alive, cut off for a moment, and store its note late.
+        """
         return self.is_poison and self.failures[-1].at == 0
 
     def with_attempt(self, last: PastAttempt) -> "AttemptHistory":
+        """Return a copy with one more attempt at its end."""
         return AttemptHistory((*self.attempts, last))
 
     def pack(self) -> list[dict[str, Any]]:
-        """Plain data, as a dead letter holds it."""
+        """Return the attempts as plain maps, as a dead letter holds them."""
         return [asdict(each) for each in self.attempts]
 
 
 def unpack(packed: Iterable[Mapping[str, Any]]) -> AttemptHistory:
-    """What `AttemptHistory.pack` has made."""
-    tries = (messages.from_wire(PastAttempt, each) for each in packed)
+    """Rebuild the history that `AttemptHistory.pack` has packed."""
+    attempts = (messages.from_wire(PastAttempt, each) for each in packed)
     return AttemptHistory(
-        tuple(PastAttempt(**{**vars(each), "fault": FaultScope(each.fault)}) for each in tries)
+        tuple(PastAttempt(**{**vars(each), "fault": FaultScope(each.fault)}) for each in attempts)
     )
 
 
 def build_history(log: LogContents, notes: Sequence[AttemptNote]) -> AttemptHistory:
-    """The attempts that a log knows of, as the notes explain them."""
+    """Return the attempts that have claimed a token log, with their faults according to the notes.
+
+    An attempt without a note of its end counts as silent: `OWN` if it ran alone, else `SHARED`.
+    """
     starts = (record for record in log.records if record["type"] == "started")
     return AttemptHistory(
         tuple(_past_attempt(start["attempt"], start["worker"], notes) for start in starts)
@@ -117,7 +131,10 @@ def _past_attempt(attempt: int, worker: str, notes: Sequence[AttemptNote]) -> Pa
 
 
 async def read_history(broker: Broker, address: LogAddress, log: LogContents) -> AttemptHistory:
-    """The history of a request whose log was read. Raises `BrokerUnavailable`."""
+    """Read the notes of a request and return its history; `log` is what its token log holds.
+
+    Raises `BrokerUnavailable`.
+    """
     if not log.attempts:
         return AttemptHistory()
     subject = subjects.attempts(address.tenant, address.request_id)
@@ -126,12 +143,12 @@ async def read_history(broker: Broker, address: LogAddress, log: LogContents) ->
     return build_history(log, notes)
 
 
-async def store_note(broker: Broker, address: LogAddress, said: AttemptNote) -> None:
-    """Store a note. Raises `BrokerUnavailable` or `StoreRefused`."""
+async def store_note(broker: Broker, address: LogAddress, note: AttemptNote) -> None:
+    """Store a note of an attempt. Raises `BrokerUnavailable` or `StoreRefused`."""
     subject = subjects.attempts(address.tenant, address.request_id)
-    await broker.store_retrying(subject, messages.pack(said), {}, _NOTE_SECONDS)
+    await broker.store_retrying(subject, messages.pack(note), {}, _NOTE_SECONDS)
 
 
 def make_note(attempt: int, worker: str, kind: NoteKind, at: int, error: str = "") -> AttemptNote:
-    """A note of what was at `at`, in epoch ms."""
-    return AttemptNote(attempt, worker, kind, at, error[:_MOST_CHARACTERS])
+    """Make a note with its error cut to 500 characters; `at` is epoch milliseconds."""
+    return AttemptNote(attempt, worker, kind, at, error[:_MAX_ERROR_CHARACTERS])

@@ -1,6 +1,7 @@
-"""Dead letters: work that nobody could finish, kept for the operator.
+"""Dead letters: work that nobody could finish, stored for the operator.
 
-A letter is the work as it was, under `infer.dead.<tenant>.<model>`, with headers about its end.
+A dead letter is the work message as it was, under `infer.dead.<tenant>.<model>`, with headers that
+say how it ended.
 """
 
 import json
@@ -21,7 +22,7 @@ from streams.subjects import Priority
 
 log = structlog.get_logger()
 
-UNKNOWN = "unknown"  # the tenant of work whose headers say nothing
+UNKNOWN = "unknown"  # the tenant of work whose headers cannot be read
 EXHAUSTED, MALFORMED = "attempts_exhausted", "malformed"
 REPLAY_OF = "Replay-Of"  # on a replayed request and its work: the dead letter that it came from
 _REASON, _ENDED, _TRIES = "Reason", "Ended", "Tries"
@@ -41,29 +42,38 @@ class WorkMessage(Protocol):
 
 
 async def store_dead_letter(
-    broker: Broker, work: WorkMessage, envelope: Envelope | None, reason: str, tried: AttemptHistory
+    broker: Broker,
+    work: WorkMessage,
+    envelope: Envelope | None,
+    reason: str,
+    history: AttemptHistory,
 ) -> None:
-    """Store a dead letter, once; the broker's own headers are left behind."""
+    """Store work as a dead letter, once: the request id deduplicates.
+
+    `envelope` is None for work whose headers cannot be read. The broker's own headers are left out,
+    and the payload, too, if with the added headers it would exceed the broker's limit. Raises
+    `StoreRefused` or `BrokerUnavailable`.
+    """
     pool = subjects.parse_work(work.subject)
-    kept = {k: v for k, v in work.headers.items() if not k.startswith("Nats-")}
-    headers = {PRIORITY: pool.priority.value} | kept
+    own_headers = {k: v for k, v in work.headers.items() if not k.startswith("Nats-")}
+    headers = {PRIORITY: pool.priority.value} | own_headers
     headers |= {
         MESSAGE_ID: envelope.request_id if envelope else f"{UNKNOWN}-{work.seq}",
         _REASON: reason,
         _ENDED: str(broker.clock.now_ms()),
-        _TRIES: json.dumps(tried.pack()),
+        _TRIES: json.dumps(history.pack()),
     }
     subject = subjects.dead(envelope.tenant if envelope else UNKNOWN, pool.model)
-    fits = (
-        len(work.data) + MAX_HEADER_BYTES <= broker.max_payload
-    )  # else the connection would close
+    # A larger message would make the server close the connection.
+    fits = len(work.data) + MAX_HEADER_BYTES <= broker.max_payload
     await broker.store_retrying(subject, work.data if fits else b"", headers, RETRY_TIMEOUT_SECONDS)
 
 
 async def dead_letter_malformed(broker: Broker, delivery: Delivery) -> None:
-    """Remove work that `envelope_of_work` cannot read, so that nobody can be told of its end.
+    """Remove work that `parse_work_envelope` cannot read; its client cannot be told of the end.
 
-    It is kept, where its subject at least is ours. Raises as `keep` does.
+    It is stored as a dead letter if at least its subject is one of ours. Raises as
+    `store_dead_letter`.
     """
     log.error("work_unreadable", subject=delivery.subject, seq=delivery.seq)
     if subjects.is_work(delivery.subject):
@@ -73,7 +83,10 @@ async def dead_letter_malformed(broker: Broker, delivery: Delivery) -> None:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One dead letter; `envelope` is None where the headers are not ours, `ended` is epoch ms."""
+    """A dead letter as read back from the stream DEAD.
+
+    `envelope` is None if its headers cannot be read; `ended` is epoch milliseconds.
+    """
 
     seq: int
     tenant: str
@@ -87,21 +100,22 @@ class DeadLetter:
 
     @property
     def name(self) -> str:
-        """The request's id, or what stands for it."""
+        """The request's id, or `unknown-<sequence>` if that cannot be read."""
         return self.envelope.request_id if self.envelope else f"{UNKNOWN}-{self.seq}"
 
     @property
     def priority(self) -> Priority:
-        """What its client asked for."""
+        """The priority that its client asked for."""
         return Priority(self.headers.get(PRIORITY, Priority.STANDARD))
 
     @property
     def replay_of(self) -> str:
-        """The dead letter that its request came from; empty if it was a client's own."""
+        """The name of the dead letter that its request replayed; empty if a client sent it."""
         return self.headers.get(REPLAY_OF, "")
 
     @classmethod
     def from_message(cls, message: StoredMessage) -> Self:
+        """Parse a message of the stream DEAD."""
         tenant, model = subjects.parse_dead(message.subject)
         headers = message.headers
         return cls(
@@ -120,13 +134,16 @@ class DeadLetter:
 async def read_dead_letters(
     broker: Broker, tenant: str | None = None, model: str | None = None
 ) -> list[DeadLetter]:
-    """The dead letters of one tenant and model, or of all, oldest first."""
+    """Read the dead letters of one tenant and model (None: of all), oldest first.
+
+    Raises `BrokerUnavailable`.
+    """
     subject = subjects.dead_of(tenant, model)
     return [DeadLetter.from_message(m) for m in await broker.read_subject(topology.DEAD, subject)]
 
 
 def parse_envelope(headers: Mapping[str, str]) -> Envelope | None:
-    """What the headers of work say; None when they are not ours."""
+    """Parse the headers of a request or its work; None if they are not ours."""
     try:
         return Envelope.from_headers(headers)
     except (KeyError, ValueError):
@@ -134,5 +151,5 @@ def parse_envelope(headers: Mapping[str, str]) -> Envelope | None:
 
 
 def parse_work_envelope(work: WorkMessage) -> Envelope | None:
-    """The same of a message of WORK, whose subject may not be ours either."""
+    """Parse the headers of a message of WORK; None if they, or its subject, are not ours."""
     return parse_envelope(work.headers) if subjects.is_work(work.subject) else None

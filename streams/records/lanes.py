@@ -1,8 +1,8 @@
-"""Entering a lane: the broker itself refuses a tenant's request once its lane is full.
+"""Lanes: queue a tenant's requests; the broker itself refuses a request once the lane is full.
 
 The stream bounds every lane by the highest limit of any tenant. For a tenant with a lower limit the
-lane is counted by the broker first, and the publish made conditional on nobody having entered it
-since (compare-and-set on the lane's last sequence): exact over any number of gateways.
+broker counts the lane first, and the publish succeeds only if no request was queued there since
+(compare-and-set on the lane's last sequence): exact over any number of gateways.
 """
 
 from nats.errors import Error as NatsError
@@ -19,10 +19,11 @@ _RETRY_SECONDS = 2.0
 async def enqueue(
     broker: Broker, lane: Lane, payload: bytes, headers: dict[str, str], seconds: float
 ) -> PubAck:
-    """Queue a request in a lane that the stream's own limit bounds.
+    """Queue a request in a lane that is bounded by the stream's own limit.
 
-    `headers` carry a message id, so that it is retried for `seconds` while the broker is silent.
-    Raises `LaneFull`, `Overloaded` (the stream's bytes are used up), `BrokerUnavailable`.
+    `headers` must have a message id, so that the publish can be repeated, for up to `seconds`,
+    while the broker does not answer. Raises `LaneFull`, `Overloaded` (the stream's bytes are used
+    up), `BrokerUnavailable`.
     """
     try:
         return await broker.store_retrying(subjects.request(lane), payload, headers, seconds)
@@ -33,33 +34,40 @@ async def enqueue(
 async def enqueue_below(
     broker: Broker, lane: Lane, payload: bytes, headers: dict[str, str], seconds: float, limit: int
 ) -> PubAck:
-    """`enter` for a tenant whose `limit` is lower than the stream's."""
+    """Do as `enqueue`, for a tenant whose `limit` is lower than the stream's."""
     while True:
         last = await _last_sequence(broker, lane)
         if await count_queued(broker, lane) >= limit:
             raise LaneFull(_full_message(lane, limit), _RETRY_SECONDS)
-        expecting = headers | {EXPECTED_LAST: str(last)}
+        conditional = headers | {EXPECTED_LAST: str(last)}
+        subject = subjects.request(lane)
         try:
-            return await broker.store_retrying(subjects.request(lane), payload, expecting, seconds)
+            return await broker.store_retrying(subject, payload, conditional, seconds)
         except StoreRefused as refusal:
             if not refusal.is_conflict:
                 raise _refusal_of(lane, refusal) from refusal
 
 
 async def count_queued(broker: Broker, lane: Lane) -> int:
-    """How many requests the broker holds in a lane."""
+    """Return how many requests the broker holds in a lane. Raises `BrokerUnavailable`."""
     subject = subjects.request(lane)
     return (await _count_by_subject(broker, topology.REQUESTS, subject)).get(subject, 0)
 
 
 async def list_queued_models(broker: Broker) -> set[str]:
-    """The models for which requests are queued, registered or not."""
+    """Return the models that have queued requests, registered or not.
+
+    Raises `BrokerUnavailable`.
+    """
     counts = await _count_by_subject(broker, topology.REQUESTS, subjects.ALL_REQUESTS)
     return {subjects.parse_lane(subject).model for subject in counts}
 
 
 async def list_models_of(broker: Broker, tenant: str) -> set[str]:
-    """The models for which a tenant has requests queued, or anybody has work."""
+    """Return the models for which a tenant has queued requests or any tenant has work.
+
+    Raises `BrokerUnavailable`.
+    """
     queued = await _count_by_subject(broker, topology.REQUESTS, subjects.requests_by(tenant))
     work = await _count_by_subject(broker, topology.WORK, subjects.ALL_WORK)
     return {subjects.parse_lane(subject).model for subject in queued} | {
@@ -68,7 +76,7 @@ async def list_models_of(broker: Broker, tenant: str) -> set[str]:
 
 
 async def _count_by_subject(broker: Broker, stream: str, subject: str) -> dict[str, int]:
-    """How many messages the broker holds on each subject that the filter `subject` matches."""
+    """Return the number of messages on each subject that matches the filter `subject`."""
     try:
         info = await broker.js.stream_info(stream, subjects_filter=subject)
     except (NatsError, TimeoutError) as error:

@@ -1,11 +1,11 @@
-"""The token log of one request: claimed by one attempt at a time, appended by compare-and-set.
+"""Token log of one request: claimed by one attempt at a time, appended by compare-and-set.
 
 Every append names the sequence of the log's last record. A paused worker that wakes up after
 another attempt has claimed the log therefore adds nothing: its append fails with `Fenced`.
 
-Logs are kept in the broker's memory. When it restarts alone they are gone; whoever still writes one
-then puts back all of its records, and the log goes on where it was. Whoever has ended one can do so
-too.
+Token logs are in the broker's memory. When a single server restarts they are gone; the worker that
+still writes a log then stores all of its records again, and the log goes on where it was. The
+worker that has finished a log can restore it in the same way (`FinishedLog`).
 """
 
 import asyncio
@@ -27,29 +27,34 @@ from streams.records import usage_counters
 from streams.records.token_log_cache import TokenLogCache
 from streams.subjects import LogAddress
 
-# A request outlives a broker's leader election (DESIGN §8.8: 4 to 6 s) and a restart.
+# Long enough for a request to survive a leader election of the broker (4 to 6 s) or a restart.
 RETRY_TIMEOUT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.25
 _NO_CLAIM: Mapping[str, str] = {}
 
 
 class Fenced(MillstreamError):
-    """Another attempt owns the log now, or it has ended: append and acknowledge nothing."""
+    """Raised when another attempt has claimed the log, or it has ended.
+
+    The caller must append and acknowledge nothing.
+    """
 
 
 @dataclass(frozen=True)
 class LogContents:
-    """What a log holds: `records` in order and the sequence of the last one (0: empty)."""
+    """The records of a token log in order, and the stream sequence of the last one (0: empty)."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
     last: int = 0
 
     @property
     def attempts(self) -> int:
+        """The number of the last attempt that has claimed the log; 0: none."""
         return max((r["attempt"] for r in self.records if r["type"] == "started"), default=0)
 
     @property
     def terminal(self) -> dict[str, Any] | None:
+        """The terminal, None while the log has none."""
         last = self.records[-1] if self.records else None
         return last if last and last["type"] in messages.TERMINAL_TYPES else None
 
@@ -60,23 +65,23 @@ class LogContents:
 
     @property
     def text(self) -> str:
-        """The text of these tokens that was released with them."""
+        """The text that was stored with these tokens."""
         return "".join(part.get("text", "") for part in self._output)
 
     @property
     def rows(self) -> int:
-        """How many vectors have been stored."""
+        """The number of result rows (vectors) stored."""
         return sum(part["count"] for part in self._output if part["type"] == "result")
 
     @property
     def generated_tokens(self) -> int:
-        """How many tokens there have been, of which the broker may have dropped the first."""
+        """The number of tokens generated so far, including any that the broker has dropped."""
         last = next((part for part in reversed(self._output) if part["type"] == "chunk"), None)
         return last["index"] + last["count"] if last else 0
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the broker has dropped the beginning: no attempt can go on behind that."""
+        """True if the broker has dropped the beginning, so that no attempt can continue the log."""
         ends = [0, *(part["index"] + part["count"] for part in self._output)]
         parts = zip(self._output, ends, strict=False)
         return any(part["index"] != end for part, end in parts)
@@ -87,16 +92,17 @@ class LogContents:
 
 
 def decode_contents(stored: list[StoredMessage]) -> LogContents:
+    """Decode all messages of one token log, given in order."""
     records = [messages.unpack(message.data) for message in stored]
     return LogContents(records, stored[-1].seq if stored else 0)
 
 
 class _LogLost(Exception):
-    """The log is empty, though we have written to it: the broker lost its memory."""
+    """The log is empty although this writer has appended to it: the broker lost its memory."""
 
 
 class TokenLog:
-    """One writer's hold on one request's log. Not for concurrent appends: one is in flight."""
+    """A writer's access to the token log of one request: claim, then append; not concurrently."""
 
     def __init__(self, broker: Broker, address: LogAddress, shards: int) -> None:
         self.address = address
@@ -107,7 +113,10 @@ class TokenLog:
         self.cache = TokenLogCache()  # the log as this writer knows it
 
     async def read(self) -> LogContents:
-        """Everything stored so far; the next append goes behind it."""
+        """Read everything stored so far; the next append goes behind it.
+
+        Raises `BrokerUnavailable`.
+        """
         stored = await self._broker.read_subject(self._stream, self.subject)
         self.cache = TokenLogCache()
         for message in stored:
@@ -117,12 +126,12 @@ class TokenLog:
         return found
 
     async def claim(self, model: str, version: str, worker: str) -> LogContents:
-        """Take the log for a new attempt and return what it held before.
+        """Claim the log for a new attempt and return what it held before.
 
         The claim itself is not in the result. Returns without claiming when the log has its
-        terminal. The first attempt needs no read: it expects an empty log. Of a log without its
-        beginning only the claim stays. Rides out a broker that does not answer, and raises, as
-        `append` does.
+        terminal. The first attempt needs no read: it expects an empty log. If the log's beginning
+        is lost (`is_truncated`), everything before the claim is deleted. Retries and raises as
+        `append`.
         """
         before = LogContents()
         claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
@@ -139,7 +148,10 @@ class TokenLog:
         return before
 
     async def check_not_fenced(self) -> None:
-        """Raises `Fenced` when another attempt has claimed it; `BrokerUnavailable` as well."""
+        """Raise `Fenced` if another attempt has claimed the log, or it has ended.
+
+        Raises `BrokerUnavailable`, too.
+        """
         query: dict[str, int | str] = {"next_by_subj": self.subject, "seq": self.last + 1}
         if await self._broker.read(self._stream, query):
             raise Fenced(f"the log {self.subject} has moved on")
@@ -150,15 +162,16 @@ class TokenLog:
         await retry_for(RETRY_TIMEOUT_SECONDS, purge)
 
     async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NO_CLAIM) -> None:
-        """Store one record behind the last one.
+        """Append one record behind the last one.
 
-        Rides out a broker that does not answer for `PATIENCE_SECONDS`, then raises
-        `BrokerUnavailable`. Raises `Fenced` when another writer was faster.
+        Retries for `RETRY_TIMEOUT_SECONDS` while the broker does not answer, then raises
+        `BrokerUnavailable`. Raises `Fenced` when another writer was faster. `claim` are the headers
+        of a claim.
         """
         await self.append_packed([messages.pack(record)], claim)
 
     def to_finished(self) -> "FinishedLog":
-        """What this writer knows of the log, which has its terminal."""
+        """Return this writer's copy of the log, which has its terminal, to restore it later."""
         return FinishedLog(
             self._broker, self.address, self._shards, messages.pack(self.cache.records)
         )
@@ -166,7 +179,11 @@ class TokenLog:
     async def append_packed(
         self, unsaved: list[bytes], claim: Mapping[str, str] = _NO_CLAIM
     ) -> None:
-        """`append` of packed records, one by one."""
+        """Append packed records one by one; retries and raises as `append`.
+
+        Removes each record from `unsaved` once it is stored. If the broker has lost the log, all
+        records that this writer knows are stored again first.
+        """
         deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
         while unsaved:
             try:
@@ -187,15 +204,17 @@ class TokenLog:
             self.last = stored.seq
         except StoreRefused as refusal:
             if not refusal.is_conflict:
-                raise BrokerUnavailable(f"the token log refuses: {refusal}") from refusal
+                raise BrokerUnavailable(f"the broker refuses to append: {refusal}") from refusal
             self.last = await self._resolve_conflict(payload, claim)
         self.cache.add(self.last, payload, is_claim=bool(claim))
 
     async def _resolve_conflict(self, payload: bytes, claim: Mapping[str, str]) -> int:
-        """After a lost race: the winner may be this very append, whose confirmation got lost.
+        """Return the sequence of our append if it is what caused the conflict.
 
-        Another attempt would have put its claim first, so equal bytes right behind `last` are ours.
-        What cannot be read yet is still on its way to this replica: then it is to be asked again.
+        The conflict may come from this very append, whose confirmation got lost. Another attempt
+        would have stored its claim first, so a single record with equal bytes behind `last` is
+        ours. Raises `Fenced` if another writer has appended, `_LogLost` if the log is gone, and
+        `BrokerUnavailable` if the conflicting record has not reached the replica that was read.
         """
         found = await self._broker.read_subject(self._stream, self.subject)
         behind = [message for message in found if message.seq > self.last]
@@ -205,21 +224,21 @@ class TokenLog:
         if self.cache.records and not found:
             raise _LogLost
         if not behind:
-            raise BrokerUnavailable(f"what is behind the log {self.subject} cannot be read yet")
+            raise BrokerUnavailable(f"the last record of {self.subject} cannot be read yet")
         raise Fenced(f"the log {self.subject} has moved on")
 
     async def finish(self, terminal: Mapping[str, Any], record: LedgerRecord) -> None:
-        """Store the terminal, then the ledger record; raises as `append` does."""
+        """Append the terminal, then write the ledger record; raises as `append`."""
         await self.append(terminal)
         await write_ledger_record(self._broker, record)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedLog:
-    """A log that nothing is appended to, for whoever misses it later.
+    """A token log after its terminal, kept in memory so that it can be restored.
 
-    Its records are one piece: kept for minutes, thousands of small ones keep Python's allocator
-    from returning the memory around them.
+    Its records are packed into one piece: kept for minutes, thousands of small ones would keep
+    Python's allocator from returning the memory around them.
     """
 
     broker: Broker
@@ -228,20 +247,23 @@ class FinishedLog:
     packed: bytes
 
     async def restore(self) -> None:
-        """Store anew what the broker has lost of it, unless somebody writes it again by now.
+        """Store again the records that the broker has lost, unless another attempt writes the log.
 
-        Raises `BrokerUnavailable`. Safe to repeat, and side by side.
+        Raises `BrokerUnavailable`. Safe to repeat and to run concurrently.
         """
         log = TokenLog(self.broker, self.address, self.shards)
         await log.read()
-        records, there = messages.unpack(self.packed), log.cache.records
-        if there == records[: len(there)]:
+        records, stored = messages.unpack(self.packed), log.cache.records
+        if stored == records[: len(stored)]:
             with suppress(Fenced):
-                await log.append_packed(records[len(there) :])
+                await log.append_packed(records[len(stored) :])
 
 
 async def write_ledger_record(broker: Broker, record: LedgerRecord) -> PubAck:
-    """Settle a request's account and record its usage, each once: its id deduplicates."""
+    """Settle a request's account and store its ledger record, each once: its id deduplicates.
+
+    Retries for `RETRY_TIMEOUT_SECONDS`, then raises `BrokerUnavailable`.
+    """
     await usage_counters.settle(broker, record, RETRY_TIMEOUT_SECONDS)
     return await broker.store_retrying(
         subjects.ledger(record.tenant, record.model),

@@ -1,7 +1,7 @@
-"""What a writer knows to be stored of its log, to be told without a search in the broker. Pure.
+"""Token log cache: the writer's own copy of its log, served to readers that missed records. Pure.
 
 To read one log of many that grow side by side, the broker goes through all of their records: 150 ms
-for one of 800, in which it stores nothing. Whoever writes a log has it at hand.
+for one of 800 logs, in which it stores nothing. The writer of a log has its records in memory.
 """
 
 import sys
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 from streams import messages
 
-MAX_PAGE_RECORDS = 200  # of one page
+MAX_PAGE_RECORDS = 200
 
 
 @dataclass(frozen=True)
 class RecordsQuery:
-    """A reader's: the records from sequence `seq` on, of about so many bytes at most.
+    """A reader's request for records from stream sequence `seq` on, about `most_bytes` at most.
 
-    Who begins to read (`seq` 1) has all tokens up to index `after` (-1: none), and needs none of
-    the records that hold only these.
+    A reader that begins (`seq` 1) already has all tokens up to index `after` (-1: none) and needs
+    no records that hold only those.
     """
 
     tenant: str
@@ -31,14 +31,14 @@ class RecordsQuery:
 
 
 class RecordPage(NamedTuple):
-    """Records with their sequences, in order, and how many are behind them."""
+    """Records with their stream sequences, in order, and how many more are behind them."""
 
     records: list[tuple[int, bytes]]
     remaining: int
 
 
 class TokenLogCache:
-    """The records of one log, in order."""
+    """The packed records of one token log in order, with their stream sequences."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
@@ -46,30 +46,30 @@ class TokenLogCache:
         self._claim = 0  # place of the last claim
 
     def add(self, seq: int, record: bytes, is_claim: bool = False) -> None:
+        """Add a record that was stored behind the others."""
         if is_claim:
             self._claim = len(self.records)
         self.records.append(record)
         self._seqs.append(seq)
 
     def drop_before_claim(self) -> None:
-        """What came before the last claim is not gone on from."""
+        """Forget the records before the last claim."""
         del self.records[: self._claim]
         del self._seqs[: self._claim]
         self._claim = 0
 
-    def read_page(self, question: RecordsQuery) -> RecordPage:
-        """The last claim comes first where records before it are left out."""
-        begins = question.seq <= 1
-        start = (
-            self._find_start(question.after + 1)
-            if begins
-            else bisect_left(self._seqs, question.seq)
-        )
+    def read_page(self, query: RecordsQuery) -> RecordPage:
+        """Return the next page of records that a reader asks for.
+
+        For a reader that begins, the last claim comes first if the page starts behind it.
+        """
+        begins = query.seq <= 1
+        start = self._find_start(query.after + 1) if begins else bisect_left(self._seqs, query.seq)
         places = [self._claim] if begins and self._claim < start else []
         size = 0
         for place in range(start, min(start + MAX_PAGE_RECORDS, len(self.records))):
             size += len(self.records[place])
-            if size > question.most_bytes and len(places) > 1:
+            if size > query.most_bytes and len(places) > 1:
                 break
             places.append(place)
         end = places[-1] + 1 if places else start
@@ -78,9 +78,9 @@ class TokenLogCache:
         )
 
     def _find_start(self, token: int) -> int:
-        """The last record with which a reader that lacks this token can begin.
+        """Return the place of the last record from which a reader that lacks `token` can begin.
 
-        It is a chunk, or the first record: vectors are needed from the first one on.
+        It is a chunk or the first record: vectors are needed from the first one on.
         """
         if token <= 0:
             return 0
@@ -89,7 +89,7 @@ class TokenLogCache:
         return begin if self.records and "characters" in self._unpack_record(begin) else 0
 
     def _first_token_from(self, place: int) -> int:
-        """Of the first token of the records from there on."""
+        """Return the index of the first token in the records from `place` on."""
         for later in range(place, len(self.records)):
             if (index := self._unpack_record(later).get("index")) is not None:
                 return int(index)

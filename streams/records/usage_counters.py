@@ -1,7 +1,8 @@
-"""Counters of what tenants and their keys use: day by day, and settled with the ledger.
+"""Usage counters of tenants and their keys: kept by the broker per day, settled with the ledger.
 
-A gateway reserves a request's cost on the day's counters before it publishes it. Whoever writes its
-ledger record corrects them to what was used, once: the increment's message id is the request's.
+A gateway reserves a request's cost on the day's counters before it publishes the request. The
+service that writes the ledger record corrects them to the real use, once: the correction's message
+id is made of the request's.
 """
 
 import asyncio
@@ -15,14 +16,18 @@ from streams.usage_accounts import Account
 
 
 def increment_headers(amount: int) -> dict[str, str]:
-    """The headers of an increment; one by nothing reads the counter behind earlier increments."""
+    """Return the headers of an increment (ADR-49).
+
+    An increment by 0 reads the counter, behind all earlier increments.
+    """
     return {INCREMENT: f"{amount:+d}"}
 
 
 async def add_to_counter(broker: Broker, subject: str, amount: int, id: str = "") -> int:
-    """Add to a counter and return its total. Raises `BrokerUnavailable` or `Overloaded`.
+    """Add to a counter and return its new total. Raises `BrokerUnavailable` or `Overloaded`.
 
-    With an `id` that nobody has used, `add_once` can make sure of it later.
+    With an unused message `id` of the form `<cause>.<subject>`, a caller that got no answer can
+    repeat the increment by `add_once` with that cause; it is counted once.
     """
     headers = increment_headers(amount) | ({MESSAGE_ID: id} if id else {})
     try:
@@ -35,7 +40,10 @@ async def add_to_counter(broker: Broker, subject: str, amount: int, id: str = ""
 
 
 async def add_once(broker: Broker, amounts: Mapping[str, int], cause: str, seconds: float) -> None:
-    """Add to counters, each once for one `cause`; rides out a silent broker for `seconds`."""
+    """Add to counters by subject, each once for one `cause`, however often this is called.
+
+    Retries for `seconds` while the broker does not answer, then raises `BrokerUnavailable`.
+    """
     await asyncio.gather(
         *(
             broker.store_retrying(
@@ -50,7 +58,11 @@ async def add_once(broker: Broker, amounts: Mapping[str, int], cause: str, secon
 
 
 async def settle(broker: Broker, record: LedgerRecord, seconds: float) -> None:
-    """Make a request's reservation into what it has used, once. Nothing ran: nothing was used."""
+    """Correct a request's reservation to what it has used, once.
+
+    A request without an attempt has used nothing; one without an account is not counted. Raises as
+    `add_once`.
+    """
     if not record.account:
         return
     used = (record.prompt_tokens, record.completion_tokens) if record.attempts else (0, 0)

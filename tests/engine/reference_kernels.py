@@ -18,7 +18,9 @@ def decode(
     for row, length in enumerate(seq_lens.tolist()):
         if length:
             first = max(0, length - window) if window else 0
-            k, v = (kv[block_table[row].long()].flatten(0, 1)[first:length] for kv in (keys, values))
+            k, v = (
+                kv[block_table[row].long()].flatten(0, 1)[first:length] for kv in (keys, values)
+            )
             out[row] = _attend(query[row, None], k, v, None, scale)[0]
     return out
 

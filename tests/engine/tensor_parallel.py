@@ -30,4 +30,8 @@ def load_engine(directory: Path, ranks: int = 2) -> TransformersEngine:
 
 def followers() -> list[psutil.Process]:
     """This process's further ranks."""
-    return [p for p in psutil.Process().children() if "paged.tensor_parallel_rank" in " ".join(p.cmdline())]
+    return [
+        p
+        for p in psutil.Process().children()
+        if "paged.tensor_parallel_rank" in " ".join(p.cmdline())
+    ]

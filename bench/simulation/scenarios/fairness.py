@@ -1,4 +1,4 @@
-"""B1: tenants that ask for more than there is get the same, or what their weights say."""
+"""B1: tenants that ask for more than there is get equal service, or service by their weights."""
 
 from collections.abc import Mapping
 from random import Random
@@ -14,7 +14,7 @@ from simulation.request import RequestSpec
 SECONDS = 600.0
 DRAIN_SECONDS = 3600.0
 WEIGHTS = {"t1": 1.0, "t2": 2.0, "t3": 3.0, "t4": 4.0}
-PATIENT = 7200.0  # a deadline that nobody misses: the paper's requests have none
+PATIENT = 7200.0  # a deadline in seconds that none misses: the paper's requests have none
 
 
 def _systems(weights: Mapping[str, float] | None = None) -> dict[str, Build]:
@@ -25,11 +25,13 @@ def _systems(weights: Mapping[str, float] | None = None) -> dict[str, Build]:
     }
 
 
-def _outcomes(setting: Setting, load: Workload, weights: Mapping[str, float]) -> dict[str, Outcome]:
-    plant = SimulatedCluster((setting.worker,), weights=weights)
+def _outcomes(
+    setting: Setting, workload: Workload, weights: Mapping[str, float]
+) -> dict[str, Outcome]:
+    cluster = SimulatedCluster((setting.worker,), weights=weights)
     systems = _systems(weights)
     return {
-        name: SimulationRun(build, plant, load).run(DRAIN_SECONDS)
+        name: SimulationRun(build, cluster, workload).run(DRAIN_SECONDS)
         for name, build in systems.items()
     }
 
@@ -38,14 +40,14 @@ def backlogged(setting: Setting, seed: int) -> Values:
     """Two tenants, 1.5 and 3 requests a second, 256 + 256 tokens; the second starts by the seed."""
     first, second = (RequestSpec(0, tenant, 256, 256, deadline_seconds=PATIENT) for tenant in "ab")
     random = Random(seed)
-    asked = workloads.merged(
+    specs = workloads.merged(
         workloads.jittered(workloads.steady(first, 1.5, SECONDS), 1 / 1.5, random),
         workloads.jittered(workloads.steady(second, 3.0, SECONDS), 1 / 3, random),
     )
-    outcomes = _outcomes(setting, Workload(asked, SECONDS), {})
+    outcomes = _outcomes(setting, Workload(specs, SECONDS), {})
     return {
         name: {
-            "gap": measures.accumulated_gap(outcome.fates, SECONDS),
+            "gap": measures.accumulated_gap(outcome.requests, SECONDS),
             "throughput": _relative(outcome, outcomes["fcfs"]),
         }
         for name, outcome in outcomes.items()
@@ -55,13 +57,13 @@ def backlogged(setting: Setting, seed: int) -> Values:
 def arena(setting: Setting, seed: int) -> Values:
     """The Chatbot Arena's 27 clients; the seed shifts each client's requests by up to a second."""
     rows = workloads.trace(setting.traces / "vtc_lmsys_27clients.csv", workloads.sized)
-    asked = workloads.merged(
+    specs = workloads.merged(
         workloads.jittered(workloads.patient(rows, PATIENT), 1.0, Random(seed))
     )
-    outcomes = _outcomes(setting, Workload(asked, SECONDS), {})
+    outcomes = _outcomes(setting, Workload(specs, SECONDS), {})
     values = {}
     for name, outcome in outcomes.items():
-        differences = measures.service_differences(outcome.fates, SECONDS)
+        differences = measures.service_differences(outcome.requests, SECONDS)
         values[name] = {
             "average": sum(differences) / len(differences),
             "maximum": max(differences),
@@ -71,9 +73,9 @@ def arena(setting: Setting, seed: int) -> Values:
 
 
 def weighted(setting: Setting, seed: int) -> Values:
-    """Four tenants of weights 1 to 4, all backlogged: who gets what between 60 s and the end."""
+    """Four tenants of weights 1 to 4, all backlogged: their service between 60 s and the end."""
     random = Random(seed)
-    asked = workloads.merged(
+    specs = workloads.merged(
         *(
             workloads.poisson(
                 RequestSpec(0, t, 256, 256, deadline_seconds=PATIENT), 1.5, SECONDS, random
@@ -81,11 +83,11 @@ def weighted(setting: Setting, seed: int) -> Values:
             for t in WEIGHTS
         )
     )
-    outcomes = _outcomes(setting, Workload(asked, SECONDS), WEIGHTS)
+    outcomes = _outcomes(setting, Workload(specs, SECONDS), WEIGHTS)
     return {
         name: {
             "error": measures.worst_share_error(
-                measures.service_by_tenant(outcome.fates, 60.0, SECONDS), WEIGHTS
+                measures.service_by_tenant(outcome.requests, 60.0, SECONDS), WEIGHTS
             )
         }
         for name, outcome in outcomes.items()

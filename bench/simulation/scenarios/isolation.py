@@ -1,4 +1,4 @@
-"""B2: one tenant asks for far more than its share; the other nine should not feel it."""
+"""B2: one loud tenant asks for far more than its share; nine quiet ones should not feel it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +14,12 @@ from simulation.request import RequestSpec, SimulatedRequest
 
 SECONDS = 600.0
 DRAIN_SECONDS = 3600.0
-QUIET_SHARE = 0.26  # of the capacity, the nine together
+QUIET_SHARE = 0.26  # of the capacity, for all quiet tenants together
 QUIET = tuple(f"q{number}" for number in range(9))
 LOUD = "loud"
-LOUD_AFTER = 60.0  # seconds in which the nine are alone
+LOUD_AFTER = 60.0  # seconds in which the quiet tenants are alone
 LONG_PROMPT = 32_768
-LONG_KV = 3 * LONG_PROMPT  # of the worker that is to take such prompts
+LONG_KV = 3 * LONG_PROMPT  # KV tokens of the worker that takes such prompts
 LOUD_REPEATS = 1000
 ARENA = "vtc_lmsys_27clients.csv"
 CAPACITY_ROWS = 400
@@ -32,11 +32,11 @@ WEIGHTS = {"four": 4.0, "one": 1.0}
 
 
 class Scene:
-    """One seed's requests, of the lengths of Chatbot Arena's, against one worker."""
+    """The requests of one seed, of the lengths of Chatbot Arena's, and one worker to serve them."""
 
     def __init__(self, setting: Setting, seed: int, kv_tokens: int = 0) -> None:
         worker = setting.worker
-        self.plant = SimulatedCluster(
+        self.cluster = SimulatedCluster(
             (replace(worker, kv_tokens=max(worker.kv_tokens, kv_tokens)),)
         )
         self._rows = workloads.trace(setting.traces / ARENA, workloads.sized)
@@ -45,38 +45,39 @@ class Scene:
 
     def make_arrivals(self, tenant: str, share: float) -> list[RequestSpec]:
         """Poisson arrivals of a tenant that would take this share of the capacity."""
-        asked = RequestSpec(0, tenant, 0, 0)
-        arrivals = workloads.poisson(asked, share * self.capacity, SECONDS, self._random)
+        spec = RequestSpec(0, tenant, 0, 0)
+        arrivals = workloads.poisson(spec, share * self.capacity, SECONDS, self._random)
         return list(workloads.resized(arrivals, self._rows, self._random))
 
     def quiet(self) -> list[RequestSpec]:
+        """The requests of the nine quiet tenants."""
         return workloads.merged(
             *(self.make_arrivals(tenant, QUIET_SHARE / len(QUIET)) for tenant in QUIET)
         )
 
     def long(self) -> list[RequestSpec]:
-        """Ten times a fair share of the service, in long prompts."""
+        """Requests of the loud tenant: ten times a fair share of the service, in long prompts."""
         mean = sum(measures.service_of(row) for row in self._rows) / len(self._rows)
-        asked = RequestSpec(0, LOUD, LONG_PROMPT, 256)
-        rate = self.capacity * mean / measures.service_of(asked)
-        return list(workloads.poisson(asked, rate, SECONDS, self._random))
+        spec = RequestSpec(0, LOUD, LONG_PROMPT, 256)
+        rate = self.capacity * mean / measures.service_of(spec)
+        return list(workloads.poisson(spec, rate, SECONDS, self._random))
 
     def connected(self) -> list[RequestSpec]:
-        """A thousand connections, each of which asks again at once."""
-        asked = workloads.steady(RequestSpec(0, LOUD, 0, 0, repeats=True), LOUD_REPEATS, 1.0)
-        return list(workloads.resized(asked, self._rows, self._random))
+        """Requests of the loud tenant's thousand connections, each of which asks again at once."""
+        specs = workloads.steady(RequestSpec(0, LOUD, 0, 0, repeats=True), LOUD_REPEATS, 1.0)
+        return list(workloads.resized(specs, self._rows, self._random))
 
 
 def _beside(loud: Callable[[Scene], list[RequestSpec]], kv_tokens: int = 0) -> Measure:
-    """The nine with and without the tenant that is loud."""
+    """Measure the quiet tenants with and without the loud one."""
 
     def measure(setting: Setting, seed: int) -> Values:
         scene = Scene(setting, seed, kv_tokens)
         quiet = scene.quiet()
-        solo = _run(Millstream, scene.plant, Workload(quiet, SECONDS))
-        later = (replace(asked, at=asked.at + LOUD_AFTER) for asked in loud(scene))
-        load = Workload(workloads.merged(quiet, later), SECONDS, _is_quiet)
-        outcomes = {name: _run(build, scene.plant, load) for name, build in SYSTEMS.items()}
+        solo = _run(Millstream, scene.cluster, Workload(quiet, SECONDS))
+        later = (replace(spec, at=spec.at + LOUD_AFTER) for spec in loud(scene))
+        workload = Workload(workloads.merged(quiet, later), SECONDS, _is_quiet)
+        outcomes = {name: _run(build, scene.cluster, workload) for name, build in SYSTEMS.items()}
         best = max(outcome.served for outcome in outcomes.values())
         values = {name: _values(outcome, solo, best) for name, outcome in outcomes.items()}
         return {"solo": {"p99": _p99(solo)}} | values
@@ -85,41 +86,41 @@ def _beside(loud: Callable[[Scene], list[RequestSpec]], kv_tokens: int = 0) -> M
 
 
 def _over(gateways: int) -> Measure:
-    """Two backlogged tenants of weights 4 and 1, one of them through a gateway of its own."""
+    """Measure two backlogged tenants of weights 4 and 1, one through a gateway of its own."""
 
     def measure(setting: Setting, seed: int) -> Values:
         scene, random = Scene(setting, seed), Random(seed)
         others = [
-            replace(asked, gateway=random.randrange(1, gateways))
-            for asked in scene.make_arrivals("one", 2.0)
+            replace(spec, gateway=random.randrange(1, gateways))
+            for spec in scene.make_arrivals("one", 2.0)
         ]
-        load = Workload(
-            workloads.merged(scene.make_arrivals("four", 2.0), others), SECONDS, lambda asked: False
+        workload = Workload(
+            workloads.merged(scene.make_arrivals("four", 2.0), others), SECONDS, lambda spec: False
         )
-        plant = replace(scene.plant, gateways=gateways, weights=WEIGHTS)
+        cluster = replace(scene.cluster, gateways=gateways, weights=WEIGHTS)
         systems = {
             "millstream": Millstream,
             "per replica": with_policy(lambda: Replicas(gateways, WEIGHTS)),
         }
-        return {name: _shares(_run(build, plant, load)) for name, build in systems.items()}
+        return {name: _shares(_run(build, cluster, workload)) for name, build in systems.items()}
 
     return measure
 
 
 def _shares(outcome: Outcome) -> dict[str, float]:
-    got = measures.service_by_tenant(outcome.fates, 60.0, SECONDS)
+    got = measures.service_by_tenant(outcome.requests, 60.0, SECONDS)
     return {"ratio": got["four"] / got["one"], "error": measures.worst_share_error(got, WEIGHTS)}
 
 
-def _run(build: Build, plant: SimulatedCluster, load: Workload) -> Outcome:
-    return SimulationRun(build, plant, load).run(DRAIN_SECONDS)
+def _run(build: Build, cluster: SimulatedCluster, workload: Workload) -> Outcome:
+    return SimulationRun(build, cluster, workload).run(DRAIN_SECONDS)
 
 
 def _values(outcome: Outcome, solo: Outcome, best: float) -> dict[str, float]:
     return {
         "p99": _p99(outcome),
         "over_solo": _p99(outcome) / _p99(solo),
-        "refused": sum(fate.refused for fate in _of_quiet(outcome)),
+        "refused": sum(request.refused for request in _of_quiet(outcome)),
         "throughput": outcome.served / best,
     }
 
@@ -129,11 +130,11 @@ def _p99(outcome: Outcome) -> float:
 
 
 def _of_quiet(outcome: Outcome) -> list[SimulatedRequest]:
-    return [fate for fate in outcome.fates if _is_quiet(fate.spec)]
+    return [request for request in outcome.requests if _is_quiet(request.spec)]
 
 
-def _is_quiet(asked: RequestSpec) -> bool:
-    return asked.tenant != LOUD
+def _is_quiet(spec: RequestSpec) -> bool:
+    return spec.tenant != LOUD
 
 
 FIGURES = (
@@ -149,7 +150,7 @@ SHARES = (
 
 
 def _louder(factor: float) -> Measure:
-    """So many times a fair share, which is a tenth."""
+    """Measure the loud tenant at `factor` times a fair share, which is a tenth."""
     return _beside(lambda scene: scene.make_arrivals(LOUD, factor / 10))
 
 

@@ -19,9 +19,9 @@ INTERACTIVE = RequestSpec(
 )
 BATCH = RequestSpec(0, "computes", 0, 0, priority=Priority.BATCH, deadline_seconds=300.0)
 ATTAINMENT = 0.9
-LEVELS = tuple(number / 20 for number in range(14, 33))  # of the capacity, half of it interactive
-TALKING = 0.5  # of the capacity, beside a batch that never ends
-AT_ONCE = 200  # requests of that batch
+LEVELS = tuple(number / 20 for number in range(14, 33))  # of the capacity; half is interactive
+INTERACTIVE_SHARE = 0.5  # interactive share of the capacity, beside an endless batch
+BATCH_REQUESTS = 200  # of that batch, at a time
 CAPACITY_ROWS = 400
 TRACE = "vtc_lmsys_27clients.csv"
 SYSTEMS: dict[str, Build] = {
@@ -32,10 +32,10 @@ SYSTEMS: dict[str, Build] = {
 
 
 class Scene:
-    """One seed's requests, of the lengths of Chatbot Arena's, against one worker."""
+    """The requests of one seed, of the lengths of Chatbot Arena's, and one worker to serve them."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
-        self.plant = SimulatedCluster((setting.worker,))
+        self.cluster = SimulatedCluster((setting.worker,))
         self._rows = workloads.trace(setting.traces / TRACE, workloads.sized)
         self._capacity = capacity(setting.worker, tuple(self._rows[:CAPACITY_ROWS]))
         self._seed = seed
@@ -49,13 +49,13 @@ class Scene:
     def filled(self) -> Workload:
         """Interactive requests beside a batch that never ends."""
         endless = replace(BATCH, deadline_seconds=10 * SECONDS, repeats=True)
-        batch = workloads.resized([endless] * AT_ONCE, self._rows, Random(self._seed))
-        talks = self._of(INTERACTIVE, TALKING)
-        return Workload(workloads.merged(batch, talks), SECONDS, _talks)
+        batch = workloads.resized([endless] * BATCH_REQUESTS, self._rows, Random(self._seed))
+        interactive = self._of(INTERACTIVE, INTERACTIVE_SHARE)
+        return Workload(workloads.merged(batch, interactive), SECONDS, _is_interactive)
 
-    def _of(self, asked: RequestSpec, share: float) -> list[RequestSpec]:
-        random = Random(f"{self._seed} {asked.tenant}")
-        arrivals = workloads.poisson(asked, share * self._capacity, SECONDS, random)
+    def _of(self, spec: RequestSpec, share: float) -> list[RequestSpec]:
+        random = Random(f"{self._seed} {spec.tenant}")
+        arrivals = workloads.poisson(spec, share * self._capacity, SECONDS, random)
         return list(workloads.resized(arrivals, self._rows, random))
 
 
@@ -67,22 +67,22 @@ def attained(setting: Setting, seed: int) -> Values:
 
 
 def _rate(scene: Scene, build: Build) -> float:
-    """The last level before attainment falls below; attainment falls as the rate grows."""
+    """The last level before attainment falls below 90 %; it falls as the rate grows."""
     best = 0.0
     for level in LEVELS:
-        outcome = SimulationRun(build, scene.plant, scene.mixed(level)).run(DRAIN_SECONDS)
-        if measures.share(outcome.fates, lambda fate: fate.on_time) < ATTAINMENT:
+        outcome = SimulationRun(build, scene.cluster, scene.mixed(level)).run(DRAIN_SECONDS)
+        if measures.share(outcome.requests, lambda request: request.on_time) < ATTAINMENT:
             break
         best = level
     return best
 
 
 def leftover(setting: Setting, seed: int) -> Values:
-    """What batch gets of what interactive leaves, and whether that is on time meanwhile."""
+    """The batch's part of what interactive work leaves, and the latter's share on time."""
     scene = Scene(setting, seed)
-    load = scene.filled()
+    workload = scene.filled()
     outcomes = {
-        name: SimulationRun(build, scene.plant, load).run(DRAIN_SECONDS)
+        name: SimulationRun(build, scene.cluster, workload).run(DRAIN_SECONDS)
         for name, build in SYSTEMS.items()
     }
     most = max(outcome.served for outcome in outcomes.values())
@@ -90,21 +90,25 @@ def leftover(setting: Setting, seed: int) -> Values:
 
 
 def _filled(outcome: Outcome, most: float) -> dict[str, float]:
-    talks = [fate for fate in outcome.fates if _talks(fate.spec)]
-    spoken = sum(_served(fate) for fate in talks) / SECONDS
+    interactive = [request for request in outcome.requests if _is_interactive(request.spec)]
+    interactive_service = sum(_served(request) for request in interactive) / SECONDS
     return {
-        "on_time": measures.share(talks, lambda fate: fate.on_time),
-        "leftover": (outcome.served - spoken) / (most - spoken),
-        "p99": measures.first_token_percentile(talks, 0.99),
+        "on_time": measures.share(interactive, lambda request: request.on_time),
+        "leftover": (outcome.served - interactive_service) / (most - interactive_service),
+        "p99": measures.first_token_percentile(interactive, 0.99),
     }
 
 
-def _talks(asked: RequestSpec) -> bool:
-    return asked.priority is Priority.INTERACTIVE
+def _is_interactive(spec: RequestSpec) -> bool:
+    return spec.priority is Priority.INTERACTIVE
 
 
-def _served(fate: SimulatedRequest) -> int:
-    return measures.service_of(fate.spec) if fate.ended is not None and fate.ended <= SECONDS else 0
+def _served(request: SimulatedRequest) -> int:
+    return (
+        measures.service_of(request.spec)
+        if request.ended is not None and request.ended <= SECONDS
+        else 0
+    )
 
 
 SCENARIOS = (

@@ -1,6 +1,6 @@
-"""B3: more is asked for than can be served: what is let in is on time, and nothing is in vain.
+"""B3: more is asked for than can be served; what is admitted should be on time, without waste.
 
-On time is: the first token within `GOAL_SECONDS`, the whole within `DEADLINE_SECONDS`.
+On time means: the first token within `GOAL_SECONDS`, the whole within `DEADLINE_SECONDS`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ DRAIN_SECONDS = 120.0
 GOAL_SECONDS, DEADLINE_SECONDS = 10.0, 60.0
 WORKERS = 4
 LEVELS = (0.9, 1.0, 2.0, 3.0, 5.0, 10.0)  # times the capacity
-JUDGED = 5.0
+JUDGED = 5.0  # times the capacity: the level of the goals
 CAPACITY_ROWS = 400
 ARENA, CONV, CODE = "vtc_lmsys_27clients.csv", "azure2023_conv.csv", "azure2023_code.csv"
 SYSTEMS: dict[str, Build] = {
@@ -59,34 +59,35 @@ def as_it_was(
 
 
 def in_time(arrivals: list[RequestSpec]) -> list[RequestSpec]:
+    """The same requests with the scenario's deadline and goal."""
     return [
-        replace(asked, deadline_seconds=DEADLINE_SECONDS, goal_seconds=GOAL_SECONDS)
-        for asked in arrivals
+        replace(spec, deadline_seconds=DEADLINE_SECONDS, goal_seconds=GOAL_SECONDS)
+        for spec in arrivals
     ]
 
 
 def sizes(setting: Setting, name: str) -> list[RequestSpec]:
-    """The rows of a trace that fit a worker."""
+    """The rows of a trace that fit a worker, all of one tenant."""
     rows = workloads.trace(setting.traces / name, workloads.sized)
     fits = setting.worker.kv_tokens
     return [replace(row, tenant="all") for row in rows if row.cost <= fits]
 
 
 def whole_capacity(setting: Setting, rows: list[RequestSpec]) -> float:
-    """Requests per second that the workers can complete."""
+    """Requests per second that all workers together complete."""
     return WORKERS * capacity(setting.worker, tuple(rows[:CAPACITY_ROWS]))
 
 
 def _levels(name: str, replay: Replay) -> Measure:
     def measure(setting: Setting, seed: int) -> Values:
         rows = sizes(setting, name)
-        plant = SimulatedCluster((setting.worker,) * WORKERS)
+        cluster = SimulatedCluster((setting.worker,) * WORKERS)
         whole = whole_capacity(setting, rows)
         outcomes: dict[str, dict[float, Outcome]] = {system: {} for system in SYSTEMS}
         for level in LEVELS:
-            asked = in_time(replay(rows, level * whole, SECONDS, Random(seed)))
+            specs = in_time(replay(rows, level * whole, SECONDS, Random(seed)))
             for system, build in SYSTEMS.items():
-                run = SimulationRun(build, plant, Workload(asked, SECONDS))
+                run = SimulationRun(build, cluster, Workload(specs, SECONDS))
                 outcomes[system][level] = run.run(DRAIN_SECONDS)
         peak = max(map(goodput, outcomes["fcfs"].values()))
         return {system: _values(runs, peak) for system, runs in outcomes.items()}
@@ -98,49 +99,52 @@ def _values(runs: dict[float, Outcome], peak: float) -> dict[str, float]:
     judged = runs[JUDGED]
     values = {f"goodput_{level:g}": goodput(run) / peak for level, run in runs.items()}
     return values | {
-        "on_time": measures.share(accepted(judged), lambda fate: fate.on_time),
+        "on_time": measures.share(accepted(judged), lambda request: request.on_time),
         "told": told(judged),
         "wasted": wasted(judged),
     }
 
 
 def goodput(outcome: Outcome, seconds: float = SECONDS) -> float:
-    """Virtual tokens per second of what was completed on time while requests came in."""
-    good = (f for f in outcome.fates if f.on_time and f.ended is not None and f.ended <= seconds)
-    return sum(measures.service_of(fate.spec) for fate in good) / seconds
+    """Virtual tokens per second of requests completed on time while requests came in."""
+    good = (f for f in outcome.requests if f.on_time and f.ended is not None and f.ended <= seconds)
+    return sum(measures.service_of(request.spec) for request in good) / seconds
 
 
 def accepted(outcome: Outcome) -> list[SimulatedRequest]:
-    return [fate for fate in outcome.fates if fate.accepted is not None]
+    """The requests that were admitted."""
+    return [request for request in outcome.requests if request.accepted is not None]
 
 
 def told(outcome: Outcome) -> float:
-    """How long those who got nothing had to wait to hear so: p99, ms."""
+    """The p99 time in ms until requests that got no token heard so."""
     waits = sorted(
-        (outcome.ended if fate.ended is None else fate.ended) - fate.spec.at
-        for fate in outcome.fates
-        if fate.first is None
+        (outcome.ended if request.ended is None else request.ended) - request.spec.at
+        for request in outcome.requests
+        if request.first is None
     )
     return 1000 * waits[ceil(0.99 * len(waits)) - 1] if waits else 0.0
 
 
 def wasted(outcome: Outcome) -> float:
-    """The share of the tokens computed that were computed for what was not on time."""
-    whole = sum(fate.computed for fate in outcome.fates)
-    return sum(fate.computed for fate in outcome.fates if not fate.on_time) / max(1, whole)
+    """The fraction of computed tokens that were computed for requests not on time."""
+    whole = sum(request.computed for request in outcome.requests)
+    return sum(request.computed for request in outcome.requests if not request.on_time) / max(
+        1, whole
+    )
 
 
 def burst(setting: Setting, seed: int) -> Values:
     """Half of the capacity, a minute of five times the capacity, and half again."""
     rows = sizes(setting, ARENA)
-    plant = SimulatedCluster((setting.worker,) * WORKERS)
+    cluster = SimulatedCluster((setting.worker,) * WORKERS)
     whole, random = whole_capacity(setting, rows), Random(seed)
     parts = ((0.0, BURST_BEGINS, CALM), (BURST_BEGINS, BURST_ENDS, BURST))
-    asked = []
+    specs = []
     for begins, ends, level in (*parts, (BURST_ENDS, SECONDS, CALM)):
         arrivals = at_random(rows, level * whole, ends - begins, random)
-        asked += [replace(each, at=each.at + begins) for each in in_time(arrivals)]
-    run = partial(SimulationRun, plant=plant, load=Workload(asked, SECONDS))
+        specs += [replace(each, at=each.at + begins) for each in in_time(arrivals)]
+    run = partial(SimulationRun, cluster=cluster, workload=Workload(specs, SECONDS))
     outcomes = {system: run(build).run(DRAIN_SECONDS) for system, build in SYSTEMS.items()}
     return {system: {"recovered": recovered(outcome)} for system, outcome in outcomes.items()}
 
@@ -151,12 +155,12 @@ def recovered(
     ends: float = BURST_ENDS,
     seconds: float = SECONDS,
 ) -> float:
-    """Seconds after the burst from which on 99 % of what is asked is served as before it."""
-    before = [fate for fate in outcome.fates if fate.spec.at < begins]
+    """Seconds after the burst until 99 % of later requests are served as before it."""
+    before = [request for request in outcome.requests if request.spec.at < begins]
     normal = NORMAL * measures.first_token_percentile(before, 0.99)
-    after = [fate for fate in outcome.fates if fate.spec.at >= ends]
+    after = [request for request in outcome.requests if request.spec.at >= ends]
     for second in range(int(seconds - ends)):
-        later = [fate for fate in after if fate.spec.at >= ends + second]
+        later = [request for request in after if request.spec.at >= ends + second]
         if measures.share(later, lambda f: f.ttft is None or f.ttft > normal) <= 0.01:
             return second
     return seconds - ends

@@ -34,40 +34,40 @@ SYSTEMS: dict[str, Build] = {"millstream": Millstream, "fcfs": with_policy(Fcfs)
 
 
 def measure(setting: Setting, seed: int) -> Values:
-    """A quarter of an hour of Mooncake's conversations, from a place by the seed."""
-    rows = workloads.trace(setting.traces / TRACE, _asked)
+    """A quarter of an hour of Mooncake's conversations, beginning at a time drawn by the seed."""
+    rows = workloads.trace(setting.traces / TRACE, _parse_row)
     begins = Random(seed).uniform(0, rows[-1].at - SECONDS)
-    asked = [
+    specs = [
         replace(row, at=row.at - begins) for row in rows if begins <= row.at < begins + SECONDS
     ]
-    plant = SimulatedCluster((WORKER,) * WORKERS, caches_prefixes=True)
-    best = _single(asked)
+    cluster = SimulatedCluster((WORKER,) * WORKERS, caches_prefixes=True)
+    best = _single_cache_hits(specs)
     values = {
         name: _values(
-            SimulationRun(build, plant, Workload(asked, SECONDS)).run(DRAIN_SECONDS), best
+            SimulationRun(build, cluster, Workload(specs, SECONDS)).run(DRAIN_SECONDS), best
         )
         for name, build in SYSTEMS.items()
     }
     return {"single cache": {"hits": best}} | values
 
 
-def _asked(row: dict[str, str]) -> RequestSpec:
+def _parse_row(row: dict[str, str]) -> RequestSpec:
     blocks = tuple(int(block) for block in row["prefix_blocks_512"].split())
     return replace(workloads.sized(row), blocks=blocks)
 
 
-def _single(asked: Sequence[RequestSpec]) -> float:
-    """The share of prompt tokens that one cache without bounds would find."""
-    cache, found = PrefixCacheModel(sum(len(each.blocks) for each in asked) * BLOCK_TOKENS), 0
-    for each in asked:
+def _single_cache_hits(specs: Sequence[RequestSpec]) -> float:
+    """The fraction of prompt tokens that one cache without bounds would find."""
+    cache, found = PrefixCacheModel(sum(len(each.blocks) for each in specs) * BLOCK_TOKENS), 0
+    for each in specs:
         found += min(cache.match_tokens(each.blocks), each.prompt_tokens)
         cache.insert(each.blocks)
-    return found / sum(each.prompt_tokens for each in asked)
+    return found / sum(each.prompt_tokens for each in specs)
 
 
 def _values(outcome: Outcome, best: float) -> dict[str, float]:
-    whole = sum(fate.spec.prompt_tokens for fate in outcome.fates)
-    hits = sum(fate.hit_tokens for fate in outcome.fates) / whole
+    whole = sum(request.spec.prompt_tokens for request in outcome.requests)
+    hits = sum(request.hit_tokens for request in outcome.requests) / whole
     busy = [engine.busy_seconds for engine in outcome.engines]
     return {
         "hits": hits,

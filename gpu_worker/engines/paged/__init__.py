@@ -1,16 +1,11 @@
 """Continuous batching with a paged KV cache over any Hugging Face causal language model.
 
-scheduler  who runs in the next step, and how far      (pure)
-run        a sequence on its way                       (pure)
-cache      the KV of runs, by the windows of layers    (pure)
-blocks     KV blocks, shared by equal prefixes         (pure)
-plan       a step as tensors
-attention  the attention function over the blocks
-adapters   which LoRA adapters are in memory, and who waits for one
-lora       their weights, added in the forward pass
-sampler    logits to tokens
-model      the weights; what is refused, and why
-computation  a step's forward pass and samples, without those who make it fail
-engine     one step: schedule, compute, report
-loading    an engine from a directory, fitted to the memory
+engine_loader        a directory comes in: model, KV sized to the memory, `warmup`, a ready engine
+model_loader         reads the weights, refuses what paged attention cannot run, sizes the KV
+engine               one step: schedule, execute, report; sequences in, outputs out
+generating_sequence  a sequence's text, seed and end; grammar_compiler, penalties change its logits
+batch/               which tokens the step computes, and the tensors that say so (no model)
+step_executor        the step on all ranks (tensor_parallel, tensor_parallel_rank), then `sampler`
+model_runner         one rank's forward pass, eager or by `cuda_graphs`
+attention/, weights/   what the model computes with: KV and attention; linear layers and LoRA
 """

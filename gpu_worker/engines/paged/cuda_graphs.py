@@ -1,8 +1,8 @@
-"""Decode steps padded to a few sizes, so that a GPU can record each size once and replay it.
+"""CUDA graphs of decode steps: padded to a few batch sizes, each recorded once and replayed.
 
 A small model's decode step is hundreds of kernels of microseconds, which the host cannot launch as
-fast as the device runs them; a CUDA graph is one launch. It replays on the same memory, with no
-word from the host in between: `DecodeInputBuffers` is that memory.
+fast as the device runs them; a CUDA graph is one launch. It replays on the same memory, and the
+host does not take part in between: `DecodeInputBuffers` is that memory.
 """
 
 from bisect import bisect_left
@@ -16,21 +16,24 @@ from gpu_worker.engines.paged.batch.decode_inputs import DecodeInputBuffers, Dec
 from gpu_worker.engines.paged.batch.sequence_state import SequenceSlice
 
 Launch = Callable[[], None]
-Recorder = Callable[[Launch], Launch]  # runs what it is given, and returns what repeats it
+Recorder = Callable[[Launch], Launch]  # runs a function, and returns one that repeats its work
 
 SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
 
 
-def capture_sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, 16, 24, … up to `most` rows: at most seven of padding, or half of few."""
+def capture_sizes(max_rows: int) -> list[int]:
+    """Return the batch sizes to record: 1, 2, 4, 8, 16, 24, … and `max_rows`.
+
+    A step is then padded by at most seven rows, or by less than half of a small size.
+    """
     return sorted(
-        {size for size in (*SMALL_SIZES, *range(SIZE_STEP, most, SIZE_STEP)) if size < most}
-        | {most}
+        {size for size in (*SMALL_SIZES, *range(SIZE_STEP, max_rows, SIZE_STEP)) if size < max_rows}
+        | {max_rows}
     )
 
 
 def choose_recorder(device: torch.device) -> Recorder:
-    """How work is repeated on a device: a GPU replays, a CPU computes again."""
+    """Return how work is repeated on a device: a GPU replays a graph, a CPU computes again."""
     return _CudaGraphRecorder(device) if device.type == "cuda" else _recompute
 
 
@@ -40,43 +43,51 @@ def _recompute(work: Launch) -> Launch:
 
 
 class DecodeGraphs:
-    """Forward passes of decode steps of up to `rows` sequences, padded to a recorded size.
+    """Runs decode steps of up to `rows` sequences, padded to a recorded batch size.
 
-    `forward` takes a `DecodeInputs` of n rows to logits `[n, vocabulary]`, without synchronising.
+    `forward` turns a `DecodeInputs` of n rows into logits `[n, vocabulary]`, and must not
+    synchronise with the host.
     """
 
     def __init__(
         self,
         forward: Callable[[DecodeInputs], Tensor],
-        batch: DecodeInputBuffers,
+        buffers: DecodeInputBuffers,
         rows: int,
         vocabulary: int,
         device: torch.device,
     ) -> None:
-        self._forward, self._buffers = forward, batch
+        self._forward, self._buffers = forward, buffers
         self._sizes = capture_sizes(rows)
         self._shape, self._device = (rows, vocabulary), device
         self._recorder = choose_recorder(device)
         self._recorded: dict[int, Launch] = {}
 
     def capture(self) -> None:
-        """Record every size, the largest first: the others fit the memory that it took."""
+        """Record every size, the largest first: the others fit the memory that it took.
+
+        Raises `RuntimeError` for a model that cannot be recorded.
+        """
         for size in reversed(self._sizes):
             self._buffers.fill([], size)
             self._capture_or_replay(size)
 
     def fill_inputs(self, slices: Sequence[SequenceSlice]) -> None:
-        """The next step is to compute these; each is one decoding token."""
+        """Write decoding slices to the input buffers, for the next `run`."""
         self._buffers.fill(slices, self._padded_size(len(slices)))
 
     def run(self, count: int) -> Tensor:
-        """Logits `[count, vocabulary]` in float32 of what is shown, valid until the next run."""
+        """Compute the `count` slices in the buffers.
+
+        Returns their logits `[count, vocabulary]` in float32, valid until the next run. A size
+        that is not recorded yet is recorded.
+        """
         self._capture_or_replay(self._padded_size(count))
         return self._logits[:count]
 
     @cached_property
     def _logits(self) -> Tensor:
-        """One for all sizes: beside a graph's own it would be one for each."""
+        """The output buffer, one for all sizes: a graph's own would be one for each size."""
         return torch.empty(self._shape, dtype=torch.float32, device=self._device)
 
     def _padded_size(self, count: int) -> int:
@@ -93,14 +104,14 @@ class DecodeGraphs:
 
 
 class _CudaGraphRecorder:
-    """Records CUDA graphs in one pool of memory: only one of them runs at a time."""
+    """Records CUDA graphs that share one memory pool, as only one of them runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Launch) -> Launch:
-        work()  # compiles kernels and makes handles, which a recording must not
+        work()  # compiles kernels and makes handles, which must not happen while recording
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Other threads have engines of their own, and may use the device meanwhile.

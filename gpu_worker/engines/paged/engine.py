@@ -1,4 +1,4 @@
-"""The transformers engine. One step: schedule, one packed forward pass, sample, report."""
+"""The transformers engine: each step schedules, runs one forward pass, samples and reports."""
 
 import structlog
 import torch
@@ -34,10 +34,11 @@ ADAPTER_BYTES = 1 << 30
 
 
 class TransformersEngine:
-    """An `Engine` over a loaded causal language model; a sequence's tokens depend on no other's.
+    """An `Engine` with continuous batching over a loaded causal language model.
 
-    `kv_tokens` None: as many as fit the memory that is free. At most `max_sequences` run at once,
-    and a step computes at most `max_batch_tokens`.
+    A sequence's tokens do not depend on the other sequences of its batch. `kv_tokens` None: as many
+    as fit the free memory. At most `max_sequences` run at once, and a step computes at most
+    `max_batch_tokens`.
     """
 
     preempts = True
@@ -56,8 +57,8 @@ class TransformersEngine:
         self._model = loaded.model
         self._vocabulary = TokenVocabulary(loaded.tokenizer, loaded.eos_ids)
         if kv_tokens is None:
-            spare = device_memory.kv_budget_bytes(loaded.model.device)
-            kv_tokens = models.max_kv_tokens(loaded, max_sequences, max_batch_tokens, spare)
+            spare_bytes = device_memory.kv_budget_bytes(loaded.model.device)
+            kv_tokens = models.max_kv_tokens(loaded, max_sequences, max_batch_tokens, spare_bytes)
         self._blocks = blocks_for(kv_tokens)
         windows = {layer.window for layer in loaded.kv_layers}
         sizes = pool_sizes(windows, kv_tokens, max_sequences, max_batch_tokens)
@@ -81,9 +82,10 @@ class TransformersEngine:
         self._stats = EngineStats()
 
     def warm_up(self) -> None:
-        """Run prefill and decode over full and small batches, then forget them.
+        """Run prefill and decode over full and small batches, record CUDA graphs, reset counters.
 
-        Raises the error of a model that cannot run at all.
+        Raises the error of a model that cannot run at all, and `DoesNotFit` when a full step does
+        not fit the memory.
         """
         longest = min(self._max_batch_tokens, self._limits.tokens - 2)
         for sequence in warmup_sequences(longest, self._max_sequences):
@@ -96,9 +98,10 @@ class TransformersEngine:
         self._stats = EngineStats()
 
     def measure_step_bytes(self) -> int:
-        """What steps take beside weights and KV, measured; the engine is of no use after it.
+        """Measure the bytes that steps take beside weights and KV. The engine is unusable after it.
 
-        The largest has all tokens and all samples; recorded decode steps keep what theirs took.
+        Their sum: the peak of the largest step, with all tokens and all samples, and what recorded
+        decode steps keep.
         """
         longest = self._limits.tokens
         for sequence in largest_step_sequences(
@@ -119,43 +122,54 @@ class TransformersEngine:
             )
 
     def add(self, sequence: Sequence) -> None:
-        assert sequence.request_id not in self._sequences, f"{sequence.request_id} is here"
+        """Take a sequence. One that cannot run comes back from the next `step` with an error."""
+        assert sequence.request_id not in self._sequences, f"{sequence.request_id} was added before"
         adapter = sequence.adapter
         if refusal := self._limits.find_refusal(sequence) or self._adapters.refusal(adapter):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
-        generation = GeneratingSequence(sequence, self._vocabulary, self._model.device)
-        if finish := generation.finish_reason():
+        generating = GeneratingSequence(sequence, self._vocabulary, self._model.device)
+        if finish := generating.finish_reason():
             self._ready.append(Output(sequence.request_id, finish=finish))
             return
-        self._sequences[sequence.request_id] = generation
-        self._reserved += generation.max_blocks
+        self._sequences[sequence.request_id] = generating
+        self._reserved += generating.max_blocks
         if grammar := sequence.sampling.grammar:
             self._grammars.start_compiling(sequence.request_id, grammar)
         else:
-            self._schedule(generation)
+            self._schedule(generating)
 
     def cancel(self, request_id: str) -> None:
-        if generation := self._sequences.get(request_id):
-            held = generation.text.finish()
-            cached = generation.cached_tokens
-            self._ready.append(Output(request_id, text=held, finish="cancelled", cached=cached))
-            waits = self._grammars.stop_waiting(request_id) or self._adapters.is_waiting(request_id)
-            if not waits:
-                self._scheduler.remove(generation.state)
-            self._remove(generation)
+        """Drop a sequence; the next `step` returns its `cancelled` output. Idempotent."""
+        if generating := self._sequences.get(request_id):
+            held_text = generating.text.finish()
+            cached = generating.cached_tokens
+            self._ready.append(
+                Output(request_id, text=held_text, finish="cancelled", cached=cached)
+            )
+            is_waiting = self._grammars.stop_waiting(request_id) or self._adapters.is_waiting(
+                request_id
+            )
+            if not is_waiting:
+                self._scheduler.remove(generating.state)
+            self._remove(generating)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
+        """Compute and sample one step, and return the outputs that are due.
+
+        Waits a moment for an adapter when nothing can run. Raises `DeviceLost` when the device or
+        another rank is lost; the failure of one sequence is an output.
+        """
         self._group.raise_if_lost()
         self._schedule_compiled()
         self._schedule_adapted()
         outputs, self._ready = self._ready, []
         with measure(self._stats, "schedule"):
             slices = self._scheduler.schedule()
-            unclean = self._kv_cache.pop_blocks_to_zero()
-            self._group.zero_blocks(unclean)
-            self._runner.attention.zero_blocks(unclean)
+            blocks_to_zero = self._kv_cache.pop_blocks_to_zero()
+            self._group.zero_blocks(blocks_to_zero)
+            self._runner.attention.zero_blocks(blocks_to_zero)
         if slices:
             self._stats.steps += 1
             outputs += self._execute(slices)
@@ -164,20 +178,22 @@ class TransformersEngine:
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
+        """The sequences and KV tokens that are not reserved."""
         sequences = self._scheduler.max_running - len(self._sequences)
         tokens = (self._blocks - self._reserved) * BLOCK_TOKENS
         return FreeCapacity(max(0, sequences), max(0, tokens))
 
     def concurrency_limit(self) -> int:
-        """Sequences that may run at once: less than at first while steps do not fit the memory."""
+        """Return how many sequences may run at once: fewer after a step did not fit the memory."""
         return self._scheduler.max_running
 
     def cached_prefix_hashes(self) -> list[int]:
-        """The marks of cached prefixes and loaded adapters."""
+        """Hashes of cached prefixes (least recently used first), then of loaded adapters."""
         return [*self._kv_cache.prefix_hashes(), *self._adapters.loaded_hashes]
 
     @property
     def idle(self) -> bool:
+        """True when `step` has nothing to do. A lost rank is something to do: `step` raises it."""
         return not self._sequences and not self._ready and not self._group.lost_reason
 
     @property
@@ -193,12 +209,12 @@ class TransformersEngine:
         return stats
 
     def close(self) -> None:
-        """End the other ranks, forget every sequence, give back the memory of weights and KV."""
+        """End the other ranks, drop every sequence, free the memory of weights and KV."""
         self._group.close()
         self.close_keeping_ranks()
 
     def close_keeping_ranks(self) -> None:
-        """As `close`, but the other ranks stay, for another engine."""
+        """Do as `close` does, but leave the other ranks running for another engine."""
         self._sequences.clear()
         self._ready.clear()
         self._adapters.close()
@@ -208,42 +224,42 @@ class TransformersEngine:
         del self._executor, self._runner, self._model
         device_memory.release_cached_memory(device)
 
-    def _schedule(self, generation: GeneratingSequence) -> None:
-        """Let a sequence run as soon as its adapter is there."""
-        if generation.sequence.adapter:
-            self._adapters.wait_for_adapter(generation.sequence)
+    def _schedule(self, generating: GeneratingSequence) -> None:
+        """Hand a sequence to the scheduler, or let it wait for its adapter first."""
+        if generating.sequence.adapter:
+            self._adapters.wait_for_adapter(generating.sequence)
         else:
-            self._scheduler.add(generation.state)
+            self._scheduler.add(generating.state)
 
     def _schedule_compiled(self) -> None:
-        """Schedule those whose grammar has been compiled, behind their `generated` tokens."""
+        """Schedule the sequences whose grammar is compiled; it starts behind `generated` tokens."""
         nothing_else = not self._ready and self._scheduler.idle
-        for request_id, found in self._grammars.pop_ready(patient=nothing_else).items():
-            generation = self._sequences[request_id]
-            if isinstance(found, BadGrammar):
-                self._refuse(generation, EngineError(found.code, found.message))
+        for request_id, compiled in self._grammars.pop_ready(may_wait=nothing_else).items():
+            generating = self._sequences[request_id]
+            if isinstance(compiled, BadGrammar):
+                self._refuse(generating, EngineError(compiled.code, compiled.message))
                 continue
-            generation.matcher = found
-            found.advance(generation.sequence.generated)
-            if finish := generation.finish_reason():
-                self._remove(generation)
+            generating.matcher = compiled
+            compiled.advance(generating.sequence.generated)
+            if finish := generating.finish_reason():
+                self._remove(generating)
                 self._ready.append(Output(request_id, finish=finish))
             else:
-                self._schedule(generation)
+                self._schedule(generating)
 
     def _schedule_adapted(self) -> None:
-        """Schedule those whose adapter has come."""
+        """Schedule the sequences whose adapter is loaded; refuse those whose adapter is not."""
         for request_id, error in self._adapters.pop_ready():
-            generation = self._sequences[request_id]
+            generating = self._sequences[request_id]
             if error:
-                self._refuse(generation, error)
+                self._refuse(generating, error)
             else:
-                self._scheduler.add(generation.state)
+                self._scheduler.add(generating.state)
 
-    def _refuse(self, generation: GeneratingSequence, error: EngineError) -> None:
-        """End a sequence that cannot have what it waited for."""
-        self._remove(generation)
-        self._ready.append(Output(generation.sequence.request_id, error=error))
+    def _refuse(self, generating: GeneratingSequence, error: EngineError) -> None:
+        """End a sequence whose grammar or adapter failed."""
+        self._remove(generating)
+        self._ready.append(Output(generating.sequence.request_id, error=error))
 
     def _execute(self, slices: list[SequenceSlice]) -> list[Output]:
         outputs: list[Output] = []
@@ -253,18 +269,18 @@ class TransformersEngine:
                     outputs += self._commit(outcome)
                 case StepTooLarge():
                     outputs += self._lower_budget(outcome)
-                case SequenceFailed(run, reason):
-                    outputs.append(self._fail(run, reason))
+                case SequenceFailed(state, reason):
+                    outputs.append(self._fail(state, reason))
         return outputs
 
     def _commit(self, computed: StepComputed) -> list[Output]:
         with measure(self._stats, "report"):
             self._scheduler.commit(computed.slices)
             self._stats.prefilled += sum(s.count for s in computed.slices if not s.is_decode)
-            return [self._append_token(run, sampled) for run, sampled in computed.sampled]
+            return [self._append_token(state, sampled) for state, sampled in computed.sampled]
 
     def _lower_budget(self, step: StepTooLarge) -> list[Output]:
-        """Have the next steps compute less; a single token that does not fit fails."""
+        """Halve the token budget; a sequence fails if even a single token does not fit."""
         if self._scheduler.halve_budget(step.slices):
             log.warning(
                 "step_out_of_memory", budget=self._scheduler.token_budget, reason=step.reason
@@ -273,34 +289,34 @@ class TransformersEngine:
         reason = f"out of memory with one token: {step.reason}"
         return [self._fail(step.slices[0].state, reason)]
 
-    def _row_sampling(self, run: SequenceState) -> RowSampling:
-        return self._sequences[run.request_id].row_sampling()
+    def _row_sampling(self, state: SequenceState) -> RowSampling:
+        return self._sequences[state.request_id].row_sampling()
 
-    def _append_token(self, run: SequenceState, sampled: SampledToken) -> Output:
-        """Append a token to its sequence and say what that made of it."""
+    def _append_token(self, state: SequenceState, sampled: SampledToken) -> Output:
+        """Append a sampled token to its sequence and return the sequence's output."""
         token = sampled.token
         if token is None:
-            return self._fail(run, "the model's output is not a number")
-        generation = self._sequences[run.request_id]
-        text = generation.append_token(token)
-        if generation.matcher and (failure := generation.matcher.failure):
-            return self._fail(run, failure, BadGrammar.code)
+            return self._fail(state, "the model's output is not a number")
+        generating = self._sequences[state.request_id]
+        text = generating.append_token(token)
+        if generating.matcher and (failure := generating.matcher.failure):
+            return self._fail(state, failure, BadGrammar.code)
         self._stats.generated += 1
-        if finish := generation.finish_reason():
-            text += generation.text.finish()
-            self._remove(generation)
-            self._scheduler.remove(run)
+        if finish := generating.finish_reason():
+            text += generating.text.finish()
+            self._remove(generating)
+            self._scheduler.remove(state)
         logprobs = self._vocabulary.to_logprobs(sampled)
-        cached = generation.cached_tokens if finish else 0
-        return Output(run.request_id, [token], text, logprobs, finish=finish, cached=cached)
+        cached = generating.cached_tokens if finish else 0
+        return Output(state.request_id, [token], text, logprobs, finish=finish, cached=cached)
 
-    def _fail(self, run: SequenceState, reason: str, code: str = "engine_failed") -> Output:
-        """Drop a sequence alone; its KV is cleared before anybody else has its blocks."""
-        self._remove(self._sequences[run.request_id])
-        self._scheduler.discard(run)
-        return Output(run.request_id, error=EngineError(code, reason))
+    def _fail(self, state: SequenceState, reason: str, code: str = "engine_failed") -> Output:
+        """Drop one sequence; its KV is zeroed before another sequence gets its blocks."""
+        self._remove(self._sequences[state.request_id])
+        self._scheduler.discard(state)
+        return Output(state.request_id, error=EngineError(code, reason))
 
-    def _remove(self, generation: GeneratingSequence) -> None:
-        del self._sequences[generation.sequence.request_id]
-        self._adapters.unpin(generation.sequence.request_id)
-        self._reserved -= generation.max_blocks
+    def _remove(self, generating: GeneratingSequence) -> None:
+        del self._sequences[generating.sequence.request_id]
+        self._adapters.unpin(generating.sequence.request_id)
+        self._reserved -= generating.max_blocks

@@ -1,4 +1,4 @@
-"""A `TransformersEngine` from a directory: weights, KV for the memory that is left, a warm-up."""
+"""Loads a `TransformersEngine` from a directory: weights, KV sized to the memory, warm-up."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,13 +27,13 @@ def load(
     tensor_parallel_size: int = 1,
     stage: Callable[[str], None] = lambda name: None,
 ) -> TransformersEngine:
-    """Load a Hugging Face directory and warm up; `stage` hears what is being done.
+    """Load a Hugging Face directory and warm up; `stage` is called with the name of each stage.
 
     Without `kv_tokens` the KV gets what weights, the largest step and adapters leave of
-    `memory_bytes`, or of the memory that is free. `adapter_bytes` 0: a tenth of what is left
-    there, at most 1 GiB; with `kv_tokens` 1 GiB. Of several tensor parallel ranks this process is
-    the first and starts the others; they divide memory and `threads`. Raises `UnsupportedModel`, with
-    the architecture's name, for what this engine cannot run, and `DoesNotFit`.
+    `memory_bytes`, or of the free memory. `adapter_bytes` 0: a tenth of what is left there, at most
+    1 GiB; with `kv_tokens` 1 GiB. With several tensor parallel ranks this process is the first and
+    starts the others; they divide memory and `threads`. Raises `UnsupportedModel`, with the
+    architecture's name, for what this engine cannot run, and `DoesNotFit`.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -64,23 +64,25 @@ def fit_engine(
     adapter_bytes: int = 0,
     group: TensorParallelGroup | None = None,
 ) -> TransformersEngine:
-    """As `load`, of a model that is loaded."""
+    """Build and warm up an engine over a loaded model; the parameters are those of `load`.
+
+    Raises `DoesNotFit`.
+    """
     group = group or TensorParallelGroup()
     if not kv_tokens:
-        step = _measure_step_bytes(loaded, max_sequences, max_batch_tokens, group)
-        spare = (
-            group.min_spare_bytes(loaded.model, memory_bytes) - step
-        )  # libraries are loaded by now
-        adapter_bytes = adapter_bytes or min(ADAPTER_BYTES, max(0, spare // 10))
-        if group.world_size > 1:  # ranks have no adapters
+        step_bytes = _measure_step_bytes(loaded, max_sequences, max_batch_tokens, group)
+        # Asked after the measurement: the libraries that it loads take memory, too.
+        spare_bytes = group.min_spare_bytes(loaded.model, memory_bytes) - step_bytes
+        adapter_bytes = adapter_bytes or min(ADAPTER_BYTES, max(0, spare_bytes // 10))
+        if group.world_size > 1:  # tensor parallel ranks run without adapters
             adapter_bytes = 0
-        spare -= adapter_bytes
-        kv_tokens = models.max_kv_tokens(loaded, max_sequences, max_batch_tokens, spare)
-        least = min(max_batch_tokens, loaded.context_length)
-        check_kv_fits(kv_tokens, least, memory_bytes, adapter_bytes)
-    bound = adapter_bytes or ADAPTER_BYTES
+        spare_bytes -= adapter_bytes
+        kv_tokens = models.max_kv_tokens(loaded, max_sequences, max_batch_tokens, spare_bytes)
+        min_tokens = min(max_batch_tokens, loaded.context_length)
+        check_kv_fits(kv_tokens, min_tokens, memory_bytes, adapter_bytes)
+    max_adapter_bytes = adapter_bytes or ADAPTER_BYTES
     engine = TransformersEngine(
-        loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, bound, group
+        loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, max_adapter_bytes, group
     )
     engine.warm_up()
     return engine
@@ -92,10 +94,10 @@ def _measure_step_bytes(
     max_batch_tokens: int,
     group: TensorParallelGroup,
 ) -> int:
-    """What steps take beside weights and KV, measured in an engine of little KV."""
-    room = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
+    """Measure the bytes that steps take beside weights and KV, in an engine with little KV."""
+    kv_tokens = 2 * max_batch_tokens + max_sequences * BLOCK_TOKENS
     engine = TransformersEngine(
-        loaded, max_sequences, max_batch_tokens, room, prefix_cache=False, group=group
+        loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache=False, group=group
     )
     try:
         return engine.measure_step_bytes()

@@ -1,4 +1,4 @@
-"""One sequence in the engine: its run, its text, its randomness, and when it ends."""
+"""A sequence with all that one engine keeps of it: state, text, seed, penalties, grammar, end."""
 
 from dataclasses import dataclass
 
@@ -21,18 +21,18 @@ from streams.messages import Logprob
 
 @dataclass(frozen=True)
 class TokenVocabulary:
-    """A tokeniser, and which of its ids end a sequence."""
+    """A tokeniser, and the ids that end a sequence."""
 
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
 
     def decode_token(self, token: int) -> str:
-        """A token's own text; half a character is `\ufffd`."""
+        """Return a token's own text; an incomplete character is `\ufffd`."""
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return text
 
     def to_logprobs(self, sampled: SampledToken) -> list[Logprob] | None:
-        """The log probability of a sampled token and of the likeliest others, if asked for."""
+        """Return a token's log probability with the likeliest others; None if not wanted."""
         if sampled.logprob is None or sampled.token is None:
             return None
         top = [(other, self.decode_token(other), value) for other, value in sampled.top_logprobs]
@@ -40,7 +40,10 @@ class TokenVocabulary:
 
 
 class GeneratingSequence:
-    """A sequence behind its `generated` tokens, whose text an earlier attempt has sent."""
+    """A sequence that generates, starting behind its `generated` tokens.
+
+    Those come from an earlier attempt, which has sent their text; it is not returned again.
+    """
 
     def __init__(
         self, sequence: Sequence, vocabulary: TokenVocabulary, device: torch.device
@@ -54,36 +57,42 @@ class GeneratingSequence:
         self.matcher: GrammarMatcher | None = None
         self._seed = derive_seed(sequence.request_id) if sampling.seed is None else sampling.seed
         self._penalties = build_penalties(sampling, sequence.prompt, sequence.generated, device)
-        skip = sampling.skip_special_tokens
-        self.text = TextStream(vocabulary.tokenizer, sequence.prompt, sampling.stop, skip)
+        skip_special = sampling.skip_special_tokens
+        self.text = TextStream(vocabulary.tokenizer, sequence.prompt, sampling.stop, skip_special)
         for token in sequence.generated:
             self._decode_text(token)
 
     @property
     def generated_count(self) -> int:
+        """The number of generated tokens, those of earlier attempts included."""
         return len(self.state.tokens) - len(self.sequence.prompt)
 
     @property
     def max_blocks(self) -> int:
-        """Blocks that it may come to need."""
+        """The most blocks that the sequence can come to need."""
         return blocks_for(count_reserved_tokens(self.sequence))
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the prefix cache."""
+        """The number of the prompt's tokens that were found in the prefix cache."""
         return min(self.state.hit_tokens, len(self.sequence.prompt))
 
     def row_sampling(self) -> RowSampling:
-        """How to choose the next token."""
+        """Return how the sampler is to choose the next token."""
         sampling = self.sequence.sampling
-        draws = sampling.temperature > 0
-        shape = self._process_logits if self.matcher or self._penalties else None
+        is_random = sampling.temperature > 0
+        processor = self._process_logits if self.matcher or self._penalties else None
         return RowSampling(
-            sampling, draw_uniform(self._seed, self.generated_count) if draws else 0.0, shape
+            sampling,
+            draw_uniform(self._seed, self.generated_count) if is_random else 0.0,
+            processor,
         )
 
     def append_token(self, token: int) -> str:
-        """The next token was chosen; returns the text that is now certain."""
+        """Append the sampled token; returns the text that can be sent now.
+
+        It may be empty while a character or a possible stop string is incomplete.
+        """
         self.state.tokens.append(token)
         if self.matcher:
             self.matcher.advance([token])
@@ -92,10 +101,10 @@ class GeneratingSequence:
         return self._decode_text(token)
 
     def finish_reason(self) -> FinishReason | None:
-        """Why the sequence ends with the tokens that it has, if it does."""
-        ended = self.generated_count > 0 and self._is_eos(self.state.tokens[-1])
-        complete = self.matcher is not None and self.matcher.is_complete
-        if ended or complete or self.text.stopped:
+        """Return why the sequence ends with its last token, or None if it goes on."""
+        is_ended = self.generated_count > 0 and self._is_eos(self.state.tokens[-1])
+        is_complete = self.matcher is not None and self.matcher.is_complete
+        if is_ended or is_complete or self.text.stopped:
             return "stop"
         return "length" if self.generated_count >= self.sequence.sampling.max_tokens else None
 

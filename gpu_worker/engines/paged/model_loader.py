@@ -1,4 +1,4 @@
-"""Loading a causal language model, and refusing at once what paged attention cannot do."""
+"""Loads a causal language model, refuses what paged attention cannot run, and sizes the KV."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
 from gpu_worker.engines.precision import choose_dtype
 
-PROBE_ATTENTION = "millstream_survey"
+PROBE_ATTENTION = "millstream_probe"
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -36,7 +36,7 @@ class UnsupportedModel(Exception):
 
 @dataclass(frozen=True)
 class LoadedCausalLM:
-    """A model on its device, with what the engine must know of it."""
+    """A model on its device, with its KV layers, tokeniser and limits."""
 
     model: PreTrainedModel
     kv_layers: list[KvLayerSpec]
@@ -47,12 +47,15 @@ class LoadedCausalLM:
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """The device of that name, or the best there is."""
+    """Return the named device, or the best one of this machine."""
     return torch.device(device) if device else default_device()
 
 
 def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrainedConfig:
-    """Raise `UnsupportedModel` for what can be known of a directory before its weights are read."""
+    """Check a model directory before its weights are read; return its configuration.
+
+    Raises `UnsupportedModel`.
+    """
     config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     check_architecture(config)
     check_tensor_parallel(config, ranks, resolve_device(device))
@@ -60,21 +63,22 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
 
 
 def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> LoadedCausalLM:
-    """Load from a Hugging Face directory of safetensors. Raises `UnsupportedModel` by name.
+    """Load a model from a Hugging Face directory of safetensors.
 
-    Of several ranks, all of whom must load, each reads its part of the weights.
+    With several ranks each one must call this, and reads its part of the weights. Raises
+    `UnsupportedModel`, which names the architecture.
     """
     config = check_supported(directory, device, ranks)
-    place = resolve_device(device)
-    shared = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
+    target_device = resolve_device(device)
+    distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         directory,
-        dtype=choose_dtype(config, place),
+        dtype=choose_dtype(config, target_device),
         local_files_only=True,
         use_safetensors=True,
-        **shared,
+        **distributed,
     )
-    model.to(place)  # type: ignore[arg-type]
+    model.to(target_device)  # type: ignore[arg-type]
     if ranks > 1:
         replace_parallel_linears(model)
     merge_and_pack(model)
@@ -82,7 +86,10 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
 
 
 def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalLM:
-    """Look at a loaded model: its attention layers, vocabulary, context and ends."""
+    """Find out a loaded model's KV layers, vocabulary size, context length and end-of-sequence ids.
+
+    Raises `UnsupportedModel`.
+    """
     check_architecture(model.config)
     model.eval()  # type: ignore[no-untyped-call]
     _freeze_rope(model)
@@ -95,17 +102,17 @@ def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalL
 
 
 def check_architecture(config: PreTrainedConfig) -> None:
-    """Raise `UnsupportedModel` for architectures known to need another kind of attention or state."""
+    """Raise `UnsupportedModel` if a configuration has another kind of attention or state."""
     text = config.get_text_config()
     name = (config.architectures or [config.model_type])[0]
-    kinds = set(getattr(text, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
+    unsupported = set(getattr(text, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
     reasons = {
         "an encoder and a decoder": config.is_encoder_decoder,
         "soft-capped attention": getattr(text, "attn_logit_softcapping", None),
         "multi-head latent attention": getattr(text, "kv_lora_rank", None),
         "bidirectional attention": getattr(text, "use_bidirectional_attention", False),
         "KV shared between layers": getattr(text, "num_kv_shared_layers", 0),
-        f"layers of type {', '.join(sorted(kinds))}": kinds,
+        f"layers of type {', '.join(sorted(unsupported))}": unsupported,
         "rotary embeddings that depend on the longest sequence of a batch": _has_longrope(text),
         "state-space layers": getattr(text, "state_size", 0) or getattr(text, "ssm_cfg", None),
     }
@@ -115,28 +122,29 @@ def check_architecture(config: PreTrainedConfig) -> None:
 
 
 def _has_longrope(text: PreTrainedConfig) -> bool:
-    """Whether frequencies depend on the largest position; each type of layers may have its own."""
+    """Return whether rotary frequencies depend on the largest position, in any type of layer."""
     rope = getattr(text, "rope_parameters", None) or {}
-    each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return any(parameters.get("rope_type") == "longrope" for parameters in each)
+    parameter_sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return any(parameters.get("rope_type") == "longrope" for parameters in parameter_sets)
 
 
 def _freeze_rope(model: PreTrainedModel) -> None:
-    """Let rotary embeddings be, which transformers changes for longer sequences than the context.
+    """Switch off dynamic RoPE, which changes frequencies for sequences longer than the context.
 
-    Whether it must, it asks in each forward pass, and waits for the device (`dynamic`).
+    transformers would check in each forward pass whether it must, and wait for the device
+    (`dynamic`).
     """
     for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        if kinds == "dynamic":
+        rope_type = getattr(module, "rope_type", None)
+        if rope_type == "dynamic":
             module.rope_type = "default"  # type: ignore[assignment]
-        elif isinstance(kinds, dict):  # for each type of layers
-            for layer, kind in kinds.items():
-                kinds[layer] = "default" if kind == "dynamic" else kind
+        elif isinstance(rope_type, dict):  # by type of layer
+            for layer_type, own_type in rope_type.items():
+                rope_type[layer_type] = "default" if own_type == "dynamic" else own_type
 
 
 def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.device) -> None:
-    """Raise `UnsupportedModel`, with the numbers, for what `ranks` cannot share."""
+    """Raise `UnsupportedModel`, with the numbers, if `ranks` ranks cannot share the model."""
     if ranks == 1:
         return
     text = config.get_text_config()
@@ -156,42 +164,44 @@ def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.de
 
 
 def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:
-    """Run one token through the model and see what each layer asks of its attention function.
+    """Run one token through the model and record what each layer asks of its attention function.
 
-    What configurations do not tell, this does: sinks, soft caps, layers that keep another state.
+    This finds what configurations do not tell: sinks, soft caps, layers that keep another state.
+    Raises `UnsupportedModel` for these.
     """
-    seen: dict[int, KvLayerSpec] = {}
+    seen_layers: dict[int, KvLayerSpec] = {}
     name = type(model).__name__
 
-    def look(
+    def probe(
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        attention_mask: torch.Tensor | None, **asked: object,
+        attention_mask: torch.Tensor | None, **options: object,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
-        _check_attention_call(name, module, key, value, asked)
-        window = asked.get("sliding_window")
-        seen[int(module.layer_idx)] = KvLayerSpec(key.shape[1], key.shape[3], window)  # type: ignore[arg-type]
-        return sdpa_attention_forward(module, query, key, value, None, **asked)  # type: ignore[arg-type]
+        _check_attention_call(name, module, key, value, options)
+        window = options.get("sliding_window")
+        seen_layers[int(module.layer_idx)] = KvLayerSpec(key.shape[1], key.shape[3], window)  # type: ignore[arg-type]
+        return sdpa_attention_forward(module, query, key, value, None, **options)  # type: ignore[arg-type]
 
-    AttentionInterface.register(PROBE_ATTENTION, look)
+    AttentionInterface.register(PROBE_ATTENTION, probe)
     _set_attention(model, PROBE_ATTENTION)
     with torch.inference_mode():
         ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
         model(input_ids=ids, position_ids=ids, use_cache=False)
     count = model.config.get_text_config().num_hidden_layers
-    if sorted(seen) != list(range(count)):
+    if sorted(seen_layers) != list(range(count)):
         raise UnsupportedModel(
-            f"{name} cannot run on this engine: {len(seen)} of its {count} layers use attention"
+            f"{name} cannot run on this engine: "
+            f"{len(seen_layers)} of its {count} layers use attention"
         )
-    return [seen[index] for index in range(count)]
+    return [seen_layers[index] for index in range(count)]
 
 
 def _check_attention_call(
-    name: str, module: nn.Module, key: torch.Tensor, value: torch.Tensor, asked: dict[str, object]
+    name: str, module: nn.Module, key: torch.Tensor, value: torch.Tensor, options: dict[str, object]
 ) -> None:
     reasons = {
-        "soft-capped attention": asked.get("softcap") is not None,
-        "attention sinks": asked.get("s_aux") is not None,
-        "position biases": asked.get("position_bias") is not None,
+        "soft-capped attention": options.get("softcap") is not None,
+        "attention sinks": options.get("s_aux") is not None,
+        "position biases": options.get("position_bias") is not None,
         "keys and values of different sizes": key.shape != value.shape,
         "bidirectional attention": not getattr(module, "is_causal", True),
     }
@@ -225,23 +235,30 @@ def _read_eos_ids(model: PreTrainedModel) -> frozenset[int]:
 def max_kv_tokens(
     loaded: LoadedCausalLM, max_sequences: int, max_batch_tokens: int, spare_bytes: int
 ) -> int:
-    """How many tokens of KV fit into `spare_bytes`, no more than could ever be used."""
+    """Return how many tokens of KV fit into `spare_bytes`.
 
-    def needs(tokens: int) -> int:
+    At most as many as `max_sequences` sequences of the whole context can use.
+    """
+
+    def bytes_for(tokens: int) -> int:
         return kv_bytes(loaded, tokens, max_sequences, max_batch_tokens)
 
-    most = range(1, max_sequences * loaded.context_length + 1)
-    return bisect_right(most, spare_bytes, key=needs)
+    token_counts = range(1, max_sequences * loaded.context_length + 1)
+    return bisect_right(token_counts, spare_bytes, key=bytes_for)
 
 
 def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_tokens: int) -> int:
-    """What the KV of so many tokens takes; layers with a window need no more than that.
+    """Return the bytes that the KV of `tokens` tokens takes.
 
-    On a CPU with the strips of what decodes.
+    Layers with a sliding window need no more than the windows of `max_sequences` sequences. On a
+    CPU the contiguous copies of decoding sequences' KV are counted as well.
     """
     windows = {layer.window for layer in loaded.kv_layers}
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
-    item = loaded.model.dtype.itemsize * BLOCK_TOKENS
+    block_item_bytes = loaded.model.dtype.itemsize * BLOCK_TOKENS
     if loaded.model.device.type == "cpu":
-        item = int(item * (1 + contiguous_kv.MAX_SHARE))
-    return sum(2 * kv.kv_heads * kv.head_dim * item * blocks[kv.window] for kv in loaded.kv_layers)
+        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv.MAX_SHARE))
+    return sum(
+        2 * kv.kv_heads * kv.head_dim * block_item_bytes * blocks[kv.window]
+        for kv in loaded.kv_layers
+    )

@@ -1,4 +1,4 @@
-"""One rank's forward pass over a plan: the model, its attention over paged KV, recorded steps."""
+"""One rank's forward pass: the model, paged attention over its KV, and recorded decode steps."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class ModelRunner:
-    """Computes plans with a loaded model; `blocks`: how much KV the layers of each window have."""
+    """Runs forward passes of a loaded model; `blocks`: KV blocks of the layers of each window."""
 
     def __init__(self, loaded: models.LoadedCausalLM, blocks: Mapping[SlidingWindow, int]) -> None:
         self._model, self._vocabulary, self._windows = loaded.model, loaded.vocab_size, list(blocks)
@@ -29,11 +29,16 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
 
     def enable_graphs(self, rows: int, longest: int) -> None:
-        """Have `record` record decode steps of up to `rows` sequences, where a kernel decodes."""
+        """Let `capture_graphs` record decode steps of up to `rows` sequences of `longest` tokens.
+
+        Does nothing without a decode kernel, since only its steps can be recorded.
+        """
         if self.attention.kernels.decode:
             device = self._model.device
-            batch = DecodeInputBuffers(self._windows, rows, longest, device)
-            self.graphs = DecodeGraphs(self._forward_decode, batch, rows, self._vocabulary, device)
+            buffers = DecodeInputBuffers(self._windows, rows, longest, device)
+            self.graphs = DecodeGraphs(
+                self._forward_decode, buffers, rows, self._vocabulary, device
+            )
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -42,12 +47,12 @@ class ModelRunner:
             return
         try:
             self.graphs.capture()
-        except RuntimeError as error:  # whatever in the model waits for the device
+        except RuntimeError as error:  # raised when anything in the model waits for the device
             log.warning("decode_graphs_off", reason=str(error))
             self.graphs = None
 
     def measure_graph_bytes(self) -> int:
-        """What recording keeps of the device's memory, by doing it."""
+        """Record the decode steps; returns the bytes of device memory that recordings keep."""
         return (
             device_memory.measure_kept_bytes(self._model.device, self.capture_graphs)
             if self.graphs
@@ -55,39 +60,44 @@ class ModelRunner:
         )
 
     def make_inputs(self, slices: list[SequenceSlice]) -> StepInputs:
-        """A plan for slices, on the model's device."""
+        """Return a step's inputs for slices, on the model's device."""
         return StepInputs(slices, self._model.dtype, self._model.device)
 
-    def prepare_forward(self, plan: StepInputs, *, replay: bool) -> Callable[[], Tensor]:
-        """The pass over a plan, its inputs on the device: logits of the rows that are sampled.
+    def prepare_forward(self, inputs: StepInputs, *, replay: bool) -> Callable[[], Tensor]:
+        """Move a step's inputs to the device and return the forward pass over them.
 
-        With `replay` it is a recorded one where there is one that fits.
+        The pass returns the logits `[sampled slices, vocabulary]`. With `replay` it is a recorded
+        CUDA graph if there are graphs and the step only decodes.
         """
-        if replay and self.graphs and plan.is_decode_only:
-            self.graphs.fill_inputs(plan.slices)
-            return partial(self.graphs.run, len(plan.slices))
-        return partial(self._forward, plan, plan.input_ids, plan.positions, plan.logits_indices)
+        if replay and self.graphs and inputs.is_decode_only:
+            self.graphs.fill_inputs(inputs.slices)
+            return partial(self.graphs.run, len(inputs.slices))
+        return partial(
+            self._forward, inputs, inputs.input_ids, inputs.positions, inputs.logits_indices
+        )
 
     def close(self) -> None:
-        """Free the memory of KV and recordings."""
+        """Free the memory of KV and CUDA graphs."""
         self.attention.close()
         self.graphs = None
 
-    def _forward(self, plan: StepInputs, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        self.attention.inputs = plan
+    def _forward(self, inputs: StepInputs, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        self.attention.inputs = inputs
         result = self._model(
             input_ids=ids[None],
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=rows,
         )
-        logits: Tensor = result.logits[0, : len(plan.sampled_slices)]
+        logits: Tensor = result.logits[0, : len(inputs.sampled_slices)]
         return logits
 
-    def _forward_decode(self, step: DecodeInputs) -> Tensor:
-        self.attention.inputs = step
+    def _forward_decode(self, decode_inputs: DecodeInputs) -> Tensor:
+        self.attention.inputs = decode_inputs
         result = self._model(
-            input_ids=step.input_ids[None], position_ids=step.positions[None], use_cache=False
+            input_ids=decode_inputs.input_ids[None],
+            position_ids=decode_inputs.positions[None],
+            use_cache=False,
         )
         logits: Tensor = result.logits[0]
         return logits

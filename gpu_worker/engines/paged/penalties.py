@@ -1,8 +1,8 @@
-"""What a sequence's own tokens, and its client, change in its logits before anything is drawn.
+"""Bias, repetition, frequency and presence penalties on the logits of one sequence.
 
-As vLLM does, before the temperature and in this order: bias, repetition, frequency, presence. The
-repetition penalty counts prompt and output alike, the others the output alone. All of it is a
-function of the tokens so far, so a later attempt goes on exactly. Pure.
+They are applied before the temperature and in this order, as vLLM does. The repetition penalty
+counts prompt and output alike, the others the output alone. All of it is a function of the tokens
+so far, so a later attempt continues exactly. Pure.
 """
 
 import torch
@@ -15,7 +15,7 @@ _INITIAL_CAPACITY = 64
 
 
 class Penalties:
-    """One sequence's: which tokens it has had and how often, kept as they come."""
+    """The penalties of one sequence, with its tokens and their counts, updated as they come."""
 
     def __init__(self, sampling: Sampling, prompt: list[int], device: torch.device) -> None:
         self._sampling = sampling
@@ -29,19 +29,19 @@ class Penalties:
             self._index_tokens(prompt)
 
     def count_token(self, token: int) -> None:
-        """`token` was generated."""
+        """Count one generated token."""
         self.count_tokens([token])
 
     def count_tokens(self, tokens: list[int]) -> None:
-        """`tokens` were generated; many cost little more than one."""
+        """Count generated tokens; many at once cost little more than one."""
         self._index_tokens(tokens)
-        places = to_device(
+        indices = to_device(
             [self._index_by_token[token] for token in tokens], torch.long, self._ids.device
         )
-        self._counts.index_add_(0, places, torch.ones_like(places, dtype=self._counts.dtype))
+        self._counts.index_add_(0, indices, torch.ones_like(indices, dtype=self._counts.dtype))
 
     def apply(self, row: Tensor) -> None:
-        """Change float logits `[vocabulary]` in place."""
+        """Apply bias and penalties to float logits `[vocabulary]` in place."""
         sampling = self._sampling
         if len(self._biased):
             row[self._biased] += self._bias
@@ -55,14 +55,14 @@ class Penalties:
         row[ids] = values
 
     def _index_tokens(self, tokens: list[int]) -> None:
-        """Give each token that is new a place."""
+        """Give each new token an index in the tensors of ids and counts."""
         new = [token for token in dict.fromkeys(tokens) if token not in self._index_by_token]
         start = len(self._index_by_token)
         self._index_by_token.update(zip(new, range(start, start + len(new)), strict=True))
         if (need := len(self._index_by_token)) > len(self._ids):
-            more = max(need, 2 * len(self._ids)) - len(self._ids)
-            self._ids = torch.cat([self._ids, self._ids.new_empty(more)])
-            self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
+            extra = max(need, 2 * len(self._ids)) - len(self._ids)
+            self._ids = torch.cat([self._ids, self._ids.new_empty(extra)])
+            self._counts = torch.cat([self._counts, self._counts.new_zeros(extra)])
         if new:
             self._ids[start:need] = to_device(new, torch.long, self._ids.device)
 
@@ -70,7 +70,7 @@ class Penalties:
 def build_penalties(
     sampling: Sampling, prompt: list[int], generated: list[int], device: torch.device
 ) -> Penalties | None:
-    """Those of a sequence behind its `generated` tokens; None where it asks for none."""
+    """Return a sequence's penalties with its `generated` tokens counted; None if it has none."""
     neutral = (
         sampling.repetition_penalty == 1
         and not sampling.presence_penalty
@@ -79,7 +79,7 @@ def build_penalties(
     )
     if neutral:
         return None
-    made = Penalties(sampling, prompt, device)
+    penalties = Penalties(sampling, prompt, device)
     if generated:
-        made.count_tokens(generated)
-    return made
+        penalties.count_tokens(generated)
+    return penalties

@@ -1,4 +1,7 @@
-"""The computation of a step: one packed forward pass and its samples; who makes it fail, alone."""
+"""Computes a step on all ranks and samples it; if that fails, finds the sequence at fault.
+
+For that each sequence is computed alone.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from gpu_worker.engines.step_timer import measure
 
 @dataclass(frozen=True)
 class StepComputed:
-    """Slices whose KV is in place, and the next token of each run whose end they reached."""
+    """Slices that were computed, and the next token of each sequence whose end they reached."""
 
     slices: list[SequenceSlice]
     sampled: list[tuple[SequenceState, SampledToken]]
@@ -27,7 +30,7 @@ class StepComputed:
 
 @dataclass(frozen=True)
 class StepTooLarge:
-    """Slices that do not fit the memory together; nothing has changed."""
+    """Slices that do not fit the memory together; none of them was computed."""
 
     slices: list[SequenceSlice]
     reason: str
@@ -35,7 +38,7 @@ class StepTooLarge:
 
 @dataclass(frozen=True)
 class SequenceFailed:
-    """A run whose slice raises, even alone."""
+    """A sequence whose slice raises an error even when it is computed alone."""
 
     state: SequenceState
     reason: str
@@ -45,47 +48,49 @@ StepOutcome = StepComputed | StepTooLarge | SequenceFailed
 
 
 class StepExecutor:
-    """Computes slices; `choice` says how to choose a run's next token."""
+    """Executes steps; `row_sampling` tells how to choose a sequence's next token."""
 
     def __init__(
         self,
-        forward: ModelRunner,
+        runner: ModelRunner,
         adapters: LoraManager,
         group: TensorParallelGroup,
-        choice: Callable[[SequenceState], RowSampling],
+        row_sampling: Callable[[SequenceState], RowSampling],
     ) -> None:
-        self._runner, self._adapters, self._group = forward, adapters, group
-        self._row_sampling = choice
+        self._runner, self._adapters, self._group = runner, adapters, group
+        self._row_sampling = row_sampling
 
     def execute(self, slices: list[SequenceSlice], stats: EngineStats) -> Iterator[StepOutcome]:
-        """Compute slices together; if that fails, each alone, so that only the culprit fails.
+        """Compute slices together, or each alone if that fails, so that only the culprit fails.
 
-        The caller takes up each outcome before it asks for the next. Raises `DeviceLost`.
+        The caller must process each outcome before it asks for the next. Raises `DeviceLost`.
         """
-        plan = self._runner.make_inputs(slices)
+        inputs = self._runner.make_inputs(slices)
         try:
-            sampled = self._forward_and_sample(plan, stats)
+            sampled = self._forward_and_sample(inputs, stats)
         except Exception as error:  # whatever the model's code raises
             yield from self._handle_failure(slices, error, stats)
         else:
-            runs = (piece.state for piece in plan.sampled_slices)
-            yield StepComputed(slices, list(zip(runs, sampled, strict=True)))
+            states = (seq_slice.state for seq_slice in inputs.sampled_slices)
+            yield StepComputed(slices, list(zip(states, sampled, strict=True)))
 
-    def _forward_and_sample(self, plan: StepInputs, stats: EngineStats) -> list[SampledToken]:
+    def _forward_and_sample(self, inputs: StepInputs, stats: EngineStats) -> list[SampledToken]:
         with measure(stats, "build"):
-            choices = [self._row_sampling(piece.state) for piece in plan.sampled_slices]
-            self._adapters.apply(plan)
-            compute = self._runner.prepare_forward(plan, replay=not self._adapters.is_active)
+            row_samplings = [
+                self._row_sampling(seq_slice.state) for seq_slice in inputs.sampled_slices
+            ]
+            self._adapters.apply(inputs)
+            compute = self._runner.prepare_forward(inputs, replay=not self._adapters.is_active)
         with measure(stats, "forward"):
-            self._group.compute_step(plan.slices)
+            self._group.compute_step(inputs.slices)
             logits = compute()
         with measure(stats, "sample"):
-            return sample(logits, choices)
+            return sample(logits, row_samplings)
 
     def _handle_failure(
         self, slices: list[SequenceSlice], error: Exception, stats: EngineStats
     ) -> Iterator[StepOutcome]:
-        """What becomes of slices that were not computed."""
+        """Yield the outcomes of slices whose computation raised `error`."""
         reason = f"{type(error).__name__}: {error}"
         if self._group.world_size > 1:  # the others wait for what this rank has not computed
             raise DeviceLost(self._group.lost_reason or reason) from error
@@ -97,5 +102,5 @@ class StepExecutor:
         elif len(slices) == 1:
             yield SequenceFailed(slices[0].state, reason)
         else:
-            for piece in slices:
-                yield from self.execute([piece], stats)
+            for seq_slice in slices:
+                yield from self.execute([seq_slice], stats)

@@ -1,11 +1,11 @@
 """Tensor parallelism: one model in several processes of a machine, each with a part of each layer.
 
-This process is rank 0. It schedules, samples and talks; the others follow: they are told what each
-step computes, through a pipe of their own, and compute the same step over their part of the weights
-and of the KV heads. Which part is whose is the architecture's plan in transformers (`tp_plan`).
+This process is rank 0, which schedules and samples. It sends each step to every other rank through
+a pipe, and they compute the same step over their part of the weights and of the KV heads. Which
+part belongs to which rank is the architecture's plan in transformers (`tp_plan`).
 
-Nobody waits for a rank that is gone. A follower ends when its pipe does, however this process
-ended; when a follower ends, or a step fails anywhere, the whole group is lost.
+No process waits for a rank that is gone. The other ranks end when their pipe closes, however this
+process ended; when one of them ends, or a step fails anywhere, the whole group is lost.
 """
 
 import os
@@ -40,13 +40,13 @@ from gpu_worker.engines.paged.batch.sequence_state import (
 RANK_MODULE = "gpu_worker.engines.paged.tensor_parallel_rank"
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # ranks read their weights at different speeds
 JOIN_POLL_SECONDS = 0.02
-EXIT_TIMEOUT_SECONDS = 10.0  # for a follower to end by itself
+EXIT_TIMEOUT_SECONDS = 10.0  # for a rank to end by itself before it is killed
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """What all ranks of a group have in common; they meet in the directory `place`."""
+    """The settings that all ranks of a group share; they meet in the directory `rendezvous`."""
 
     world_size: int
     device: str
@@ -55,128 +55,140 @@ class GroupSpec:
 
 
 class TensorParallelGroup:
-    """This process and its followers. All methods but `start` are for the engine's thread."""
+    """This process, rank 0, and the ranks it started; alone, a group of one.
 
-    def __init__(self, followers: Sequence["RankProcess"] = (), place: Path | None = None) -> None:
-        self._ranks, self._rendezvous = followers, place
+    All methods but `start` belong to the engine's thread.
+    """
+
+    def __init__(self, ranks: Sequence["RankProcess"] = (), rendezvous: Path | None = None) -> None:
+        self._ranks, self._rendezvous = ranks, rendezvous
 
     @classmethod
-    def start(cls, directory: Path, device: torch.device, size: int) -> "TensorParallelGroup":
-        """Start `size` - 1 followers that load the model, and join them; CPU threads are divided.
+    def start(cls, directory: Path, device: torch.device, world_size: int) -> "TensorParallelGroup":
+        """Start `world_size` - 1 ranks that load the model, and join their group.
 
-        The caller loads the same model next: loading is one computation of all ranks.
+        CPU threads are divided among the ranks. The caller must load the same model next: loading
+        is a collective operation. Raises `DeviceLost` if a rank ends before it has joined.
         """
-        if size == 1:
+        if world_size == 1:
             return cls()
-        threads = max(1, torch.get_num_threads() // size)
+        threads = max(1, torch.get_num_threads() // world_size)
         torch.set_num_threads(threads)
-        place = Path(mkdtemp(prefix="millstream-ranks-"))  # files: no port for others to talk to
-        shape = GroupSpec(size, device.type, threads, place)
-        group = cls([RankProcess(rank, directory, shape) for rank in range(1, size)], place)
+        # A directory instead of a port: other users of the machine cannot talk to it.
+        rendezvous = Path(mkdtemp(prefix="millstream-ranks-"))
+        spec = GroupSpec(world_size, device.type, threads, rendezvous)
+        group = cls(
+            [RankProcess(rank, directory, spec) for rank in range(1, world_size)], rendezvous
+        )
         with ExitStack() as stack:
             stack.callback(group.close)
-            group._join(shape)
+            group._join(spec)
             stack.pop_all()
         return group
 
-    def _join(self, shape: GroupSpec) -> None:
-        while not all(_ready_file(shape.rendezvous, each.rank).exists() for each in self._ranks):
+    def _join(self, spec: GroupSpec) -> None:
+        while not all(_ready_file(spec.rendezvous, rank.rank).exists() for rank in self._ranks):
             self.raise_if_lost()
             time.sleep(JOIN_POLL_SECONDS)
-        join_group(shape.rendezvous, 0, shape.world_size, shape.device)
+        join_group(spec.rendezvous, 0, spec.world_size, spec.device)
 
     @property
     def world_size(self) -> int:
+        """The number of ranks in the group, this process included."""
         return len(self._ranks) + 1
 
     @property
     def lost_reason(self) -> str:
-        """Which follower is gone; empty while there are all. For any thread."""
-        return next((each.exit_reason for each in self._ranks if each.exit_reason), "")
+        """The rank that has ended and how; empty while all run. Safe to read from any thread."""
+        return next(
+            (rank.exit_reason for rank in self._ranks if rank.exit_reason),
+            "",
+        )
 
     def raise_if_lost(self) -> None:
-        """Raise `DeviceLost` once a follower is gone: what was computed since is worth nothing."""
+        """Raise `DeviceLost` once a rank has ended: results since then are not to be trusted."""
         if self.lost_reason:
             raise DeviceLost(self.lost_reason)
 
     def allocate_kv(self, blocks: Mapping[SlidingWindow, int]) -> None:
-        """Have every follower make KV pools of so many blocks, in place of those it has."""
-        self._broadcast("allot", list(blocks.items()))
+        """Let every other rank allocate KV of so many blocks, in place of what it has."""
+        self._broadcast("allocate_kv", list(blocks.items()))
 
     def zero_blocks(self, blocks: Mapping[SlidingWindow, list[int]]) -> None:
-        """Have every follower clear blocks."""
+        """Let every other rank zero the KV of these blocks."""
         if blocks:
-            self._broadcast("zero", list(blocks.items()))
+            self._broadcast("zero_blocks", list(blocks.items()))
 
     def compute_step(self, slices: Sequence[SequenceSlice]) -> None:
-        """Have every follower compute a step; this rank must compute it as well."""
+        """Let every other rank compute a step; the caller must compute it on this rank as well."""
         if self._ranks:
-            self._broadcast("compute", [_pack_slice(piece) for piece in slices])
+            self._broadcast("compute_step", [_pack_slice(seq_slice) for seq_slice in slices])
 
     def min_spare_bytes(self, model: PreTrainedModel, memory_bytes: int | None) -> int:
-        """What weights leave of the memory of the rank that has least. See `spare_bytes`."""
-        self._broadcast("least_spare", memory_bytes)
+        """Return the spare bytes of the rank that has fewest; see `rank_spare_bytes`."""
+        self._broadcast("min_spare_bytes", memory_bytes)
         return min_spare_bytes(model, memory_bytes, self.world_size)
 
     def close(self) -> None:
-        """End the followers and leave the group. Idempotent."""
-        for follower in self._ranks:
-            follower.request_exit()
-        for follower in self._ranks:
-            follower.wait()
+        """End the other ranks and leave the group. Idempotent."""
+        for rank in self._ranks:
+            rank.request_exit()
+        for rank in self._ranks:
+            rank.wait()
         if self._ranks and distributed.is_initialized():
             distributed.destroy_process_group()
         if self._rendezvous:
             rmtree(self._rendezvous, ignore_errors=True)
         self._ranks, self._rendezvous = (), None
 
-    def _broadcast(self, name: str, *about: object) -> None:
-        record = msgpack.packb([name, *about]) if self._ranks else b""
-        for follower in self._ranks:
-            follower.send(record)
+    def _broadcast(self, name: str, *arguments: object) -> None:
+        record = msgpack.packb([name, *arguments]) if self._ranks else b""
+        for rank in self._ranks:
+            rank.send(record)
 
 
 class RankProcess:
-    """A follower's process, watched from its start to its end.
+    """The process of another rank, started and watched by a thread until it ends.
 
-    It gets what `torchrun` would give it, so the libraries below find their rank and device.
+    Its environment holds what `torchrun` would set, so that libraries find their rank and device.
+    `exit_reason` says how the process ended, and is empty while it runs or if it was asked to.
     """
 
-    def __init__(self, rank: int, directory: Path, shape: GroupSpec) -> None:
+    def __init__(self, rank: int, directory: Path, spec: GroupSpec) -> None:
         self.rank, self.exit_reason = rank, ""
         command = [
             sys.executable,
             "-m",
             RANK_MODULE,
             str(directory),
-            shape.device,
-            str(shape.rendezvous),
+            spec.device,
+            str(spec.rendezvous),
         ]
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": shape.world_size}
-        given = {**ranks, "OMP_NUM_THREADS": shape.threads}
-        environment = {**os.environ, **{name: str(value) for name, value in given.items()}}
-        # nobody else can write to the pipe, and the other followers do not hold it open
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": spec.world_size}
+        variables = {**ranks, "OMP_NUM_THREADS": spec.threads}
+        environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        # a pipe: no other process can write to it, and the other ranks do not hold it open
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, bufsize=0)
         self._pipe = cast(BinaryIO, self._process.stdin)
         self._is_closing = False
         threading.Thread(target=self._watch, name=f"rank-{rank}", daemon=True).start()
 
     def send(self, record: bytes) -> None:
-        """Raises `DeviceLost` if nobody listens any more."""
+        """Write a message to the rank's pipe. Raises `DeviceLost` if it is no longer read."""
         try:
             rest = memoryview(record)
             while rest:
                 rest = rest[self._pipe.write(rest) :]
         except OSError as error:
-            raise DeviceLost(f"rank {self.rank} listens no more: {error}") from error
+            raise DeviceLost(f"rank {self.rank} no longer reads its pipe: {error}") from error
 
     def request_exit(self) -> None:
-        """Let it end; nothing that it does from now on is an error."""
+        """Close the pipe, at which the rank ends; how it ends is no longer an error."""
         self._is_closing = True
         self._pipe.close()
 
     def wait(self) -> None:
-        """Until it has ended; one that does not is killed."""
+        """Wait until the process has ended, and kill it after `EXIT_TIMEOUT_SECONDS`."""
         try:
             self._process.wait(EXIT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -191,75 +203,79 @@ class RankProcess:
             abort_collectives()
 
 
-def join_group(place: Path, rank: int, size: int, device: str) -> None:
-    """Become a rank of a group: this process is in no other. Waits for all of them."""
-    # gloo's sockets, whose peers are not asked who they are, listen to this machine only
+def join_group(rendezvous: Path, rank: int, world_size: int, device: str) -> None:
+    """Make this process a rank of a group, its only one, and wait until all ranks have joined."""
+    # gloo's sockets do not authenticate their peers, so they listen to this machine only
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    _ready_file(place, rank).touch()
+    _ready_file(rendezvous, rank).touch()
     backend = "gloo"
     if device == "cuda":
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
     distributed.init_process_group(
         backend,
-        init_method=f"file://{place}/store",
+        init_method=f"file://{rendezvous}/store",
         rank=rank,
-        world_size=size,
+        world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
 
 
 def abort_collectives() -> None:
-    """End collectives that wait for a rank that is gone: NCCL's do not notice."""
+    """Abort collectives that wait for a rank that has ended: NCCL's would not notice."""
     if distributed.is_initialized() and distributed.group.WORLD is not None:
         distributed.group.WORLD.abort()
 
 
-def _ready_file(place: Path, rank: int) -> Path:
-    """A file that is there once a rank is about to join."""
-    return place / f"rank-{rank}"
+def _ready_file(rendezvous: Path, rank: int) -> Path:
+    """Return the path of the file that a rank creates when it is about to join."""
+    return rendezvous / f"rank-{rank}"
 
 
-def min_spare_bytes(model: PreTrainedModel, memory_bytes: int | None, size: int) -> int:
-    """The least `spare_bytes` of all ranks, who must all ask."""
-    spare = torch.tensor(rank_spare_bytes(model, memory_bytes, size))
-    if size > 1:
+def min_spare_bytes(model: PreTrainedModel, memory_bytes: int | None, world_size: int) -> int:
+    """Return the least `rank_spare_bytes` of all ranks. A collective: every rank must call it."""
+    spare = torch.tensor(rank_spare_bytes(model, memory_bytes, world_size))
+    if world_size > 1:
         distributed.all_reduce(spare, distributed.ReduceOp.MIN)
     return int(spare)
 
 
-def rank_spare_bytes(model: PreTrainedModel, memory_bytes: int | None, size: int) -> int:
-    """What the weights leave for KV and steps on this rank: of its part of `memory_bytes`, or of
-    the memory that is free, which ranks on a CPU share."""
+def rank_spare_bytes(model: PreTrainedModel, memory_bytes: int | None, world_size: int) -> int:
+    """Return the bytes that the weights leave for KV and steps on this rank.
+
+    They are what is left of its part of `memory_bytes`, or else of the free memory, which ranks on
+    a CPU share.
+    """
     if memory_bytes is not None:
-        return memory_bytes // size - device_memory.model_bytes(model)
+        return memory_bytes // world_size - device_memory.model_bytes(model)
     free = device_memory.kv_budget_bytes(model.device)
-    return free // size if model.device.type == "cpu" else free
+    return free // world_size if model.device.type == "cpu" else free
 
 
-def _pack_slice(piece: SequenceSlice) -> list[object]:
-    """What a follower must know of a slice. The tables are whole each time: it keeps no state."""
-    tables = [(window, table.blocks) for window, table in piece.state.block_tables.items()]
-    return [piece.tokens, piece.start, piece.is_sampled, tables]
+def _pack_slice(seq_slice: SequenceSlice) -> list[object]:
+    """Return what another rank must know of a slice; it keeps no state, so tables are complete."""
+    tables = [(window, table.blocks) for window, table in seq_slice.state.block_tables.items()]
+    return [seq_slice.tokens, seq_slice.start, seq_slice.is_sampled, tables]
 
 
 @dataclass(frozen=True)
 class ReceivedSlice(SequenceSlice):
-    """A slice as a follower knows it: its run has no tokens, only it has."""
+    """A slice on another rank: only the slice has tokens, its sequence's state has none."""
 
     received_tokens: list[int]
 
     @property
     def tokens(self) -> list[int]:
+        """The slice's token ids, as they were received."""
         return self.received_tokens
 
 
 def unpack_slice(
     record: tuple[list[int], int, bool, list[tuple[SlidingWindow, list[int]]]],
 ) -> SequenceSlice:
-    """A slice as `compute` sent it."""
-    tokens, start, samples, tables = record
-    run = SequenceState(
+    """Return the slice that `compute_step` sent as this record."""
+    tokens, start, is_sampled, tables = record
+    state = SequenceState(
         "", [], block_tables={window: BlockTable(blocks) for window, blocks in tables}
     )
-    return ReceivedSlice(run, start, len(tokens), samples, tokens)
+    return ReceivedSlice(state, start, len(tokens), is_sampled, tokens)

@@ -1,4 +1,7 @@
-"""A follower of tensor parallelism, started by `parallel.Process`: it computes what it is told."""
+"""The process of a tensor parallel rank other than 0: it computes what rank 0 sends.
+
+`tensor_parallel.RankProcess` starts it.
+"""
 
 import os
 import signal
@@ -19,63 +22,71 @@ from gpu_worker.engines.paged.model_runner import ModelRunner
 
 
 class TensorParallelRank:
-    """One rank's part of a model and of its KV. Its methods are what `parallel.Group` tells."""
+    """One rank's part of a model and of its KV; `TensorParallelGroup` calls its `handlers`."""
 
-    def __init__(self, loaded: models.LoadedCausalLM, size: int) -> None:
-        self._loaded, self._world_size = loaded, size
+    def __init__(self, loaded: models.LoadedCausalLM, world_size: int) -> None:
+        self._loaded, self._world_size = loaded, world_size
         self._runner: ModelRunner | None = None
         self.handlers: Mapping[str, Callable[..., object]] = {
-            "allot": self.allocate_kv,
-            "zero": self.zero_blocks,
-            "compute": self.compute_step,
-            "least_spare": self.min_spare_bytes,
+            "allocate_kv": self.allocate_kv,
+            "zero_blocks": self.zero_blocks,
+            "compute_step": self.compute_step,
+            "min_spare_bytes": self.min_spare_bytes,
         }
 
     def allocate_kv(self, blocks: list[tuple[SlidingWindow, int]]) -> None:
+        """Allocate this rank's KV, in place of what it has."""
         if self._runner:
             self._runner.close()
         self._runner = ModelRunner(self._loaded, dict(blocks))
 
     def zero_blocks(self, blocks: list[tuple[SlidingWindow, list[int]]]) -> None:
-        assert self._runner, "blocks were not allotted"
+        """Zero the KV of blocks."""
+        assert self._runner, "no KV was allocated"
         self._runner.attention.zero_blocks(dict(blocks))
 
     def compute_step(
-        self, slices: list[tuple[list[int], int, bool, list[tuple[SlidingWindow, list[int]]]]]
+        self, records: list[tuple[list[int], int, bool, list[tuple[SlidingWindow, list[int]]]]]
     ) -> None:
-        assert self._runner, "blocks were not allotted"
-        plan = self._runner.make_inputs([tensor_parallel.unpack_slice(each) for each in slices])
-        self._runner.prepare_forward(plan, replay=False)()
+        """Compute this rank's part of a step; its logits are dropped, since rank 0 samples."""
+        assert self._runner, "no KV was allocated"
+        inputs = self._runner.make_inputs(
+            [tensor_parallel.unpack_slice(record) for record in records]
+        )
+        self._runner.prepare_forward(inputs, replay=False)()
 
     def min_spare_bytes(self, memory_bytes: int | None) -> None:
+        """Take part in finding the least spare memory of all ranks."""
         tensor_parallel.min_spare_bytes(self._loaded.model, memory_bytes, self._world_size)
 
 
 def main() -> None:
-    """Until the pipe ends; an error ends the process, and with it the group."""
-    directory, device, place = sys.argv[1:]
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    told: SimpleQueue[list[object]] = SimpleQueue()
-    threading.Thread(target=_listen, args=[told, place], daemon=True).start()
-    tensor_parallel.join_group(Path(place), rank, size, device)
-    follower = TensorParallelRank(models.load_model(Path(directory), device, size), size)
+    """Serve rank 0 until the pipe closes; an error ends the process, and with it the group."""
+    directory, device, rendezvous = sys.argv[1:]
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    messages: SimpleQueue[list[object]] = SimpleQueue()
+    threading.Thread(target=_listen, args=[messages, rendezvous], daemon=True).start()
+    tensor_parallel.join_group(Path(rendezvous), rank, world_size, device)
+    this_rank = TensorParallelRank(
+        models.load_model(Path(directory), device, world_size), world_size
+    )
     with torch.inference_mode():
         while True:
-            name, *about = told.get()
-            follower.handlers[str(name)](*about)
+            name, *arguments = messages.get()
+            this_rank.handlers[str(name)](*arguments)
 
 
-def _listen(told: "SimpleQueue[list[object]]", place: str) -> None:
-    """Hand on what rank 0 says; when it is gone end at once, even from a collective."""
+def _listen(messages: "SimpleQueue[list[object]]", rendezvous: str) -> None:
+    """Queue the messages of rank 0; when the pipe closes end at once, even inside a collective."""
     with open(0, "rb", buffering=0, closefd=False) as pipe:
         for record in msgpack.Unpacker(pipe, strict_map_key=False):
-            told.put(record)
-    rmtree(place, ignore_errors=True)
+            messages.put(record)
+    rmtree(rendezvous, ignore_errors=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    # They may go to the whole process group; the worker drains, and its followers with it.
+    # Signals may go to the whole process group: the worker drains, and its ranks end with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     main()

@@ -1,4 +1,4 @@
-"""What an engine runs before it serves: the largest step there can be, and a warm-up. Pure."""
+"""The sequences that an engine runs before it serves: the largest step, and a warm-up. Pure."""
 
 from collections.abc import Iterator
 
@@ -11,29 +11,31 @@ WARM_UP_SEQUENCES = 8
 def largest_step_sequences(
     max_batch_tokens: int, max_sequences: int, context: int
 ) -> Iterator[Sequence]:
-    """Sequences that one step computes whole: all of its tokens, and as many samples as can be."""
-    left = max_batch_tokens
-    for more in reversed(range(max_sequences)):
-        length = min(left - more, context - 2)
-        left -= length
+    """Yield sequences that make up the largest step: all of its tokens, and the most samples."""
+    remaining_tokens = max_batch_tokens
+    for sequences_left in reversed(range(max_sequences)):
+        length = min(remaining_tokens - sequences_left, context - 2)
+        remaining_tokens -= length
         sampling = Sampling(max_tokens=2, temperature=1.0, ignore_eos=True)
-        yield Sequence(f"largest-{more}", [1] * length, sampling)
+        yield Sequence(f"largest-{sequences_left}", [1] * length, sampling)
 
 
 def warmup_sequences(longest: int, max_sequences: int) -> Iterator[Sequence]:
-    """Sequences that make an engine run full and small batches, prefill and decode."""
+    """Yield sequences that make an engine run full and small batches, prefill and decode."""
     lengths = [longest, *range(1, min(WARM_UP_SEQUENCES, longest, max_sequences))]
     for number, length in enumerate(lengths):
         sampling = Sampling(max_tokens=2, temperature=float(number % 2), ignore_eos=True)
         yield Sequence(f"warm-up-{number}", [number] * length, sampling)
 
 
-def check_kv_fits(tokens: int, least: int, memory_bytes: int | None, adapter_bytes: int) -> None:
-    """Raise `DoesNotFit` where weights, a step and adapters leave less KV than `least` tokens."""
-    if tokens < least:
-        whole = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
+def check_kv_fits(
+    tokens: int, min_tokens: int, memory_bytes: int | None, adapter_bytes: int
+) -> None:
+    """Raise `DoesNotFit` if weights, a step and adapters leave fewer than `min_tokens` of KV."""
+    if tokens < min_tokens:
+        memory = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
         raise DoesNotFit(
             f"weights, one step and {adapter_bytes:,} bytes for adapters leave room for "
-            f"{max(0, tokens)} tokens of KV in {whole}, and {least} are the least; raise --memory "
-            "or lower --max-batch-tokens or --adapter-bytes"
+            f"{max(0, tokens)} tokens of KV in {memory}, and at least {min_tokens} are needed; "
+            "raise --memory or lower --max-batch-tokens or --adapter-bytes"
         )

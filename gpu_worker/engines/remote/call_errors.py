@@ -1,4 +1,4 @@
-"""Which failures of a call are worth another one, and what the others tell the client. Pure."""
+"""Errors of remote calls: which are worth a retry, and what the others tell the client. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -8,20 +8,19 @@ from email.utils import parsedate_to_datetime
 from gpu_worker.engines.engine import EngineError
 
 MAX_MESSAGE = 500  # characters of a server's own words
-MAX_RETRY_AFTER_SECONDS = 300.0  # a server that asks for more is asked once in so long
-BUSY_STATUSES = frozenset({408, 425, 429})  # it works, and asks for patience
-UNAVAILABLE_STATUSES = frozenset(
-    {502, 503, 504}
-)  # of a server, or a proxy before it, that cannot work just now
+MAX_RETRY_AFTER_SECONDS = 300.0  # a server that asks for longer is still tried this often
+BUSY_STATUSES = frozenset({408, 425, 429})  # the server works, and asks to be called later
+UNAVAILABLE_STATUSES = frozenset({502, 503, 504})  # it, or a proxy before it, cannot work now
 THROTTLING_STATUSES = frozenset({429, 503})
 CLIENT_ERROR_STATUSES = frozenset({400, 409, 413, 414, 415, 422})
 
 
 class RetryableError(Exception):
-    """A call failed in a way that another one may not.
+    """A failed call that another call may mend.
 
-    `label` names it in metrics. `suspicious`: the request itself may be the cause, so it is not
-    tried for ever. `alive`: the server works. `throttles`: it has more to do than it can.
+    `label` names the failure in metrics. `suspicious`: the request itself may be the cause, so it
+    is not retried for ever. `alive`: the failure shows that the server works. `throttles`: the
+    server has more to do than it can. `retry_after`: the seconds that the server asks to wait.
     """
 
     def __init__(
@@ -40,15 +39,16 @@ class RetryableError(Exception):
 
 
 class RequestRejected(EngineError):
-    """The server works, and does not want this request."""
+    """The server works and rejects this request; it is not retried."""
 
 
 def error_from_status(
     status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Exception:
-    """The `Fault`, or the `RequestRejected` that ends the request, of an answer that is not a success.
+    """Return the error of an answer that is not a success.
 
-    `now` is epoch seconds, for a Retry-After that is a date.
+    It is a `RetryableError`, or the `RequestRejected` that ends the request. `now` is epoch
+    seconds, for a Retry-After that is a date.
     """
     message = f"the server answers {status}: {error_message(body)}"
     if status in BUSY_STATUSES or status in UNAVAILABLE_STATUSES or status == 500:
@@ -64,13 +64,20 @@ def error_from_status(
 
 
 def rejection(status: int, message: str) -> RequestRejected:
-    """The end of a request that the server does not want; a wrong key, say, is not the client's."""
+    """Return the rejection of a request by a status.
+
+    Its code is `upstream_refused` where the client can change the request, else `upstream_failed`:
+    a wrong API key, say, is not the client's fault.
+    """
     code = "upstream_refused" if status in CLIENT_ERROR_STATUSES else "upstream_failed"
     return RequestRejected(code, message)
 
 
 def parse_retry_after(value: str, now: float) -> float:
-    """Seconds from a Retry-After header (RFC 9110, 10.2.3): a number or a date; else 0."""
+    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3), a number or a date; else 0.
+
+    At most `MAX_RETRY_AFTER_SECONDS`.
+    """
     try:
         seconds = float(value)
     except ValueError:
@@ -83,12 +90,15 @@ def _seconds_until(date: str, now: float) -> float:
         when = parsedate_to_datetime(date)
     except ValueError:
         return 0.0
-    zoned = when if when.tzinfo else when.replace(tzinfo=UTC)
-    return (zoned - datetime.fromtimestamp(now, UTC)).total_seconds()
+    with_zone = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return (with_zone - datetime.fromtimestamp(now, UTC)).total_seconds()
 
 
 def error_message(body: bytes) -> str:
-    """A server's own words, bounded: the message of an error in JSON, else the text as it came."""
+    """Return a server's own words: the message of an error in JSON, else the text as it came.
+
+    At most `MAX_MESSAGE` characters.
+    """
     text = body.decode(errors="replace").strip()
     try:
         text = _find_message(json.loads(text)) or text
@@ -98,7 +108,7 @@ def error_message(body: bytes) -> str:
 
 
 def _find_message(content: object) -> str:
-    """Of `{"error": {"message": …}}`, `{"error": …}`, `{"message": …}` or `{"detail": …}`."""
+    """Return the text in `{"error": {"message": …}}` or in `error`, `message` or `detail` alone."""
     for key in ("error", "message", "detail"):
         if isinstance(content, dict) and content.get(key):
             content = content[key]

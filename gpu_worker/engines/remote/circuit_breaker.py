@@ -1,9 +1,9 @@
-"""The circuit breaker: it spares a server that fails, and who would wait for it in vain. Pure.
+"""The circuit breaker stops calls to a server that fails, until a probe succeeds. Pure.
 
-Closed, calls begin freely. After `failures` in a row it opens: no call begins until a cool-down is
-over. Then it is half-open: one call, the probe, may begin. Its success closes the breaker; its
-failure opens it again, each time for twice as long. Only the probe counts while it is not closed:
-what began earlier says nothing about now.
+While it is closed, calls begin freely. After `failures` in a row it opens: no call begins until a
+cool-down is over. Then it is half-open: one call, the probe, may begin. Its success closes the
+breaker; its failure opens it again, each time for twice as long. While the breaker is not closed
+only the probe counts: calls that began earlier say nothing about the server now.
 """
 
 from typing import Literal
@@ -13,30 +13,35 @@ FOREVER = float("inf")
 
 
 class CircuitBreaker:
-    """Times are seconds of any one clock, given by the caller; calls have numbers."""
+    """Decides when a call may begin, by how earlier calls ended.
+
+    Times are passed in by the caller, in seconds of any one clock; calls are told apart by numbers.
+    """
 
     def __init__(
-        self, failures: int = 5, cooldown_seconds: float = 1.0, most_seconds: float = 30.0
+        self, failures: int = 5, cooldown_seconds: float = 1.0, max_seconds: float = 30.0
     ) -> None:
-        self._allowed, self._first, self._most = failures, cooldown_seconds, most_seconds
+        self._failure_threshold = failures
+        self._initial_cooldown, self._max_cooldown = cooldown_seconds, max_seconds
         self._failures = 0
         self._cooldown = cooldown_seconds
         self._opened_until: float | None = None
         self._probe: int | None = None
 
     def state(self, now: float) -> BreakerState:
+        """Return the state at a time; an open breaker is half-open once its cool-down is over."""
         if self._opened_until is None:
             return "closed"
         return "open" if now < self._opened_until else "half_open"
 
     def wait_seconds(self, now: float) -> float:
-        """Seconds until a call may begin: 0 is now, `FOREVER` when the probe has to tell."""
+        """Return the seconds until a call may begin: 0 is now, `FOREVER` until the probe ends."""
         if self._probe is not None:
             return FOREVER
         return 0.0 if self._opened_until is None else max(0.0, self._opened_until - now)
 
     def acquire(self, call: int, now: float) -> None:
-        """A call begins, which `wait` must have allowed; in the half-open state it is the probe."""
+        """Begin a call, which `wait_seconds` must allow; in the half-open state it is the probe."""
         assert self.wait_seconds(now) == 0, (
             f"call {call} begins while the breaker is {self.state(now)}"
         )
@@ -44,24 +49,27 @@ class CircuitBreaker:
             self._probe = call
 
     def record_success(self, call: int) -> None:
-        """The server has answered this call."""
+        """Record that the server answered this call."""
         if self._opened_until is None:
             self._failures = 0
         elif call == self._probe:
             self._opened_until, self._probe = None, None
-            self._failures, self._cooldown = 0, self._first
+            self._failures, self._cooldown = 0, self._initial_cooldown
 
     def record_failure(self, call: int, now: float) -> None:
-        """This call has met a server that does not work."""
+        """Record that this call failed because the server does not work."""
         if self._opened_until is None:
             self._failures += 1
-            if self._failures >= self._allowed:
+            if self._failures >= self._failure_threshold:
                 self._opened_until = now + self._cooldown
         elif call == self._probe:
-            self._cooldown = min(self._most, 2 * self._cooldown)
+            self._cooldown = min(self._max_cooldown, 2 * self._cooldown)
             self._opened_until, self._probe = now + self._cooldown, None
 
     def release(self, call: int) -> None:
-        """This call was given up and says nothing: the next one is the probe. Idempotent."""
+        """End a call without a verdict; if it was the probe, the next call is. Idempotent.
+
+        After a success or a failure of the call this does nothing.
+        """
         if call == self._probe:
             self._probe = None

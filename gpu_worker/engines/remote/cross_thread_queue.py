@@ -1,4 +1,4 @@
-"""From the loop's thread to the engine's: a bounded queue, the one place where both meet."""
+"""A bounded queue from the event loop's thread to the engine's, the only thing both use."""
 
 import asyncio
 import threading
@@ -10,30 +10,33 @@ MAX_ITEMS = 4096
 
 
 class CrossThreadQueue(Generic[T]):
-    """`put` is for the loop that made it, `take` for one other thread."""
+    """A queue of at most about `MAX_ITEMS` items.
+
+    `put` may be called on the event loop that made it, `get_all` by one other thread.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: deque[T] = deque()
         self._filled = threading.Event()
         self._emptied = asyncio.Event()
-        self._is_full = False  # a writer waits, or is about to
+        self._is_writer_waiting = False  # set before it waits
 
     async def put(self, item: T) -> None:
-        """Returns once there is room for the item: a reader that stands still stops the writers."""
+        """Append an item; waits while the queue is full, so a slow reader slows the writers."""
         while len(self._items) >= MAX_ITEMS:
             self._emptied.clear()
-            self._is_full = True
+            self._is_writer_waiting = True
             await self._emptied.wait()
         self._items.append(item)
         self._filled.set()
 
     def get_all(self, seconds: float) -> list[T]:
-        """Everything that is there, waiting so long for something to come."""
+        """Remove and return all items; waits up to `seconds` for the first one."""
         self._filled.wait(seconds)
         self._filled.clear()
         items = [self._items.popleft() for _ in range(len(self._items))]
-        if self._is_full:
-            self._is_full = False
+        if self._is_writer_waiting:
+            self._is_writer_waiting = False
             self._loop.call_soon_threadsafe(self._emptied.set)
         return items

@@ -1,4 +1,4 @@
-"""Embeddings as the token log has them: float32 little-endian rows. Pure."""
+"""Packs embeddings as the token log stores them: float32 little-endian rows. Pure."""
 
 import math
 import struct
@@ -7,9 +7,9 @@ from gpu_worker.engines.engine import EngineError
 
 
 def pack_vector(vector: list[float], dimensions: int | None = None) -> bytes:
-    """A row; cut to the first `dimensions` and then of length one again.
+    """Return a vector as bytes, cut to the first `dimensions` and normalised again if it was cut.
 
-    Raises `EngineError` for fewer dimensions than are wanted, and for what is not a number.
+    Raises `EngineError` for a vector of fewer dimensions, and for values that are not numbers.
     """
     if not vector or not all(map(math.isfinite, vector)):
         raise EngineError("upstream_failed", "the server's embedding is not a list of numbers")

@@ -1,4 +1,4 @@
-"""The engine's face: sequences in, outputs out; calls are made by a loop in a thread of its own."""
+"""The remote engine: sequences in, outputs out; an event loop in its own thread makes the calls."""
 
 import asyncio
 import json
@@ -28,12 +28,12 @@ from gpu_worker.engines.sequence_limits import count_reserved_tokens
 from streams.errors import MillstreamError
 
 Api = Literal["openai", "vllm", "single"]
-STEP_SECONDS = 0.005  # the longest that a step waits for an output
+STEP_SECONDS = 0.005  # a step waits at most so long for an output
 log = structlog.get_logger()
 
 
 class ApiKeyMissing(MillstreamError):
-    """The variable that should hold a server's API key does not."""
+    """The environment variable that should hold a server's API key is missing or empty."""
 
     def __init__(self, variable: str) -> None:
         super().__init__(f"the environment has no {variable}, which should hold the API key")
@@ -41,13 +41,13 @@ class ApiKeyMissing(MillstreamError):
 
 
 class RemoteClient(Protocol):
-    """How one API is used. Both raise `EngineError`."""
+    """Runs sequences against one kind of HTTP API. Both methods raise `EngineError`."""
 
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
         """Emit a request's output to its end."""
 
     async def embed(self, sequence: Sequence) -> list[bytes]:
-        """The vectors of a request's inputs."""
+        """Return the vectors of a request's inputs, in order: float32 little-endian rows."""
 
 
 @dataclass(eq=False)
@@ -59,25 +59,26 @@ class _RemoteRequest:
 
 
 class RemoteEngine:
-    """An `Engine` that forwards to a server, with at most `concurrency` calls at once.
+    """An `Engine` that forwards sequences to a server, with at most `concurrency` calls at once.
 
-    It takes whatever it is given: what cannot begin yet waits, as everything does while the server
-    is away, until it is cancelled at its deadline.
+    It accepts every sequence. One whose call cannot begin yet waits, as all do while the server is
+    away, until it is cancelled at its deadline.
     """
 
     def __init__(
         self,
-        upstream: HttpClient,
-        server: RemoteClient,
-        gate: ConcurrencyLimiter,
+        http: HttpClient,
+        client: RemoteClient,
+        limiter: ConcurrencyLimiter,
         concurrency: int,
         context_length: int,
     ) -> None:
-        self._http, self._client, self._limiter = upstream, server, gate
+        self._http, self._client, self._limiter = http, client, limiter
         self._concurrency, self._tokens = concurrency, concurrency * context_length
-        self._requests: dict[str, _RemoteRequest] = {}  # of the engine's thread, as `_cancelled` is
+        # `_requests` and `_cancelled` belong to the engine's thread, `_serving` to the loop's.
+        self._requests: dict[str, _RemoteRequest] = {}
         self._cancelled: list[Output] = []
-        self._serving: set[asyncio.Task[None]] = set()  # of the loop's
+        self._serving: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run_loop, name="remote-calls", daemon=True)
@@ -101,62 +102,79 @@ class RemoteEngine:
         retry_seconds: float = 0.25,
         cooldown_seconds: float = 1.0,
     ) -> "RemoteEngine":
-        """An engine for the server at `url`; `directory` holds the model's tokeniser, if any.
+        """Build an engine for the server at `url`; `directory` holds the model's tokeniser, if any.
 
-        The server need not be there yet. Raises `ApiKeyMissing`.
+        The server need not run yet. Raises `ApiKeyMissing`.
         """
         timeouts = Timeouts(connect_seconds, first_seconds, chunk_seconds)
-        upstream = HttpClient(url, _read_api_key(api_key_variable), timeouts, concurrency)
-        gate = ConcurrencyLimiter(concurrency, CircuitBreaker(cooldown_seconds=cooldown_seconds))
-        caller = RetryingCaller(gate, Backoff(retry_seconds), partial(metrics.observe_call, model))
-        server: RemoteClient
+        http = HttpClient(url, _read_api_key(api_key_variable), timeouts, concurrency)
+        limiter = ConcurrencyLimiter(concurrency, CircuitBreaker(cooldown_seconds=cooldown_seconds))
+        caller = RetryingCaller(
+            limiter, Backoff(retry_seconds), partial(metrics.observe_call, model)
+        )
+        client: RemoteClient
         if api == "single":
-            server = SingleItemClient(upstream, caller, concurrency)
+            client = SingleItemClient(http, caller, concurrency)
         else:
             tokenizer = _load_tokenizer(directory)
-            words = (VLLMProtocol if api == "vllm" else OpenAIProtocol)(model)
-            ends = _read_eos_ids(directory, tokenizer) if words.has_token_ids else frozenset()
-            server = OpenAIClient(words, upstream, caller, tokenizer, ends)
-        return cls(upstream, server, gate, concurrency, context_length)
+            protocol = (VLLMProtocol if api == "vllm" else OpenAIProtocol)(model)
+            eos_ids = _read_eos_ids(directory, tokenizer) if protocol.has_token_ids else frozenset()
+            client = OpenAIClient(protocol, http, caller, tokenizer, eos_ids)
+        return cls(http, client, limiter, concurrency, context_length)
 
     def add(self, sequence: Sequence) -> None:
-        assert sequence.request_id not in self._requests, f"{sequence.request_id} is here already"
-        job = self._requests[sequence.request_id] = _RemoteRequest(sequence)
-        self._loop.call_soon_threadsafe(self._start_task, job)
+        """Take a sequence; its call begins when the limiter allows it."""
+        assert sequence.request_id not in self._requests, f"{sequence.request_id} was added before"
+        request = self._requests[sequence.request_id] = _RemoteRequest(sequence)
+        self._loop.call_soon_threadsafe(self._start_task, request)
 
     def cancel(self, request_id: str) -> None:
-        """What its call still sends is not for anybody from here on."""
-        if job := self._requests.pop(request_id, None):
+        """Drop a sequence and cancel its call. Idempotent.
+
+        The next `step` returns its `cancelled` output; outputs that still arrive are dropped.
+        """
+        if request := self._requests.pop(request_id, None):
             self._cancelled.append(Output(request_id, finish="cancelled"))
-            self._loop.call_soon_threadsafe(_cancel_task, job)
+            self._loop.call_soon_threadsafe(_cancel_task, request)
 
     def step(self) -> list[Output]:
-        """Everything that the calls have brought; waits a little for the first of it."""
+        """Return all outputs that have arrived; waits up to `STEP_SECONDS` for the first one.
+
+        Raises the error that ended the event loop, if it has ended.
+        """
         if self._failure:
             raise self._failure
         outputs, self._cancelled = self._cancelled, []
-        for job, output in self._outputs.get_all(0 if outputs else STEP_SECONDS):
-            if self._requests.get(output.request_id) is job:
+        for request, output in self._outputs.get_all(0 if outputs else STEP_SECONDS):
+            if self._requests.get(output.request_id) is request:
                 outputs.append(output)
                 if output.finish or output.error:
                     del self._requests[output.request_id]
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
-        held = sum(count_reserved_tokens(job.sequence) for job in self._requests.values())
+        """The sequences and tokens that are not reserved, out of `concurrency` whole contexts."""
+        reserved = sum(
+            count_reserved_tokens(request.sequence) for request in self._requests.values()
+        )
         sequences = self._concurrency - len(self._requests)
-        return FreeCapacity(max(0, sequences), max(0, self._tokens - held))
+        return FreeCapacity(max(0, sequences), max(0, self._tokens - reserved))
 
     def concurrency_limit(self) -> int:
-        """None while the breaker is open or the server has asked for a pause. From any thread."""
+        """Return how many sequences the server can take now.
+
+        0 while the breaker is open or the server has asked for a pause. Safe to call from any
+        thread.
+        """
         return self._limiter.capacity(time.monotonic())
 
     @property
     def idle(self) -> bool:
+        """True when there is no sequence and no output to return."""
         return not self._requests and not self._cancelled
 
     def close(self) -> None:
-        """Hang up every call and end the thread."""
+        """Cancel every call and end the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -165,7 +183,7 @@ class RemoteEngine:
     def _run_loop(self) -> None:
         try:
             asyncio.run(self._run_until_stopped())
-        except BaseException as error:  # whatever it is, the next step tells the driver
+        except BaseException as error:  # whatever it is, the next step raises it
             self._failure = error
             self._started.set()
 
@@ -178,17 +196,19 @@ class RemoteEngine:
             for task in self._serving:
                 task.cancel()
 
-    def _start_task(self, job: _RemoteRequest) -> None:
-        job.task = self._tasks.create_task(self._serve_sequence(job), name=job.sequence.request_id)
-        self._serving.add(job.task)
-        job.task.add_done_callback(self._serving.discard)
+    def _start_task(self, request: _RemoteRequest) -> None:
+        request.task = self._tasks.create_task(
+            self._serve_sequence(request), name=request.sequence.request_id
+        )
+        self._serving.add(request.task)
+        request.task.add_done_callback(self._serving.discard)
 
-    async def _serve_sequence(self, job: _RemoteRequest) -> None:
-        """Serve one sequence; whatever goes wrong is its own."""
-        sequence = job.sequence
+    async def _serve_sequence(self, request: _RemoteRequest) -> None:
+        """Serve one sequence; any error becomes its output and leaves the others alone."""
+        sequence = request.sequence
 
         async def emit(output: Output) -> None:
-            await self._outputs.put((job, output))
+            await self._outputs.put((request, output))
 
         try:
             if sequence.inputs:
@@ -198,19 +218,19 @@ class RemoteEngine:
                 await self._client.generate(sequence, emit)
         except EngineError as error:
             await emit(Output(sequence.request_id, error=error))
-        except Exception as error:  # a fault of ours must not end the others' calls
+        except Exception as error:  # a bug of ours must not end the others' calls
             log.exception("remote_call_failed", request_id=sequence.request_id)
-            failed = EngineError("engine_failed", f"{type(error).__name__}: {error}")
-            await emit(Output(sequence.request_id, error=failed))
+            failure = EngineError("engine_failed", f"{type(error).__name__}: {error}")
+            await emit(Output(sequence.request_id, error=failure))
 
 
-def _cancel_task(job: _RemoteRequest) -> None:
-    assert job.task, "`add` was noted before `cancel`"
-    job.task.cancel()
+def _cancel_task(request: _RemoteRequest) -> None:
+    assert request.task, "a task is started before it is cancelled"
+    request.task.cancel()
 
 
 def _read_api_key(variable: str) -> str:
-    """The API key that a variable of this process holds; the registry knows its name alone."""
+    """Return the API key in an environment variable, whose name alone the registry holds."""
     if variable and not os.environ.get(variable):
         raise ApiKeyMissing(variable)
     return os.environ[variable] if variable else ""
@@ -221,7 +241,7 @@ def _load_tokenizer(directory: Path | None) -> Tokenizer | None:
 
 
 def _read_eos_ids(directory: Path | None, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The ids that end a text, by generation_config.json or else by the tokeniser's settings."""
+    """Return the end-of-sequence ids of generation_config.json or the tokeniser's settings."""
     if directory is None or tokenizer is None:
         return frozenset()
     found = _read_json(directory / "generation_config.json").get("eos_token_id")

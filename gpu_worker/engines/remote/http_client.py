@@ -1,6 +1,6 @@
-"""The HTTP client of one server: its connections, its time limits, and how much it may send.
+"""The HTTP client of one server: connections, timeouts, and bounds on the size of answers.
 
-Which library it is, and how that library fails, is known here alone.
+Only this file knows the HTTP library and its errors.
 """
 
 import asyncio
@@ -23,7 +23,11 @@ MAX_EVENT_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds. A whole answer must come within `first_seconds`, as a stream's first event must."""
+    """Timeouts in seconds.
+
+    A whole answer, or a stream's first event, must come within `first_seconds`; each further event
+    within `chunk_seconds`.
+    """
 
     connect_seconds: float = 5.0
     first_seconds: float = 60.0
@@ -31,7 +35,10 @@ class Timeouts:
 
 
 class HttpClient:
-    """Use it as a context manager, on one event loop. Calls raise `Fault` or `EngineError`."""
+    """Sends requests to one server, over at most `connections` connections.
+
+    Use it as a context manager, on one event loop. Calls raise `RetryableError` or `EngineError`.
+    """
 
     def __init__(self, url: str, key: str, timeouts: Timeouts, connections: int) -> None:
         self._url, self._timeouts = url.rstrip("/"), timeouts
@@ -49,7 +56,7 @@ class HttpClient:
         await self._client.aclose()
 
     async def post(self, path: str, body: dict[str, Any]) -> bytes:
-        """The whole answer to a POST."""
+        """Return the whole body of the answer to a POST."""
         with _translate_errors():
             async with asyncio.timeout(self._timeouts.first_seconds):
                 response = await self._open_response(path, body)
@@ -59,59 +66,68 @@ class HttpClient:
                     await response.aclose()
 
     async def stream_events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str, None]:
-        """The data of each server-sent event; close it (`aclosing`) to hang up."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + self._timeouts.first_seconds
+        """Yield the data of each server-sent event of the answer to a POST.
+
+        Closing the generator (`aclosing`) closes the connection.
+        """
+        loop_time = asyncio.get_running_loop().time
+        deadline = loop_time() + self._timeouts.first_seconds
         with _translate_errors():
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 response = await self._open_response(path, body)
             try:
                 source = aiter(httpx2.EventSource(response, MAX_EVENT_BYTES))
                 while True:
-                    async with asyncio.timeout_at(until):
+                    async with asyncio.timeout_at(deadline):
                         event = await anext(source, None)
                     if event is None:
                         return
                     yield event.data
-                    until = clock() + self._timeouts.chunk_seconds
+                    deadline = loop_time() + self._timeouts.chunk_seconds
             finally:
                 await response.aclose()
 
     async def _open_response(self, path: str, body: dict[str, Any]) -> httpx2.Response:
-        """The beginning of a successful answer; the caller closes it."""
+        """Send a POST and return the answer, its body unread; the caller closes it.
+
+        Raises the error of an answer that is not a success.
+        """
         request = self._client.build_request("POST", self._url + path, json=body)
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
             return response
         try:
-            said = await _read_body(response, MAX_ERROR_BYTES)
+            error_body = await _read_body(response, MAX_ERROR_BYTES)
         finally:
             await response.aclose()
         raise call_errors.error_from_status(
-            response.status_code, response.headers, said, time.time()
+            response.status_code, response.headers, error_body, time.time()
         )
 
 
-async def _read_body(response: httpx2.Response, most: int) -> bytes:
+async def _read_body(response: httpx2.Response, max_bytes: int) -> bytes:
     parts, size = [], 0
     async for part in response.aiter_bytes():
         parts.append(part)
         size += len(part)
-        if size > most:
-            raise EngineError("upstream_failed", f"the server's answer is over {most} bytes")
+        if size > max_bytes:
+            raise EngineError("upstream_failed", f"the server's answer is over {max_bytes} bytes")
     return b"".join(parts)
 
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """The library's errors as ours. What never reached the server is not the request's fault."""
+    """Translate the library's errors into `RetryableError`.
+
+    Those of a request that never reached the server are not `suspicious`.
+    """
     try:
         yield
     except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
         raise RetryableError("unreachable", f"the server cannot be reached: {error!r}") from error
     except TimeoutError as error:
         raise RetryableError(
-            "timeout", "the server is silent for too long", suspicious=True
+            "timeout", "the server sent nothing for too long", suspicious=True
         ) from error
     except httpx2.NetworkError as error:
         raise RetryableError(
@@ -119,5 +135,5 @@ def _translate_errors() -> Iterator[None]:
         ) from error
     except httpx2.HTTPError as error:
         raise RetryableError(
-            "protocol", f"no HTTP as it should be: {error!r}", suspicious=True
+            "protocol", f"the server breaks the HTTP protocol: {error!r}", suspicious=True
         ) from error

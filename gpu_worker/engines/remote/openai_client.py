@@ -1,7 +1,7 @@
-"""Requests to an OpenAI-compatible server.
+"""The remote client of OpenAI-compatible servers; it continues a stream that breaks.
 
-A stream that breaks after its first tokens is continued: the next call asks for what follows the
-prompt and everything emitted so far, with what is left of `max_tokens`. Nothing is emitted twice.
+The next call then asks for what follows the prompt and everything emitted so far, with what is left
+of `max_tokens`. Nothing is emitted twice.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -25,18 +25,21 @@ from gpu_worker.engines.seeds import derive_seed
 
 Emit = Callable[[Output], Awaitable[None]]
 _EMPTY_DELTA = Delta()
-SEED_LIMIT = 2**31  # of seeds that are derived: every server takes so many
+SEED_LIMIT = 2**31  # derived seeds are below it: every server accepts these
 
 
 def choose_seed(sequence: Sequence) -> int:
-    """The client's seed, else one that any attempt at the request derives alike."""
+    """Return the client's seed, or else one that every attempt at the request derives alike."""
     chosen = sequence.sampling.seed
     return derive_seed(sequence.request_id) % SEED_LIMIT if chosen is None else chosen
 
 
 @dataclass(frozen=True)
 class OpenAIClient:
-    """Without a tokeniser prompts and inputs travel as text. `ends` are the ids that end a text."""
+    """Runs sequences against an OpenAI-compatible server.
+
+    Without a tokeniser, prompts and inputs are sent as text. `eos_ids` are the ids that end a text.
+    """
 
     protocol: OpenAIProtocol
     http: HttpClient
@@ -49,25 +52,29 @@ class OpenAIClient:
         await self.caller.call_with_retries(_OpenAICompletion(self, sequence, emit).stream)
 
     async def embed(self, sequence: Sequence) -> list[bytes]:
-        """The vectors of a request's inputs, all by one call. Raises `EngineError`."""
+        """Return the vectors of a request's inputs, all from one call. Raises `EngineError`."""
         inputs = [self._to_prompt(tokens) for tokens in sequence.inputs]
         body = self.protocol.embedding_body(inputs, sequence.dimensions)
 
-        async def act(answered: MarkAnswered) -> list[bytes]:
+        async def action(mark_answered: MarkAnswered) -> list[bytes]:
             answer = await self.http.post("/embeddings", body)
             rows = self.protocol.parse_embeddings(answer, len(inputs), sequence.dimensions)
-            answered()
+            mark_answered()
             return rows
 
-        return await self.caller.call_with_retries(act)
+        return await self.caller.call_with_retries(action)
 
     def start_decoder(self, sequence: Sequence) -> OutputDecoder:
+        """Return a decoder for the stream that continues a sequence.
+
+        It decodes token ids if the server sends them and there is a tokeniser, else text.
+        """
         if self.protocol.has_token_ids and self.tokenizer:
             return TokenOutputDecoder(sequence, self.tokenizer)
         return TextOutputDecoder(sequence, self.tokenizer)
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Why nothing can follow what was emitted before, if nothing can."""
+        """Return why a sequence ends with what was emitted before, or None if it goes on."""
         sampling, generated = sequence.sampling, sequence.generated
         if generated and generated[-1] in self.eos_ids and not sampling.ignore_eos:
             return "stop"
@@ -78,35 +85,34 @@ class OpenAIClient:
 
 
 class _OpenAICompletion:
-    """One request over all of its calls; `_sequence` is what a call has to go on behind."""
+    """One request over all of its calls; `_sequence` includes everything emitted so far."""
 
-    def __init__(self, server: OpenAIClient, sequence: Sequence, emit: Emit) -> None:
-        self._client, self._sequence, self._emit = server, sequence, emit
+    def __init__(self, client: OpenAIClient, sequence: Sequence, emit: Emit) -> None:
+        self._client, self._sequence, self._emit = client, sequence, emit
         self._finish: FinishReason | None = None
         self._usage: UpstreamUsage | None = None
 
-    async def stream(self, answered: MarkAnswered) -> None:
-        """One call; raises `Fault` when it ends before the output does."""
-        stored = len(self._sequence.generated)
-        generation = self._client.start_decoder(self._sequence)
-        self._finish = (
-            "stop" if generation.is_stopped else self._client.finish_reason(self._sequence)
-        )
+    async def stream(self, mark_answered: MarkAnswered) -> None:
+        """Make one call and emit its output; raises `RetryableError` if it ends too early."""
+        stored_tokens = len(self._sequence.generated)
+        decoder = self._client.start_decoder(self._sequence)
+        self._finish = "stop" if decoder.is_stopped else self._client.finish_reason(self._sequence)
         if not self._finish:
-            await self._relay(generation, answered)
+            await self._relay(decoder, mark_answered)
         usage = self._usage and UpstreamUsage(
-            max(0, self._usage.prompt_tokens - stored), self._usage.completion_tokens + stored
+            max(0, self._usage.prompt_tokens - stored_tokens),
+            self._usage.completion_tokens + stored_tokens,
         )
-        await self._emit(replace(generation.flush(), finish=self._finish, usage=usage or None))
+        await self._emit(replace(decoder.flush(), finish=self._finish, usage=usage or None))
 
-    async def _relay(self, generation: OutputDecoder, answered: MarkAnswered) -> None:
-        """Emit what the server streams, until it says why it ends or a stop string appears."""
+    async def _relay(self, decoder: OutputDecoder, mark_answered: MarkAnswered) -> None:
+        """Emit what the server streams, until it gives a finish reason or a stop string appears."""
         try:
-            async with aclosing(self._deltas(generation)) as deltas:
+            async with aclosing(self._deltas(decoder)) as deltas:
                 async for delta in deltas:
-                    answered()
-                    await self._emit_delta(generation, delta)
-                    if generation.is_stopped:
+                    mark_answered()
+                    await self._emit_delta(decoder, delta)
+                    if decoder.is_stopped:
                         break
         except RetryableError:
             if not self._finish:
@@ -116,12 +122,14 @@ class _OpenAICompletion:
                 "stream", "the stream ends before the output does", suspicious=True
             )
 
-    async def _deltas(self, generation: OutputDecoder) -> AsyncGenerator[Delta, None]:
-        """What the events say, without those that say nothing."""
+    async def _deltas(self, decoder: OutputDecoder) -> AsyncGenerator[Delta, None]:
+        """Call the server and yield its events, without the empty ones."""
         sampling = self._sequence.sampling
-        left = replace(sampling, max_tokens=sampling.max_tokens - len(self._sequence.generated))
+        remaining = replace(
+            sampling, max_tokens=sampling.max_tokens - len(self._sequence.generated)
+        )
         body = self._client.protocol.completion_body(
-            generation.continuation_prompt(), left, choose_seed(self._sequence)
+            decoder.continuation_prompt(), remaining, choose_seed(self._sequence)
         )
         async with aclosing(self._client.http.stream_events("/completions", body)) as events:
             async for data in events:
@@ -130,9 +138,9 @@ class _OpenAICompletion:
                 if (delta := self._client.protocol.parse_event(data)) != _EMPTY_DELTA:
                     yield delta
 
-    async def _emit_delta(self, generation: OutputDecoder, delta: Delta) -> None:
-        output = generation.decode_delta(delta)
-        self._finish = "stop" if generation.is_stopped else delta.finish or self._finish
+    async def _emit_delta(self, decoder: OutputDecoder, delta: Delta) -> None:
+        output = decoder.decode_delta(delta)
+        self._finish = "stop" if decoder.is_stopped else delta.finish or self._finish
         self._usage = delta.usage or self._usage
         if output.tokens or output.text:
             self._sequence = extend_sequence(self._sequence, output)

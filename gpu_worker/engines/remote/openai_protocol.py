@@ -1,4 +1,4 @@
-"""The words of OpenAI's completions and embeddings, and what vLLM adds to them. Pure.
+"""Request bodies and answers of OpenAI's completions and embeddings, with vLLM's additions. Pure.
 
 vLLM's additions (its OpenAI-compatible server, "Extra parameters"): `return_token_ids` puts the
 ids of each event's tokens beside their text; `return_tokens_as_token_ids` names the tokens of
@@ -23,7 +23,7 @@ _FAILURE_REASONS = frozenset({"error", "abort"})  # finish reasons of servers th
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's text, its log probability, and those of the alternatives."""
+    """A token's text and log probability, and the log probabilities of the alternatives."""
 
     text: str
     logprob: float
@@ -32,7 +32,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Delta:
-    """One event of a stream. `tokens` is None where the server tells no ids."""
+    """One event of a stream; `tokens` is None where the server sends no token ids."""
 
     text: str = ""
     tokens: list[int] | None = None
@@ -42,7 +42,10 @@ class Delta:
 
     @property
     def token_count(self) -> int:
-        """How many tokens it stands for, as well as can be known: most servers send one each."""
+        """The number of tokens in the event.
+
+        Without log probabilities it is an estimate: most servers send one token per event.
+        """
         return len(self.logprobs) or int(bool(self.text))
 
 
@@ -80,7 +83,7 @@ class _EmbeddingResponse(BaseModel):
 
 
 class OpenAIProtocol:
-    """What any OpenAI-compatible server takes. Fields that ask for nothing are not sent."""
+    """Bodies and answers that any OpenAI-compatible server knows; neutral fields are not sent."""
 
     has_token_ids = False
 
@@ -90,8 +93,8 @@ class OpenAIProtocol:
     def completion_body(
         self, prompt: TextOrTokens, sampling: Sampling, seed: int
     ) -> dict[str, Any]:
-        """The body of a streamed completion."""
-        wanted = {
+        """Return the body of a streamed completion. Raises `EngineError`, see `grammar_fields`."""
+        optional = {
             "stop": sampling.stop,
             "top_k": sampling.top_k,
             "ignore_eos": sampling.ignore_eos,
@@ -113,22 +116,32 @@ class OpenAIProtocol:
             "stream_options": {"include_usage": True},
             **({} if sampling.logprobs is None else {"logprobs": sampling.logprobs}),
             **({} if sampling.skip_special_tokens else {"skip_special_tokens": False}),
-            **{name: value for name, value in wanted.items() if value},
+            **{name: value for name, value in optional.items() if value},
         }
 
     def grammar_fields(self, grammar: Grammar | None) -> dict[str, Any]:
-        """The fields that constrain the output; raises `EngineError` for what has no field."""
+        """Return the fields that constrain the output to a grammar.
+
+        Raises `EngineError` for a grammar that the API has no field for.
+        """
         if grammar is None:
             return {}
         if grammar.kind == "regex":
-            raise EngineError("unsupported_value", "the server knows no regular expressions")
-        made: dict[str, Any] = {"type": grammar.kind}
+            raise EngineError("unsupported_value", "the server supports no regular expressions")
+        response_format: dict[str, Any] = {"type": grammar.kind}
         if grammar.kind == "json_schema":
-            made["json_schema"] = {"name": "output", "schema": json.loads(grammar.source)}
-        return {"response_format": made}
+            response_format["json_schema"] = {
+                "name": "output",
+                "schema": json.loads(grammar.source),
+            }
+        return {"response_format": response_format}
 
     def parse_event(self, data: str) -> Delta:
-        """Read an event. Raises `Fault` for what is none, or tells of a failure of the server."""
+        """Parse the data of an event.
+
+        Raises `RetryableError` for malformed data and for a failure of the server, and
+        `RequestRejected` if the event rejects the request.
+        """
         try:
             event = _Event.model_validate_json(data)
         except ValidationError:
@@ -149,11 +162,15 @@ class OpenAIProtocol:
         )
 
     def embedding_body(self, inputs: list[TextOrTokens], dimensions: int | None) -> dict[str, Any]:
+        """Return the body of a request for the embeddings of `inputs`."""
         body = {"model": self._model, "input": inputs, "encoding_format": "float"}
         return body if dimensions is None else {**body, "dimensions": dimensions}
 
     def parse_embeddings(self, answer: bytes, count: int, dimensions: int | None) -> list[bytes]:
-        """The vectors in order; raises `Fault` if there are not `count` of them."""
+        """Return the packed vectors in order; see `pack_vector`.
+
+        Raises `RetryableError` for a malformed answer or if there are not `count` of them.
+        """
         try:
             rows = _EmbeddingResponse.model_validate_json(answer).data
         except ValidationError:
@@ -167,7 +184,7 @@ class OpenAIProtocol:
 
 
 class VLLMProtocol(OpenAIProtocol):
-    """What vLLM takes beyond OpenAI's: its events tell the ids of their tokens."""
+    """Bodies and answers of vLLM, whose events hold the ids of their tokens."""
 
     has_token_ids = True
 
@@ -206,12 +223,15 @@ def _parse_logprobs(logprobs: _Logprobs) -> list[TokenLogprob]:
 
 def _malformed_answer(data: str) -> RetryableError:
     return RetryableError(
-        "garbage", f"the server sends what is no answer: {data[:80]!r}", suspicious=True
+        "garbage", f"the server's answer is malformed: {data[:80]!r}", suspicious=True
     )
 
 
 def _stream_error(error: object, data: str) -> Exception:
-    """An error in the place of an event; with a status of a refusal it is one."""
+    """Return the error that the server sent in place of an event.
+
+    With a status that rejects the request (4xx, except 408, 425 and 429) it is a `RequestRejected`.
+    """
     message = f"the server ends the stream: {error_message(data.encode())}"
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and 400 <= code < 500 and code not in (408, 425, 429):

@@ -1,9 +1,9 @@
-"""From what a server streams to tokens and text that any attempt can go on from. Pure.
+"""Decodes a server's stream into tokens and text that a later attempt can continue. Pure.
 
-Where the server tells token ids they are the truth, as in an engine of our own: text follows from
-them, and who goes on replays them. Elsewhere the text is the truth. Its tokens are then
-`UNKNOWN_TOKEN`, as many as the server's events stand for, and who goes on asks for what follows the
-prompt and that text.
+Where the server sends token ids they are authoritative, as in the local engines: text is decoded
+from them, and a later attempt replays them. Elsewhere the text is authoritative. Its tokens are
+then `UNKNOWN_TOKEN`, as many as the server's events stand for, and a later attempt asks for what
+follows the prompt and that text.
 """
 
 from collections.abc import Sequence as List
@@ -19,6 +19,8 @@ UNKNOWN_TOKEN = 0
 
 
 class Encoding(Protocol):
+    """The part of `tokenizers.Encoding` that is needed here."""
+
     @property
     def ids(self) -> list[int]: ...
 
@@ -30,38 +32,39 @@ class TokenizerLike(Decoder, Protocol):
 
 
 class OutputDecoder(Protocol):
-    """One stream's output, behind what was stored before it."""
+    """Decodes one stream, which continues what was stored before it."""
 
     @property
     def is_stopped(self) -> bool:
-        """True once a stop string has appeared; no text follows."""
+        """True once a stop string has appeared; no text follows it."""
 
     def continuation_prompt(self) -> TextOrTokens:
-        """What the server is to continue: the prompt and everything that was stored behind it."""
+        """Return what the server is to continue: the prompt and everything stored behind it."""
 
     def decode_delta(self, delta: Delta) -> Output:
-        """What an event adds; may be empty. Raises `Fault` or `EngineError` as events do."""
+        """Return the output that an event adds; it may be empty. Raises `EngineError`."""
 
     def flush(self) -> Output:
-        """What was held back, once nothing follows."""
+        """Return the output that was held back, at the end of the stream."""
 
 
 def extend_sequence(sequence: Sequence, output: Output) -> Sequence:
-    """The sequence as an attempt would find it that begins after this output."""
+    """Return the sequence as an attempt would get it that begins after this output."""
     generated = [*sequence.generated, *output.tokens]
     return replace(sequence, generated=generated, text=sequence.text + output.text)
 
 
 @dataclass
 class TextOutputDecoder:
-    """The text is the truth. Tokens wait for their text, so that what is stored agrees."""
+    """Decodes the stream of a server that sends no token ids: the text is authoritative.
+
+    Tokens are held back with their text, so that stored tokens and text agree.
+    """
 
     sequence: Sequence
     tokenizer: TokenizerLike | None
     _stops: StopStringFilter = field(init=False)
-    _repeated_chars: int = field(
-        init=False
-    )  # characters that were released before, and come once more
+    _repeated_chars: int = field(init=False)  # already emitted, to drop when they come again
     _pending_tokens: int = 0
     _logprobs: list[Logprob] = field(default_factory=list)
 
@@ -75,7 +78,10 @@ class TextOutputDecoder:
         return self._stops.hit
 
     def continuation_prompt(self) -> TextOrTokens:
-        """Raises `EngineError` if the tokeniser cannot put the text behind the prompt exactly."""
+        """Return the prompt and the text so far, as token ids if there is a tokeniser.
+
+        Raises `EngineError` if the tokeniser cannot encode the text behind the prompt exactly.
+        """
         if self.tokenizer is None:
             return bytes_to_text(self.sequence.prompt) + self.sequence.text
         return self.sequence.prompt + _encode_continuation(self.tokenizer, self.sequence)
@@ -100,7 +106,7 @@ class TextOutputDecoder:
 
 
 class TokenOutputDecoder:
-    """The token ids are the truth."""
+    """Decodes the stream of a server that sends token ids, which are authoritative."""
 
     def __init__(self, sequence: Sequence, decoder: Decoder) -> None:
         self._sequence, self._decoder = sequence, decoder
@@ -116,7 +122,10 @@ class TokenOutputDecoder:
         return self._sequence.prompt + self._sequence.generated
 
     def decode_delta(self, delta: Delta) -> Output:
-        """The tokens up to the one that completes a stop string."""
+        """Return the tokens of an event, up to one that completes a stop string.
+
+        Raises `EngineError` for text without token ids.
+        """
         if delta.tokens is None and delta.text:
             raise _missing_token_ids()
         tokens, text = [], ""
@@ -131,13 +140,15 @@ class TokenOutputDecoder:
     def flush(self) -> Output:
         return Output(self._sequence.request_id, text=self._text.finish())
 
-    def _to_logprob(self, likely: TokenLogprob) -> Logprob:
-        token, text = self._parse_token(likely.text)
-        top = [(*self._parse_token(name), value) for name, value in likely.alternatives.items()]
-        return Logprob(token, text, likely.logprob, top)
+    def _to_logprob(self, token_logprob: TokenLogprob) -> Logprob:
+        token, text = self._parse_token(token_logprob.text)
+        top = [
+            (*self._parse_token(name), value) for name, value in token_logprob.alternatives.items()
+        ]
+        return Logprob(token, text, token_logprob.logprob, top)
 
     def _parse_token(self, name: str) -> tuple[int, str]:
-        """Of `token_id:<id>`: the id and its text."""
+        """Return the id and the text of a token named `token_id:<id>`."""
         number = name.removeprefix("token_id:")
         if not number.isdecimal():
             raise _missing_token_ids()
@@ -146,17 +157,17 @@ class TokenOutputDecoder:
 
 
 def _missing_token_ids() -> EngineError:
-    return EngineError("upstream_failed", "the server does not tell token ids: it is no vLLM")
+    return EngineError("upstream_failed", "the server sends no token ids: it is no vLLM")
 
 
 def bytes_to_text(tokens: List[int]) -> str:
-    """The text that travelled as UTF-8 bytes, to a model without tokeniser."""
+    """Return the text whose UTF-8 bytes are the tokens of a model without tokeniser."""
     return bytes(tokens).decode()
 
 
-def _to_unknown_logprob(likely: TokenLogprob) -> Logprob:
-    top = [(UNKNOWN_TOKEN, text, value) for text, value in likely.alternatives.items()]
-    return Logprob(UNKNOWN_TOKEN, likely.text, likely.logprob, top)
+def _to_unknown_logprob(token_logprob: TokenLogprob) -> Logprob:
+    top = [(UNKNOWN_TOKEN, text, value) for text, value in token_logprob.alternatives.items()]
+    return Logprob(UNKNOWN_TOKEN, token_logprob.text, token_logprob.logprob, top)
 
 
 def _encode_continuation(tokenizer: TokenizerLike, sequence: Sequence) -> list[int]:

@@ -1,4 +1,4 @@
-"""Calls, one after another until one succeeds: each when the gate lets it begin."""
+"""Makes calls for a request until one succeeds, each when the concurrency limiter allows it."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ from gpu_worker.engines.remote.circuit_breaker import FOREVER, BreakerState
 from gpu_worker.engines.remote.concurrency_limiter import ConcurrencyLimiter
 
 T = TypeVar("T")
-SUSPICIOUS_CALLS = 4  # without progress, of a request that may be the cause of what fails
+SUSPICIOUS_CALLS = 4  # suspicious failures without progress, after which a request fails
 MarkAnswered = Callable[[], None]
 CallAction = Callable[[MarkAnswered], Awaitable[T]]
 log = structlog.get_logger()
@@ -25,47 +25,48 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class CallResult:
-    """One call that has ended: `ok`, `refused`, `failed`, `cancelled`, or its fault's label."""
+    """The end of one call; `outcome`: ok, refused, failed, cancelled, or its error's label."""
 
     outcome: str
-    breaker_state: BreakerState  # of the breaker, from now on
-    is_retry: bool  # an earlier call for the same has failed
+    breaker_state: BreakerState  # after the call
+    is_retry: bool  # an earlier call for the same request has failed
 
 
 class RetryingCaller:
-    """Makes calls of all requests, on one event loop; `observe` learns how each ended."""
+    """Makes the calls of all requests, on one event loop; `observe` gets the result of each."""
 
     def __init__(
-        self, gate: ConcurrencyLimiter, backoff: Backoff, observe: Callable[[CallResult], None]
+        self, limiter: ConcurrencyLimiter, backoff: Backoff, observe: Callable[[CallResult], None]
     ) -> None:
-        self._limiter, self._backoff, self._observe = gate, backoff, observe
-        self._waiting_line = asyncio.Lock()  # who waits longest goes first
+        self._limiter, self._backoff, self._observe = limiter, backoff, observe
+        self._turn = asyncio.Lock()  # the lock is fair: the call that waits longest goes first
         self._changed = asyncio.Event()
 
-    async def call_with_retries(self, act: CallAction[T]) -> T:
-        """What `act` returns, again and again as long as it raises a `Fault`.
+    async def call_with_retries(self, action: CallAction[T]) -> T:
+        """Return what `action` returns; call it again as long as it raises a `RetryableError`.
 
-        `act` is given a function to call when the server has begun to answer, or later. A fault
-        that may be the request's own ends it with an `EngineError` when `SUSPICIOUS_CALLS` calls
-        have brought nothing; any other is tried until this is cancelled, at the deadline.
+        `action` gets a function to call when the server has begun to answer, or later. Raises
+        `EngineError` after `SUSPICIOUS_CALLS` suspicious failures without an answer in between;
+        other failures are retried until this is cancelled, at the deadline. Other errors of
+        `action` are raised as they are.
         """
         failures = suspicions = 0
         while True:
-            call = _RemoteCall(self._limiter, self._changed, again=failures > 0)
+            call = _RemoteCall(self._limiter, self._changed, is_retry=failures > 0)
             try:
                 async with self._call_slot(call):
-                    return await act(call.mark_answered)
-            except RetryableError as fault:
+                    return await action(call.mark_answered)
+            except RetryableError as error:
                 failures = 1 if call.has_answer else failures + 1
-                suspicions = (0 if call.has_answer else suspicions) + fault.suspicious
+                suspicions = (0 if call.has_answer else suspicions) + error.suspicious
                 if suspicions >= SUSPICIOUS_CALLS:
-                    raise EngineError("upstream_failed", str(fault)) from fault
+                    raise EngineError("upstream_failed", str(error)) from error
                 delay = max(
-                    self._backoff.delay_seconds(failures, random.random()), fault.retry_after
+                    self._backoff.delay_seconds(failures, random.random()), error.retry_after
                 )
                 log.info(
                     "remote_call_retried",
-                    reason=fault.label,
+                    reason=error.label,
                     failures=failures,
                     retry_seconds=delay,
                 )
@@ -78,15 +79,15 @@ class RetryingCaller:
         try:
             yield
             outcome = "ok"
-        except RetryableError as fault:
-            outcome = fault.label
-            self._limiter.record_failure(call.number, fault, time.monotonic())
+        except RetryableError as error:
+            outcome = error.label
+            self._limiter.record_failure(call.number, error, time.monotonic())
             raise
         except RequestRejected:
             outcome = "refused"
             call.mark_answered()
             raise
-        except EngineError:  # found here, before the call or in its answer
+        except EngineError:  # found by us, before the call or in its answer
             outcome = "failed"
             raise
         finally:
@@ -97,7 +98,7 @@ class RetryingCaller:
             )
 
     async def _acquire(self, call: "_RemoteCall") -> None:
-        async with self._waiting_line:
+        async with self._turn:
             while (seconds := self._limiter.wait_seconds(time.monotonic())) > 0:
                 self._changed.clear()
                 await self._wait_for_change(seconds)
@@ -112,15 +113,17 @@ class RetryingCaller:
 
 
 class _RemoteCall:
-    """A call that may begin; the first sign of an answer is what the gate wants to know."""
+    """One call; it tells the limiter of the first sign of an answer."""
 
-    def __init__(self, gate: ConcurrencyLimiter, changed: asyncio.Event, *, again: bool) -> None:
-        self._limiter, self._changed, self.is_retry = gate, changed, again
+    def __init__(
+        self, limiter: ConcurrencyLimiter, changed: asyncio.Event, *, is_retry: bool
+    ) -> None:
+        self._limiter, self._changed, self.is_retry = limiter, changed, is_retry
         self.number = 0
         self.has_answer = False
 
     def mark_answered(self) -> None:
-        """Idempotent."""
+        """Record that the server has begun to answer. Idempotent."""
         if not self.has_answer:
             self.has_answer = True
             self._limiter.record_answer(self.number)

@@ -1,6 +1,6 @@
-"""Requests to an API that takes one input per call.
+"""The remote client of APIs that take one input per call.
 
-Such an answer comes whole. A request that an earlier attempt has stored the text of is complete.
+Their answers come whole. So a request with text that an earlier attempt has stored is complete.
 """
 
 import asyncio
@@ -20,14 +20,17 @@ from registry.models import BYTES_PER_TOKEN
 
 @dataclass(frozen=True)
 class SingleItemClient:
-    """At most `fan_out` inputs of one request are under way at once: others have their turns."""
+    """Runs sequences against an API that takes one input per call.
+
+    At most `fan_out` inputs of one request are under way at once, so that other requests get turns.
+    """
 
     http: HttpClient
     caller: RetryingCaller
     fan_out: int
 
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
-        """Emit a request's output, whole. Raises `EngineError`."""
+        """Emit a request's whole output at once. Raises `EngineError`."""
         if sequence.text:
             await emit(Output(sequence.request_id, finish="stop"))
             return
@@ -35,24 +38,24 @@ class SingleItemClient:
             bytes_to_text(sequence.prompt), sequence.sampling, choose_seed(sequence)
         )
 
-        async def act(answered: MarkAnswered) -> str:
+        async def action(mark_answered: MarkAnswered) -> str:
             text = single_item_protocol.parse_text(await self.http.post("", body))
-            answered()
+            mark_answered()
             return text
 
-        await emit(_to_output(sequence, await self.caller.call_with_retries(act)))
+        await emit(_to_output(sequence, await self.caller.call_with_retries(action)))
 
     async def embed(self, sequence: Sequence) -> list[bytes]:
-        """The vectors of a request's inputs, in order. Raises `EngineError`."""
+        """Return the vectors of a request's inputs, in order. Raises `EngineError`."""
         inputs = enumerate(sequence.inputs)
         rows: dict[int, bytes] = {}
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(min(self.fan_out, len(sequence.inputs))):
-                    share = self._embed_inputs(inputs, sequence.dimensions, rows)
-                    tasks.create_task(share, name=f"embed-{sequence.request_id}-{number}")
+                    worker = self._embed_inputs(inputs, sequence.dimensions, rows)
+                    tasks.create_task(worker, name=f"embed-{sequence.request_id}-{number}")
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures  # of inputs that fail, one says it for all
+            raise failures.exceptions[0] from failures  # the error of one input stands for all
         return [rows[index] for index in range(len(rows))]
 
     async def _embed_inputs(
@@ -61,23 +64,26 @@ class SingleItemClient:
         dimensions: int | None,
         rows: dict[int, bytes],
     ) -> None:
-        """Take inputs, one by one, for as long as there are any."""
+        """Take inputs from the shared iterator, one by one, until there are none."""
         for index, tokens in inputs:
             rows[index] = pack_vector(await self._embed_text(bytes_to_text(tokens)), dimensions)
 
     async def _embed_text(self, text: str) -> list[float]:
-        async def act(answered: MarkAnswered) -> list[float]:
+        async def action(mark_answered: MarkAnswered) -> list[float]:
             vector = single_item_protocol.parse_vector(
                 await self.http.post("", single_item_protocol.embedding_body(text))
             )
-            answered()
+            mark_answered()
             return vector
 
-        return await self.caller.call_with_retries(act)
+        return await self.caller.call_with_retries(action)
 
 
 def _to_output(sequence: Sequence, text: str) -> Output:
-    """Up to the first stop string, which such APIs leave in; its tokens are an estimate."""
+    """Return the output of a text, up to the first stop string, which such APIs leave in.
+
+    The number of its tokens is an estimate from its bytes.
+    """
     stops = StopStringFilter(sequence.sampling.stop)
     text = stops.push(text) + stops.flush()
     estimate = -(-len(text.encode()) // BYTES_PER_TOKEN)

@@ -1,4 +1,4 @@
-"""The words of a single-item API, those of Hugging Face's inference API. Pure.
+"""Request bodies and answers of a single-item API, as of Hugging Face's inference API. Pure.
 
 generate  {"inputs": text, "parameters": {…}}  →  [{"generated_text": text}], or the object alone
 embed     {"inputs": text}                     →  [number, …], or one such row in a list
@@ -33,16 +33,18 @@ _ROWS: TypeAdapter[list[float] | list[list[float]]] = TypeAdapter(list[float] | 
 
 
 def generation_body(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
-    """The body of a generation. Temperature 0 is `do_sample: false`: the API takes no zero.
+    """Return the body of a generation. Temperature 0 is `do_sample: false`: the API takes no zero.
 
-    Raises `EngineError` for what is asked and has no field in the API.
+    Raises `EngineError` for a sampling parameter that the API has no field for.
     """
-    if lacking := [
+    if unsupported := [
         name
         for name in _UNSUPPORTED_FIELDS
         if getattr(sampling, name) != getattr(_DEFAULT_SAMPLING, name)
     ]:
-        raise EngineError("unsupported_value", f"the server knows no {', '.join(lacking)}")
+        raise EngineError(
+            "unsupported_value", f"the server does not support {', '.join(unsupported)}"
+        )
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "do_sample": sampling.temperature > 0,
@@ -61,7 +63,7 @@ def generation_body(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
 
 
 def parse_text(answer: bytes) -> str:
-    """The text of an answer; raises `Fault` for anything else."""
+    """Return the text of an answer; raises `RetryableError` for a malformed one."""
     try:
         found = _TEXTS.validate_json(answer)
     except ValidationError:
@@ -73,11 +75,12 @@ def parse_text(answer: bytes) -> str:
 
 
 def embedding_body(text: str) -> dict[str, Any]:
+    """Return the body of a request for the embedding of a text."""
     return {"inputs": text}
 
 
 def parse_vector(answer: bytes) -> list[float]:
-    """The row of an answer; raises `Fault` for anything else."""
+    """Return the vector of an answer; raises `RetryableError` for a malformed one."""
     try:
         found: list[Any] = _ROWS.validate_json(answer)
     except ValidationError:
@@ -92,5 +95,5 @@ def parse_vector(answer: bytes) -> list[float]:
 def _malformed_answer(answer: bytes) -> RetryableError:
     shown = answer[:80].decode(errors="replace")
     return RetryableError(
-        "garbage", f"the server sends what is no answer: {shown!r}", suspicious=True
+        "garbage", f"the server's answer is malformed: {shown!r}", suspicious=True
     )

@@ -1,8 +1,9 @@
-"""Engines for work that has one answer per input: what batches it, and what runs.
+"""Engines with one answer per input: requests come in, one row of numbers per input goes out.
 
-engine    collects inputs of many requests, runs micro-batches, puts answers together
-padding   token ids of several inputs as one tensor with its mask
-embed     an encoder or decoder, pooled to vectors
-classify  a model with a classification head: probabilities of labels, scores of pairs
-pooling   from token states to one vector, and the modules behind it
+engine         splits requests into inputs, runs micro-batches, puts the answers together
+batcher        decides when a batch is due; `batch_time_model` predicts its computing time  (pure)
+micro_batches  cuts a batch by length                                                       (pure)
+padding        makes one tensor of each micro-batch
+embed          the model is an encoder or decoder; `pooling` makes one vector of its states
+classify       or it has a classification head; `activation` makes probabilities of its logits
 """

@@ -1,4 +1,4 @@
-"""What configurations call an activation: the path of a class of torch's, by its last name."""
+"""Activations by the names that configurations give them: the path of a class of torch."""
 
 from torch import nn
 
@@ -13,7 +13,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def build_activation(path: str) -> nn.Module:
-    """`torch.nn.modules.linear.Identity` and the like; raises ValueError for what is unknown."""
+    """Build an activation from a path like `torch.nn.modules.linear.Identity`.
+
+    Raises ValueError for an unknown one.
+    """
     name = path.rpartition(".")[2]
     if not path.startswith("torch.nn.") or name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)

@@ -1,14 +1,14 @@
-"""How long a micro-batch computes, as learned from those that ran. Pure."""
+"""Predicts how long a micro-batch will take to compute, from those that ran. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-DECAY = 0.97  # a sample's weight after the next one: those that count are about the last 30
+DECAY = 0.97  # of a sample's weight with each newer one: about the last 30 samples count
 
 
 @dataclass(frozen=True)
 class _LeastSquaresSums:
-    """What least squares need of weighted samples: tokens `x` and seconds `y`."""
+    """The sums over weighted samples that least squares needs: tokens `x` and seconds `y`."""
 
     weight: float = 0.0
     x: float = 0.0
@@ -17,23 +17,26 @@ class _LeastSquaresSums:
     xy: float = 0.0
 
     def with_sample(self, x: float, y: float) -> "_LeastSquaresSums":
+        """Return the sums with one more sample, of weight 1."""
         return self.merge(_LeastSquaresSums(1.0, x, y, x * x, x * y))
 
     def merge(self, other: "_LeastSquaresSums") -> "_LeastSquaresSums":
+        """Return the sums over both sets of samples."""
         return _LeastSquaresSums(
             *(a + b for a, b in zip(astuple(self), astuple(other), strict=True))
         )
 
     def decay(self) -> "_LeastSquaresSums":
+        """Return the sums with every sample's weight times `DECAY`."""
         return _LeastSquaresSums(*(DECAY * each for each in astuple(self)))
 
 
 class BatchTimeModel:
-    """`overhead + per_token * tokens` seconds, by least squares; neither is ever negative.
+    """Models a micro-batch's time as `overhead + per_token * tokens` seconds, by least squares.
 
-    `tokens` are those of a micro-batch with its padding. The samples of the warm-up keep their
-    weight for good: a steady load has micro-batches of one size, and those alone cannot tell the
-    two apart.
+    Neither is ever negative. `tokens` are those of a micro-batch with its padding. Samples of the
+    warm-up keep their weight for good: a steady load has micro-batches of one size, and those alone
+    cannot tell overhead from time per token.
     """
 
     def __init__(self, warm_up: Iterable[tuple[int, float]] = ()) -> None:
@@ -43,17 +46,17 @@ class BatchTimeModel:
         self._fit()
 
     def add_sample(self, tokens: int, seconds: float) -> None:
-        """One more micro-batch has run."""
+        """Learn from a micro-batch of `tokens` tokens that took `seconds`."""
         self._recent = self._recent.decay().with_sample(tokens, seconds)
         self._fit()
 
     def predict_seconds(self, tokens: float) -> float:
-        """What a micro-batch will take."""
+        """Return the seconds that a micro-batch of `tokens` tokens will take."""
         return self.overhead + self.per_token * tokens
 
     @property
     def overhead_tokens(self) -> float:
-        """How many tokens take as long as one more micro-batch."""
+        """The number of tokens that take as long as the overhead of one more micro-batch."""
         return self.overhead / self.per_token if self.per_token else float("inf")
 
     def _fit(self) -> None:

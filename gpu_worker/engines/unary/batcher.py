@@ -1,15 +1,15 @@
-"""When a batch is due: it is full, waiting for more would not pay, or somebody's time runs out.
+"""Dynamic batching: a batch is due when it is full, when waiting no longer pays, or in time.
 
-Waiting is never free: who waits is delayed, and an engine that could run stands still. What it may
-bring is one micro-batch instead of two, whose fixed cost `a` is then paid once. So, with `n` inputs
-waiting, the next arrival expected within `g` seconds, and `c` seconds of computing added by it,
+Waiting delays the inputs that wait and leaves the engine idle. It may save one micro-batch, since
+inputs that run together pay the fixed cost `a` once. So, with `n` inputs waiting, the next arrival
+expected within `g` seconds, and `c` seconds of computing added by it,
 
     wait for it only while  g + n * (g + c) < a
 
-since it saves the newcomer `a - g` and makes the others `g + c` later. When it has not come after
-`(a - n * c) / (n + 1)` seconds, waiting has ceased to pay. None waits longer than its own time
-allows: `latest - compute - margin`, where `latest` is its deadline or what its latency goal says,
-and `compute` what everything that waits will take. Pure.
+since that saves the newcomer `a - g` and delays each of the others by `g + c`. If it has not
+come after `(a - n * c) / (n + 1)` seconds, waiting no longer pays. No input waits beyond
+`latest - compute - margin`, where `latest` is its deadline or the time by which its latency goal
+wants it, and `compute` is the time that everything that waits will take. Pure.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,13 +24,14 @@ _NEWEST_WEIGHT = 0.2  # the weight of the newest arrival in the averages
 
 @dataclass
 class ArrivalRate:
-    """How far apart work comes and how much at a time: averages that forget."""
+    """Moving averages of the seconds between arrivals and of the tokens of each arrival."""
 
     mean_gap: float = float("inf")
     mean_tokens: float = 0.0
     last_at: float = -float("inf")
 
     def add(self, tokens: int, now: float) -> None:
+        """Count an arrival of `tokens` tokens."""
         gap = now - self.last_at
         self.mean_gap = (
             gap
@@ -51,17 +52,20 @@ class _BatchItem(Generic[T]):
 
 
 class Batcher(Generic[T]):
-    """Collect items into batches of at most `size`, those whose time runs out first going first.
+    """Collects items into batches of at most `size`, the earliest `latest` first.
 
-    Items whose times are the same leave as they came. A batch of `max_tokens` is full too: it is a
-    whole micro-batch. All times are the caller's, in seconds of any one clock.
+    Items of equal `latest` keep their order of arrival. A batch is also full at `max_tokens`, the
+    size of a whole micro-batch. `margin` is in seconds. All times are passed in by the caller, in
+    seconds of any one clock.
     """
 
-    def __init__(self, size: int, max_tokens: int, compute: BatchTimeModel, margin: float) -> None:
+    def __init__(
+        self, size: int, max_tokens: int, time_model: BatchTimeModel, margin: float
+    ) -> None:
         assert size > 0, f"a batch of {size} holds nothing"
         self._size, self._max_tokens = size, max_tokens
-        self._compute, self._margin = compute, margin
-        self._entries: list[_BatchItem[T]] = []  # in the order of leaving
+        self._time_model, self._margin = time_model, margin
+        self._entries: list[_BatchItem[T]] = []  # in the order in which they will leave
         self._tokens = 0
         self._arrivals = ArrivalRate()
 
@@ -69,41 +73,46 @@ class Batcher(Generic[T]):
         return len(self._entries)
 
     def add(self, items: Iterable[tuple[T, int]], now: float, latest: float | None = None) -> None:
-        """Items that came together, with their tokens; their results are wanted by `latest`."""
-        by = float("inf") if latest is None else latest
-        made = [_BatchItem(item, tokens, by) for item, tokens in items]
-        self._entries += made
-        self._entries.sort(key=lambda entry: entry.latest)  # quick: the rest is in order already
-        tokens = sum(entry.tokens for entry in made)
+        """Add items that arrived together, with their tokens; results are wanted by `latest`."""
+        latest_or_never = float("inf") if latest is None else latest
+        new_entries = [_BatchItem(item, tokens, latest_or_never) for item, tokens in items]
+        self._entries += new_entries
+        self._entries.sort(key=lambda entry: entry.latest)  # fast, since the rest is sorted already
+        tokens = sum(entry.tokens for entry in new_entries)
         self._tokens += tokens
         self._arrivals.add(tokens, now)
 
     def due_at(self) -> float | None:
-        """When the next batch is due: in the past when it is full, None when there is nothing."""
+        """Return when the next batch is due: minus infinity when it is full, None without items."""
         if not self._entries:
             return None
         if len(self._entries) >= self._size or self._tokens >= self._max_tokens:
             return -float("inf")
-        begin = self._entries[0].latest - self._compute.predict_seconds(self._tokens) - self._margin
-        return min(self._arrivals.last_at + self.compute_useful_wait(), begin)
+        start_by = (
+            self._entries[0].latest - self._time_model.predict_seconds(self._tokens) - self._margin
+        )
+        return min(self._arrivals.last_at + self.compute_useful_wait(), start_by)
 
     def pop_due(self, now: float) -> list[T]:
-        """The next batch; empty while none is due."""
+        """Remove and return the next batch; empty while none is due."""
         due = self.due_at()
         if due is None or due > now:
             return []
-        taken, self._entries = self._entries[: self._size], self._entries[self._size :]
-        self._tokens -= sum(entry.tokens for entry in taken)
-        return [entry.item for entry in taken]
+        batch, self._entries = self._entries[: self._size], self._entries[self._size :]
+        self._tokens -= sum(entry.tokens for entry in batch)
+        return [entry.item for entry in batch]
 
-    def remove_if(self, unwanted: Callable[[T], bool]) -> None:
-        """Forget items that are no longer wanted."""
-        self._entries = [e for e in self._entries if not unwanted(e.item)]
+    def remove_if(self, is_unwanted: Callable[[T], bool]) -> None:
+        """Remove the items for which `is_unwanted` returns true."""
+        self._entries = [e for e in self._entries if not is_unwanted(e.item)]
         self._tokens = sum(entry.tokens for entry in self._entries)
 
     def compute_useful_wait(self) -> float:
-        """How long after an arrival the next one is worth waiting for; 0 if it will not come."""
+        """Return for how many seconds after an arrival it pays to wait for the next one.
+
+        0 if the next one is not expected within that time.
+        """
         waiting, arrivals = len(self._entries), self._arrivals
-        delay = waiting * self._compute.per_token * arrivals.mean_tokens
-        patience = max(0.0, self._compute.overhead - delay) / (waiting + 1)
+        delay = waiting * self._time_model.per_token * arrivals.mean_tokens
+        patience = max(0.0, self._time_model.overhead - delay) / (waiting + 1)
         return patience if arrivals.mean_gap < patience else 0.0

@@ -1,4 +1,4 @@
-"""Classification: probabilities of labels for a text, or a score for a pair of texts."""
+"""The classify engine: probabilities of labels for a text, or a score for a pair of texts."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ _BY_PROBLEM: dict[str, type[nn.Module]] = {
 
 
 class Classifier:
-    """The head of `ClassifyEngine`: `[rows, labels]` of what the model says of each label.
+    """The head of `ClassifyEngine`: one row of activated logits per input, `[rows, labels]`.
 
     A decoder has a `score` layer over the state of the last token. It is applied here, since the
-    model's own code tells padding by its id, which a text may hold, or which the model may lack.
+    model's own code recognises padding by its id, which may occur in a text, or not exist.
     """
 
     normalises = False
@@ -34,8 +34,9 @@ class Classifier:
         self._has_types = getattr(model.config, "type_vocab_size", 0) > 1
 
     def __call__(self, batch: PaddedBatch) -> Tensor:
-        found: Tensor = self._activation(self._logits(batch).float())
-        return found
+        """Return probabilities or scores, float32 `[rows, labels]`."""
+        activated: Tensor = self._activation(self._logits(batch).float())
+        return activated
 
     def _logits(self, batch: PaddedBatch) -> Tensor:
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
@@ -49,14 +50,16 @@ class Classifier:
 
 
 def _read_labels(model: PreTrainedModel) -> list[str]:
-    """The names of its outputs, by number."""
+    """Return the names of the model's outputs, in order."""
     names = {int(number): str(name) for number, name in (model.config.id2label or {}).items()}
     return [names[number] for number in range(len(names))]
 
 
 def _choose_activation(model: PreTrainedModel) -> nn.Module:
-    """What makes probabilities of logits: as a cross-encoder's configuration names it, else by the
-    `problem_type`, else a sigmoid for one label and a softmax over several.
+    """Return the activation that makes probabilities of a model's logits.
+
+    It is the one that a cross-encoder's configuration names, else that of the `problem_type`, else
+    a sigmoid for one label and a softmax over several.
     """
     config = model.config
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
@@ -73,6 +76,7 @@ class ClassifyEngine(UnaryEngine):
 
     @staticmethod
     def load_head(directory: Path, device: torch.device) -> Classifier:
+        """Load the classifier of a directory onto a device."""
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             directory,

@@ -1,4 +1,4 @@
-"""Embeddings: token states of an encoder or a decoder, pooled as its directory says."""
+"""The embed engine: token states of an encoder or decoder, pooled as its directory says."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gpu_worker.engines.unary.pooling import Pooling
 
 
 class Embedder:
-    """The head of `EmbedEngine`: vectors of `[rows, size]`."""
+    """The head of `EmbedEngine`: one vector per input, `[rows, size]`."""
 
     labels: list[str] | None = None
 
@@ -22,6 +22,7 @@ class Embedder:
         self.normalises = pooling.normalises
 
     def __call__(self, batch: PaddedBatch) -> Tensor:
+        """Return embeddings, float32 `[rows, size]`."""
         states = self.model(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
         return self._pooling(states, batch)
 
@@ -31,6 +32,7 @@ class EmbedEngine(UnaryEngine):
 
     @staticmethod
     def load_head(directory: Path, device: torch.device) -> Embedder:
+        """Load the encoder or decoder of a directory, with its pooling, onto a device."""
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModel.from_pretrained(
             directory,

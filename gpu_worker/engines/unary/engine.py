@@ -1,4 +1,4 @@
-"""The unary engine: inputs of many requests in padded batches through one model."""
+"""The unary engine: runs the inputs of many requests through one model, in padded batches."""
 
 import time
 from abc import ABC, abstractmethod
@@ -28,9 +28,10 @@ WARM_UP_SHAPES = ((1, 8), (4, 32), (4, 128), (16, 128))  # inputs, tokens of eac
 
 
 class Head(Protocol):
-    """A model and what makes one row of numbers of each input. `labels` name its columns, if any.
+    """A model with its pooling or classification: padded inputs to one row of numbers each.
 
-    `normalises`: rows are of length one, and should be so again when they are cut.
+    `labels` name the columns of the rows, if they have names. `normalises`: rows are vectors of
+    length one, and must be normalised again when they are cut.
     """
 
     model: PreTrainedModel
@@ -38,12 +39,12 @@ class Head(Protocol):
     normalises: bool
 
     def __call__(self, batch: PaddedBatch) -> Tensor:
-        """`[rows, size]`, float32, on the model's device."""
+        """Return one row per input: float32 `[rows, size]`, on the model's device."""
 
 
 @dataclass(eq=False)
 class _UnaryRequest:
-    """One request: its rows so far, by input."""
+    """One request, and the packed rows of its inputs so far, by index."""
 
     sequence: Sequence
     rows: dict[int, bytes] = field(default_factory=dict)
@@ -51,21 +52,23 @@ class _UnaryRequest:
 
 @dataclass(frozen=True)
 class _RequestInput:
-    """One input of a request."""
+    """One input of a request, and its index there."""
 
     request: _UnaryRequest
     index: int
     input: TokenizedInput
 
     def token_count(self) -> int:
+        """Return the input's number of tokens."""
         return len(self.input.tokens)
 
 
 class UnaryEngine(ABC):
-    """An `Engine` for `inputs`. A step runs one micro-batch.
+    """An `Engine` for sequences with `inputs`; a step runs one micro-batch.
 
-    Inputs are collected as `Batcher` says. A batch is cut, by length, into micro-batches of at most
-    `max_batch_tokens` with their padding. A request is answered whole, when its last input is done.
+    `Batcher` collects inputs of all requests. A batch is cut, by length, into micro-batches of at
+    most `max_batch_tokens` with their padding. A request has one output, when its last input is
+    done. `queue_tokens` bound what may wait.
     """
 
     def __init__(
@@ -83,9 +86,9 @@ class UnaryEngine(ABC):
         self._limits = SequenceLimits(head.model.config.get_text_config().vocab_size, context)
         self._max_sequences, self._queue_tokens = max_sequences, queue_tokens
         self._max_batch_tokens = max(max_batch_tokens, context)
-        self._compute = BatchTimeModel(self._warm_up())
+        self._time_model = BatchTimeModel(self._warm_up())
         self.batcher: Batcher[_RequestInput] = Batcher(
-            batch_inputs, self._max_batch_tokens, self._compute, margin_ms / 1000
+            batch_inputs, self._max_batch_tokens, self._time_model, margin_ms / 1000
         )
         self._planned: deque[list[_RequestInput]] = deque()
         self._requests: dict[str, _UnaryRequest] = {}
@@ -95,7 +98,7 @@ class UnaryEngine(ABC):
     @staticmethod
     @abstractmethod
     def load_head(directory: Path, device: torch.device) -> Head:
-        """The model of a directory, on a device."""
+        """Load the model of a directory onto a device."""
 
     @classmethod
     def load(
@@ -110,7 +113,7 @@ class UnaryEngine(ABC):
         device: str | None = None,
         stage: Callable[[str], None] = lambda name: None,
     ) -> Self:
-        """Load a directory and warm up; `stage` hears what is being done.
+        """Load a directory and warm up; `stage` is called with the name of each stage.
 
         Raises the error of a model that cannot run at all.
         """
@@ -131,21 +134,29 @@ class UnaryEngine(ABC):
         )
 
     def add(self, sequence: Sequence) -> None:
-        assert sequence.request_id not in self._requests, f"{sequence.request_id} is here already"
+        """Take a sequence. One that cannot run comes back from the next `step` with an error."""
+        assert sequence.request_id not in self._requests, f"{sequence.request_id} was added before"
         if refusal := self._limits.find_refusal(sequence):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
-        job = self._requests[sequence.request_id] = _UnaryRequest(sequence)
+        request = self._requests[sequence.request_id] = _UnaryRequest(sequence)
         self._reserved += count_reserved_tokens(sequence)
-        times = [at for at in (sequence.deadline, sequence.goal) if at is not None]
-        parts = [(part, part.token_count()) for part in _split_inputs(job)]
-        self.batcher.add(parts, time.monotonic(), min(times, default=None))
+        latest_times = [at for at in (sequence.deadline, sequence.goal) if at is not None]
+        request_inputs = [
+            (request_input, request_input.token_count()) for request_input in _split_inputs(request)
+        ]
+        self.batcher.add(request_inputs, time.monotonic(), min(latest_times, default=None))
 
     def cancel(self, request_id: str) -> None:
-        if job := self._requests.get(request_id):
-            self._ready.append(self._remove(job, Output(request_id, finish="cancelled")))
+        """Drop a sequence; the next `step` returns its `cancelled` output. Idempotent."""
+        if request := self._requests.get(request_id):
+            self._ready.append(self._remove(request, Output(request_id, finish="cancelled")))
 
     def step(self) -> list[Output]:
+        """Run the next micro-batch, if one is due, and return the outputs that are complete.
+
+        Waits up to `NAP_SECONDS` while none is due. Raises `DeviceLost`.
+        """
         if not self._planned:
             self._plan_micro_batches()
         outputs, self._ready = self._ready, []
@@ -154,15 +165,17 @@ class UnaryEngine(ABC):
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
+        """The sequences and queued tokens that are not reserved."""
         sequences = self._max_sequences - len(self._requests)
         return FreeCapacity(max(0, sequences), max(0, self._queue_tokens - self._reserved))
 
     @property
     def idle(self) -> bool:
+        """True when there is no request and no output to return."""
         return not self._requests and not self._ready
 
     def close(self) -> None:
-        """Forget every request, and give back the memory of the weights."""
+        """Drop every request, and free the memory of the weights."""
         self._requests.clear()
         self._planned.clear()
         self.batcher.remove_if(lambda _: True)
@@ -171,7 +184,10 @@ class UnaryEngine(ABC):
         device_memory.release_cached_memory(device)
 
     def _warm_up(self) -> list[tuple[int, float]]:
-        """Run a few shapes; their tokens and seconds. The first run of each is slower: left out."""
+        """Run a few shapes and return the tokens and seconds of each.
+
+        Each shape runs twice, and only the second run is measured: the first one is slower.
+        """
         samples = []
         for rows, tokens in WARM_UP_SHAPES:
             inputs = [TokenizedInput([0] * min(tokens, self._limits.tokens))] * rows
@@ -182,89 +198,101 @@ class UnaryEngine(ABC):
         return samples
 
     def _plan_micro_batches(self) -> None:
-        """Cut the batch that is due into micro-batches; nap for a millisecond while none is."""
+        """Cut the batch that is due into micro-batches; wait up to a millisecond while none is."""
         now = time.monotonic()
         due = self.batcher.due_at()
         if due is not None and due > now and not self._ready:
             time.sleep(min(due - now, NAP_SECONDS))
             now = time.monotonic()
-        batch, padding = self.batcher.pop_due(now), self._compute.overhead_tokens
+        batch, max_padding = self.batcher.pop_due(now), self._time_model.overhead_tokens
         self._planned += split_into_micro_batches(
-            batch, _RequestInput.token_count, self._max_batch_tokens, padding
+            batch, _RequestInput.token_count, self._max_batch_tokens, max_padding
         )
 
-    def _run_micro_batch(self, parts: list[_RequestInput]) -> list[Output]:
+    def _run_micro_batch(self, request_inputs: list[_RequestInput]) -> list[Output]:
         """Compute inputs together; if that fails, each alone, so that only the culprit fails."""
-        parts = [part for part in parts if self._is_wanted(part)]
-        if not parts:
+        request_inputs = [
+            request_input for request_input in request_inputs if self._is_wanted(request_input)
+        ]
+        if not request_inputs:
             return []
         try:
-            rows = self._forward_timed([part.input for part in parts])
+            rows = self._forward_timed([request_input.input for request_input in request_inputs])
         except Exception as error:  # whatever the model's code raises
             if isinstance(error, torch.AcceleratorError) and not device_memory.is_out_of_memory(
                 error
             ):
                 raise DeviceLost(str(error)) from error
-            if len(parts) == 1:
-                return [self._fail(parts[0].request, f"{type(error).__name__}: {error}")]
-            return [output for part in parts for output in self._run_micro_batch([part])]
-        pairs = zip(parts, rows, strict=True)
-        return [output for part, row in pairs if (output := self._store_row(part, row))]
+            if len(request_inputs) == 1:
+                return [self._fail(request_inputs[0].request, f"{type(error).__name__}: {error}")]
+            return [
+                output
+                for request_input in request_inputs
+                for output in self._run_micro_batch([request_input])
+            ]
+        pairs = zip(request_inputs, rows, strict=True)
+        return [
+            output
+            for request_input, row in pairs
+            if (output := self._store_row(request_input, row))
+        ]
 
-    def _is_wanted(self, part: _RequestInput) -> bool:
-        """False once its request was cancelled, or another of its inputs has failed."""
-        return self._requests.get(part.request.sequence.request_id) is part.request
+    def _is_wanted(self, request_input: _RequestInput) -> bool:
+        """Return False if the request was cancelled, or another of its inputs has failed."""
+        return (
+            self._requests.get(request_input.request.sequence.request_id) is request_input.request
+        )
 
     def _forward_timed(self, inputs: list[TokenizedInput]) -> Tensor:
         began = time.perf_counter()
         rows = self._forward(inputs)
-        self._compute.add_sample(_count_padded_tokens(inputs), time.perf_counter() - began)
+        self._time_model.add_sample(_count_padded_tokens(inputs), time.perf_counter() - began)
         return rows
 
     @torch.inference_mode()
     def _forward(self, inputs: list[TokenizedInput]) -> Tensor:
         return self.head(pad_inputs(inputs, self.head.model.device)).cpu()
 
-    def _store_row(self, part: _RequestInput, row: Tensor) -> Output | None:
-        """Keep a row; the request's output if it was the last one."""
-        job = part.request
-        if not self._is_wanted(part):
+    def _store_row(self, request_input: _RequestInput, row: Tensor) -> Output | None:
+        """Keep an input's row; returns the request's output if it was the last one."""
+        request = request_input.request
+        if not self._is_wanted(request_input):
             return None
         if not bool(row.isfinite().all()):
-            return self._fail(job, "the model's output is not a number")
-        job.rows[part.index] = self._to_bytes(row, job.sequence.dimensions)
-        if len(job.rows) < len(job.sequence.inputs):
+            return self._fail(request, "the model's output is not a number")
+        request.rows[request_input.index] = self._to_bytes(row, request.sequence.dimensions)
+        if len(request.rows) < len(request.sequence.inputs):
             return None
-        rows = [job.rows[index] for index in range(len(job.rows))]
+        rows = [request.rows[index] for index in range(len(request.rows))]
         labels = self.head.labels
-        output = Output(job.sequence.request_id, vectors=rows, labels=labels, finish="stop")
-        return self._remove(job, output)
+        output = Output(request.sequence.request_id, vectors=rows, labels=labels, finish="stop")
+        return self._remove(request, output)
 
     def _to_bytes(self, row: Tensor, dimensions: int | None) -> bytes:
-        """Float32 little-endian, cut to the first `dimensions` (Matryoshka)."""
+        """Pack a row as float32 little-endian, cut to the first `dimensions` (Matryoshka)."""
         if dimensions is not None and dimensions < len(row):
             row = row[:dimensions]
             row = normalize(row, dim=0) if self.head.normalises else row
         return row.numpy().astype("<f4").tobytes()
 
-    def _fail(self, job: _UnaryRequest, reason: str) -> Output:
+    def _fail(self, request: _UnaryRequest, reason: str) -> Output:
         error = EngineError("engine_failed", reason)
-        return self._remove(job, Output(job.sequence.request_id, error=error))
+        return self._remove(request, Output(request.sequence.request_id, error=error))
 
-    def _remove(self, job: _UnaryRequest, output: Output) -> Output:
-        del self._requests[job.sequence.request_id]
-        self._reserved -= count_reserved_tokens(job.sequence)
-        if len(job.rows) < len(job.sequence.inputs):
-            self.batcher.remove_if(lambda part: part.request is job)
+    def _remove(self, request: _UnaryRequest, output: Output) -> Output:
+        del self._requests[request.sequence.request_id]
+        self._reserved -= count_reserved_tokens(request.sequence)
+        if len(request.rows) < len(request.sequence.inputs):
+            self.batcher.remove_if(lambda request_input: request_input.request is request)
         return output
 
 
-def _split_inputs(job: _UnaryRequest) -> list[_RequestInput]:
-    sequence = job.sequence
+def _split_inputs(request: _UnaryRequest) -> list[_RequestInput]:
+    sequence = request.sequence
     inputs = map(TokenizedInput, sequence.inputs, sequence.splits or repeat(None))
-    return [_RequestInput(job, index, each) for index, each in enumerate(inputs)]
+    return [_RequestInput(request, index, each) for index, each in enumerate(inputs)]
 
 
 def _count_padded_tokens(inputs: list[TokenizedInput]) -> int:
-    """How many tokens a micro-batch has with its padding."""
+    """Return how many tokens a micro-batch has with its padding."""
     return len(inputs) * max(len(each.tokens) for each in inputs)

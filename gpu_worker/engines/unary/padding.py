@@ -1,4 +1,4 @@
-"""Token ids of several inputs as one tensor, padded on the right."""
+"""Makes one tensor of the token ids of several inputs, padded on the right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 @dataclass(frozen=True)
 class TokenizedInput:
-    """Token ids; of a pair, also where the second text begins among them."""
+    """An input's token ids and, for a pair of texts, the index at which the second text begins."""
 
     tokens: list[int]
     second_text_start: int | None = None
@@ -18,7 +18,10 @@ class TokenizedInput:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """`[rows, tokens]` of int64 each: ids; 1 for a token; 1 for a token of a second text."""
+    """Padded inputs as int64 tensors `[rows, tokens]`.
+
+    `mask` is 1 for a token and 0 for padding; `type_ids` is 1 for tokens of a second text.
+    """
 
     ids: Tensor
     mask: Tensor
@@ -26,22 +29,25 @@ class PaddedBatch:
 
     @property
     def last_positions(self) -> Tensor:
-        """`[rows]`: where each row's last token is."""
+        """The index of each row's last token, `[rows]`."""
         return self.mask.sum(-1) - 1
 
     def select_last(self, states: Tensor) -> Tensor:
-        """`[rows, size]`: of `[rows, tokens, size]` the states at the last tokens."""
+        """Return the states at each row's last token: `[rows, tokens, size]` to `[rows, size]`."""
         return states[torch.arange(len(states), device=states.device), self.last_positions]
 
 
 def pad_inputs(inputs: Sequence[TokenizedInput], device: torch.device) -> PaddedBatch:
-    """Padding is masked, so its id does not matter: it is 0, which every vocabulary has."""
+    """Pad inputs to the longest one, on a device.
+
+    Padding is masked, so its id does not matter: it is 0, which every vocabulary has.
+    """
     ids = pad_sequence([torch.tensor(each.tokens) for each in inputs], batch_first=True)
-    places = torch.arange(ids.shape[1])
+    columns = torch.arange(ids.shape[1])
     lengths = torch.tensor([[len(each.tokens)] for each in inputs])
     splits = torch.tensor([[_second_text_start(each)] for each in inputs])
-    mask = places < lengths
-    types = mask & (places >= splits)
+    mask = columns < lengths
+    types = mask & (columns >= splits)
     return PaddedBatch(ids.to(device), mask.long().to(device), types.long().to(device))
 
 

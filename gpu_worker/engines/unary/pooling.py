@@ -1,4 +1,4 @@
-"""From token states to one vector, as a sentence-transformers directory describes it."""
+"""Pools token states to one vector, as a sentence-transformers directory describes it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,28 +22,31 @@ VectorLayer = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Pooling:
-    """How `[rows, tokens, size]` states become vectors; `layers` follow each other behind it."""
+    """Turns states `[rows, tokens, size]` into vectors: pools by `mode`, then applies `layers`."""
 
     mode: PoolingMode
     layers: tuple[VectorLayer, ...]
 
     @classmethod
     def from_directory(cls, directory: Path, device: torch.device) -> "Pooling":
-        """From `modules.json`. Raises ValueError, naming it, for a step or a mode unknown here."""
+        """Read the pooling from `modules.json`.
+
+        Raises ValueError, which names it, for an unknown module or pooling mode.
+        """
         path = directory / "modules.json"
         steps = [(m["type"].rsplit(".", 1)[-1], directory / m["path"]) for m in _read_json(path)]
         if unknown := {step for step, _ in steps}.difference(SUPPORTED_MODULES):
             raise ValueError(f"{path} has steps unknown here: {', '.join(sorted(unknown))}")
-        modes = [_read_mode(place / "config.json") for step, place in steps if step == "Pooling"]
+        modes = [_read_mode(folder / "config.json") for step, folder in steps if step == "Pooling"]
         return cls(modes[0] if modes else "mean", tuple(_load_layers(steps, device)))
 
     @property
     def normalises(self) -> bool:
-        """Whether vectors are of length one."""
+        """True when the vectors are normalised to length one."""
         return self.layers[-1:] == (normalize,)
 
     def __call__(self, states: Tensor, batch: PaddedBatch) -> Tensor:
-        """Vectors `[rows, size]` in float32."""
+        """Return the vectors, float32 `[rows, size]`."""
         vectors = self._pool(states.float(), batch)
         for layer in self.layers:
             vectors = layer(vectors)
@@ -59,19 +62,22 @@ class Pooling:
 
 
 def _load_layers(steps: list[tuple[str, Path]], device: torch.device) -> Iterator[VectorLayer]:
-    for step, place in steps:
+    for step, directory in steps:
         if step == "Dense":
-            yield _load_dense(place).to(device)
+            yield _load_dense(directory).to(device)
         elif step == "Normalize":
             yield normalize
 
 
-def _load_dense(place: Path) -> nn.Module:
-    """A linear layer and its activation, with the weights beside its configuration."""
-    settings = _read_json(place / "config.json")
+def _load_dense(directory: Path) -> nn.Module:
+    """Load a linear layer and its activation from a directory of configuration and weights.
+
+    Raises ValueError for a layer over single tokens.
+    """
+    settings = _read_json(directory / "config.json")
     if settings.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        raise ValueError(f"{place} is a layer over single tokens, which is not possible here")
-    weights = load_file(place / "model.safetensors")
+        raise ValueError(f"{directory} is a layer over single tokens, which is not supported")
+    weights = load_file(directory / "model.safetensors")
     linear = nn.Linear(
         settings["in_features"], settings["out_features"], bias="linear.bias" in weights
     )
@@ -91,7 +97,7 @@ def _read_mode(path: Path) -> PoolingMode:
 
 
 def _read_mode_flags(settings: dict[str, object]) -> list[str]:
-    """Modes in the older style: `"pooling_mode_mean_tokens": true`."""
+    """Return the modes written in the older style, `"pooling_mode_mean_tokens": true`."""
     on = [key.removeprefix("pooling_mode_") for key, value in settings.items() if value is True]
     return [
         key.removesuffix("_tokens").removesuffix("_token") for key in on if key != "include_prompt"

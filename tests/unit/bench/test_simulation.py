@@ -73,7 +73,9 @@ def test_a_seed_gives_the_same_run_again(build: Build) -> None:
     """Else no two versions of a scheduler could be compared."""
     first, second = (simulated(build, two_tenants(seed=7)) for _ in range(2))
     assert first.events == second.events
-    assert [(f.first, f.ended) for f in first.requests] == [(f.first, f.ended) for f in second.requests]
+    assert [(f.first, f.ended) for f in first.requests] == [
+        (f.first, f.ended) for f in second.requests
+    ]
 
 
 def test_fcfs_begins_requests_in_the_order_they_came() -> None:
@@ -180,20 +182,6 @@ def test_capacity_is_what_a_worker_completes_while_many_wait() -> None:
 def test_capacity_is_known_though_the_first_step_takes_long() -> None:
     """A step full of prompt tokens takes longer than the moment at which all of these come."""
     assert capacity(StepModel(), (RequestSpec(0, "t", 2000, 10),)) > 0
-
-
-def test_the_program_runs_a_scenario_and_writes_what_it_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A slow worker takes few steps, so this is quick."""
-    found, picture = tmp_path / "found.json", tmp_path / "found.png"
-    slow = ["--step-ms", "500", "--kv-tokens", "4000"]
-    output = ["--json", str(found), "--plot", str(picture)]
-    simulate.main(["b1-weights", "--seeds", "1", *slow, *output])
-    scenario = json.loads(found.read_text())["scenarios"]["b1-weights"]
-    assert scenario["worst"]["millstream"]["error"] < scenario["worst"]["fcfs"]["error"]
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "b1-weights" in capsys.readouterr().out
 
 
 def test_an_unknown_scenario_is_named_with_those_there_are(

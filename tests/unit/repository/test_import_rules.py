@@ -88,10 +88,15 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
 def imported(file: Path) -> frozenset[str]:
     """Full names of everything that a file imports, wherever in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -175,7 +180,7 @@ def test_no_class_name_stands_for_two_things() -> None:
     places: dict[str, set[str]] = {}
     for room in ROOMS:
         for file in files(room):
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in ast.walk(parsed(file)):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name.lstrip("_"), set()).add(shown(file))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -209,7 +214,7 @@ def test_torch_stays_in_the_engines() -> None:
 
 def pure_files() -> list[str]:
     """Files whose docstring says so: this word is the one place where it is decided."""
-    docstrings = {f: ast.get_docstring(ast.parse(f.read_text())) for f in modules().values()}
+    docstrings = {f: ast.get_docstring(parsed(f)) for f in modules().values()}
     return sorted(shown(f) for f, text in docstrings.items() if PURE_MARKER.search(text or ""))
 
 

@@ -1,7 +1,8 @@
-"""KV of decoding runs, each in one piece: a CPU's attention reads it without gathering blocks.
+"""Contiguous copies of decoding sequences' KV, so that a CPU attends without gathering blocks.
 
-Blocks remain the truth. A strip is filled from them when its run begins to decode, and gets each
-token after that as they do. Where strips do not fit their memory, blocks are gathered.
+The blocks stay complete and authoritative. A copy is filled from them when its sequence begins to
+decode, and gets each later token as the blocks do. Where copies do not fit their memory, blocks are
+gathered instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +22,15 @@ from gpu_worker.engines.paged.batch.step_inputs import (
     round_up_blocks,
 )
 
-MAX_SHARE = 0.5  # of the bytes of the blocks, at most
-LEAST_CAPACITY = UNEVEN_BLOCKS.start - 1
+MAX_SHARE = 0.5  # copies take at most this share of the bytes of the blocks
+MIN_CAPACITY = UNEVEN_BLOCKS.start - 1  # blocks of the smallest copy
 
 KvPair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class KvCopy:
-    """A run's KV up to token `filled`, from block `start` of its table on."""
+    """The content of a copy: a sequence's KV from block `start_block` to token `filled_tokens`."""
 
     state: SequenceState
     start_block: int
@@ -37,14 +38,16 @@ class KvCopy:
 
     @property
     def content_key(self) -> tuple[int, int, int]:
+        """A key that is equal for copies of equal content."""
         return id(self.state), self.start_block, self.filled_tokens
 
 
 @dataclass(frozen=True)
 class CopyAssignment:
-    """Who has which strip: `order` names, by strip, one of those that wanted one.
+    """The assignment of copies to wanted contents.
 
-    First strips are moved, each to another's place; then `fills` are filled.
+    `order` gives for each copy the index of the wanted content that it is to hold. First `moves`
+    are made, each `(source, target)`; then the copies in `fills` are filled from blocks.
     """
 
     order: list[int]
@@ -52,10 +55,13 @@ class CopyAssignment:
     fills: list[int]
 
 
-def assign_copies(strips: Sequence[KvCopy], wanted: Sequence[KvCopy]) -> CopyAssignment:
-    """Find strips for those `wanted`: as they are, moved, or new ones; without a gap."""
-    index = {strip.content_key: n for n, strip in enumerate(wanted)}
-    owners = [index.get(strip.content_key) for strip in strips]
+def assign_copies(copies: Sequence[KvCopy], wanted: Sequence[KvCopy]) -> CopyAssignment:
+    """Assign the first `len(wanted)` copies to the `wanted` contents.
+
+    A copy that already holds a wanted content keeps it or is moved; the others are to be filled.
+    """
+    index = {kv_copy.content_key: n for n, kv_copy in enumerate(wanted)}
+    owners = [index.get(kv_copy.content_key) for kv_copy in copies]
     order = (owners + [None] * len(wanted))[: len(wanted)]
     free = [number for number, owner in enumerate(order) if owner is None]
     moves = []
@@ -69,10 +75,11 @@ def assign_copies(strips: Sequence[KvCopy], wanted: Sequence[KvCopy]) -> CopyAss
 
 @dataclass(frozen=True)
 class _CopyUpdate:
-    """What a shelf does for one step.
+    """One step's update of the copies of a size class, the same in every layer.
 
-    `rows`: the step's, by strip; `at`: which token of its strip each one's KV becomes. They see
-    the first `tokens` of their strips under `mask` `[n, 1, 1, tokens]`.
+    `rows`: for each copy, the row of the step that decodes its sequence. `token_positions`: where
+    in its copy that row's KV goes. Attention reads the first `tokens` of each copy under the
+    additive `mask` `[n, 1, 1, tokens]`.
     """
 
     rows: Tensor
@@ -80,29 +87,29 @@ class _CopyUpdate:
     tokens: int
     mask: Tensor
     moves: list[tuple[int, int]]
-    fills: list[tuple[int, Tensor]]  # strip and blocks
+    fills: list[tuple[int, Tensor]]  # index of a copy, and the blocks to fill it from
 
-    def update(self, strips: Tensor, blocks: Tensor, new: Tensor) -> Tensor:
-        """Bring strips up to date from a layer's blocks and the step's KV `[1, heads, rows, dim]`.
+    def update(self, copies: Tensor, blocks: Tensor, new: Tensor) -> Tensor:
+        """Update a layer's copies from its blocks and the step's KV `new` `[1, heads, rows, dim]`.
 
-        Returns what the step sees, `[n, tokens, heads, dim]`.
+        Returns the KV that the step's rows attend to, `[n, tokens, heads, dim]`.
         """
         for before, after in self.moves:
-            strips[after] = strips[before]
-        for strip, table in self.fills:
-            into = strips[strip].view(-1, len(table), *blocks.shape[1::2])
+            copies[after] = copies[before]
+        for index, table in self.fills:
+            into = copies[index].view(-1, len(table), *blocks.shape[1::2])
             into.copy_(blocks.index_select(0, table).permute(2, 0, 1, 3))
         count = len(self.rows)
         rows = new[0].index_select(1, self.rows)
-        strips[torch.arange(count), :, self.token_positions] = rows.transpose(0, 1)
-        return strips[:count, :, : self.tokens].transpose(1, 2)
+        copies[torch.arange(count), :, self.token_positions] = rows.transpose(0, 1)
+        return copies[:count, :, : self.tokens].transpose(1, 2)
 
 
 class _SizeClass:
-    """Strips of `capacity` blocks: `kv` by layer, each `[strips, heads, tokens, dim]`.
+    """Copies of `capacity` blocks each: `kv` by layer, `[copies, heads, tokens, dim]`.
 
-    By head, as attention reads them: that takes 0.7 of the time on an AMD EPYC of its fifth
-    generation, where an Intel Xeon does not care.
+    Heads come before tokens, as attention reads them: that takes 0.7 of the time on a
+    fifth-generation AMD EPYC, and makes no difference on an Intel Xeon.
     """
 
     def __init__(self, capacity: int, kv: dict[int, KvPair]) -> None:
@@ -111,38 +118,43 @@ class _SizeClass:
 
     @property
     def copy_count(self) -> int:
+        """The number of copies that there is memory for."""
         return next(len(keys) for keys, _ in self.kv.values())
 
     def prepare_update(
-        self, plan: StepInputs, rows: Sequence[int], window: SlidingWindow
+        self, inputs: StepInputs, rows: Sequence[int], window: SlidingWindow
     ) -> _CopyUpdate:
-        slices = [plan.slices[row] for row in rows]
+        """Assign copies to decoding `rows` of a step, and return what to do in each layer."""
+        slices = [inputs.slices[row] for row in rows]
         wanted = [KvCopy(s.state, first_split_block(s, window), s.start) for s in slices]
-        placing = assign_copies(self._copies, wanted)
-        strips = [
-            KvCopy(wanted[n].state, wanted[n].start_block, slices[n].end) for n in placing.order
+        assignment = assign_copies(self._copies, wanted)
+        copies = [
+            KvCopy(wanted[n].state, wanted[n].start_block, slices[n].end) for n in assignment.order
         ]
-        self._copies = strips
+        self._copies = copies
         width = round_up_blocks(
-            max(blocks_for(strip.filled_tokens) - strip.start_block for strip in strips)
+            max(blocks_for(kv_copy.filled_tokens) - kv_copy.start_block for kv_copy in copies)
         )
         return _CopyUpdate(
-            torch.tensor([rows[n] for n in placing.order]),
-            torch.tensor([s.filled_tokens - 1 - s.start_block * BLOCK_TOKENS for s in strips]),
+            torch.tensor([rows[n] for n in assignment.order]),
+            torch.tensor([s.filled_tokens - 1 - s.start_block * BLOCK_TOKENS for s in copies]),
             width * BLOCK_TOKENS,
-            plan.build_decode_mask([slices[n] for n in placing.order], width, window),
-            placing.moves,
-            [(n, torch.tensor(self._padded_table(strips[n], window))) for n in placing.fills],
+            inputs.build_decode_mask([slices[n] for n in assignment.order], width, window),
+            assignment.moves,
+            [(n, torch.tensor(self._padded_table(copies[n], window))) for n in assignment.fills],
         )
 
-    def _padded_table(self, strip: KvCopy, window: SlidingWindow) -> list[int]:
-        """Blocks for the whole strip: a NaN that its last owner left would be seen, even masked."""
-        table = strip.state.block_tables[window].blocks[strip.start_block :]
+    def _padded_table(self, kv_copy: KvCopy, window: SlidingWindow) -> list[int]:
+        """Return blocks for the whole copy, padded with the null block.
+
+        A NaN that the copy's last owner left would reach the result, even where it is masked.
+        """
+        table = kv_copy.state.block_tables[window].blocks[kv_copy.start_block :]
         return table + [NULL_BLOCK] * (self._capacity - len(table))
 
 
 class ContiguousKv:
-    """The strips of the layers of one `window`; `pools`: these layers' blocks."""
+    """The contiguous copies for the layers of one `window`; `pools`: each layer's KV blocks."""
 
     def __init__(self, pools: Mapping[int, KvPair], window: SlidingWindow) -> None:
         self._pools, self._window = pools, window
@@ -150,67 +162,73 @@ class ContiguousKv:
         self._size_classes: dict[int, _SizeClass] = {}
         self._inputs: StepInputs | None = None
         self._updates: list[tuple[_SizeClass, _CopyUpdate]] = []
-        self._pending_layers: set[int] = set()  # layers that the current step has not come to
+        self._pending_layers: set[int] = set()  # layers that the current step has not reached
 
     def clear(self) -> None:
-        """Free the memory; strips are made again as they are needed."""
+        """Free the memory; copies are made again when they are needed."""
         self._size_classes.clear()
 
     def attend_decode(
         self,
         layer: int,
-        plan: StepInputs,
+        inputs: StepInputs,
         query: Tensor,
         new: KvPair,
         scaling: float | None,
         out: Tensor,
     ) -> bool:
-        """Attention of a step's decoding rows into `out` `[rows, heads, dim]`, in one layer.
+        """Attend with a step's decoding rows in one layer, into `out` `[rows, heads, dim]`.
 
-        False where strips for them do not fit; nothing was computed then.
+        Returns False, and computes nothing, when copies for them do not fit the memory.
         """
-        if plan is not self._inputs:
-            self._prepare_updates(plan)
+        if inputs is not self._inputs:
+            self._prepare_updates(inputs)
         self._pending_layers.discard(layer)
-        for shelf, step in self._updates:
-            both = zip(shelf.kv[layer], self._pools[layer], new, strict=True)
-            keys, values = (step.update(*each) for each in both)
-            rows = query[0].index_select(1, step.rows)
-            out.index_copy_(0, step.rows, attend_decode(rows, keys, values, step.mask, scaling))
+        for size_class, copy_update in self._updates:
+            updated = zip(size_class.kv[layer], self._pools[layer], new, strict=True)
+            keys, values = (copy_update.update(*each) for each in updated)
+            rows = query[0].index_select(1, copy_update.rows)
+            out.index_copy_(
+                0, copy_update.rows, attend_decode(rows, keys, values, copy_update.mask, scaling)
+            )
         return bool(self._updates)
 
-    def _prepare_updates(self, plan: StepInputs) -> None:
-        if self._pending_layers:  # the last step broke off: it is unknown what strips hold
+    def _prepare_updates(self, inputs: StepInputs) -> None:
+        if self._pending_layers:  # the last step broke off: what the copies hold is unknown
             self._size_classes.clear()
-        self._inputs, self._pending_layers = plan, set(self._pools)
-        rows = self._rows_by_capacity(plan)
-        fits = self._ensure_copies({capacity: len(of) for capacity, of in rows.items()})
-        shelves = {capacity: self._size_classes[capacity] for capacity in rows} if fits else {}
+        self._inputs, self._pending_layers = inputs, set(self._pools)
+        rows = self._rows_by_capacity(inputs)
+        fits = self._ensure_copies(
+            {capacity: len(class_rows) for capacity, class_rows in rows.items()}
+        )
+        size_classes = {capacity: self._size_classes[capacity] for capacity in rows} if fits else {}
         self._updates = [
-            (s, s.prepare_update(plan, rows[c], self._window)) for c, s in shelves.items()
+            (s, s.prepare_update(inputs, rows[c], self._window)) for c, s in size_classes.items()
         ]
 
-    def _rows_by_capacity(self, plan: StepInputs) -> dict[int, list[int]]:
-        """The decoding rows of a step by the capacity that they need."""
+    def _rows_by_capacity(self, inputs: StepInputs) -> dict[int, list[int]]:
+        """Group the decoding rows of a step by the capacity in blocks that they need."""
         rows: dict[int, list[int]] = {}
-        for row, piece in enumerate(plan.decode_slices):
-            needed = blocks_for(piece.end) - first_split_block(piece, self._window)
+        for row, seq_slice in enumerate(inputs.decode_slices):
+            needed = blocks_for(seq_slice.end) - first_split_block(seq_slice, self._window)
             rows.setdefault(_capacity_for(needed), []).append(row)
         return rows
 
     def _ensure_copies(self, counts: Mapping[int, int]) -> bool:
-        """Have at least so many strips of each capacity; False if they do not fit."""
-        kept = {c: s for c, s in self._size_classes.items() if s.copy_count >= counts.get(c, 0)}
-        needed = {c: 1 << (n - 1).bit_length() for c, n in counts.items() if c not in kept}
+        """Make sure of at least `counts` copies of each capacity; False if they do not fit."""
+        kept_classes = {
+            c: s for c, s in self._size_classes.items() if s.copy_count >= counts.get(c, 0)
+        }
+        needed = {c: 1 << (n - 1).bit_length() for c, n in counts.items() if c not in kept_classes}
         if not needed:
             return True
         if (
-            self._count_blocks({c: s.copy_count for c, s in kept.items()})
+            self._count_blocks({c: s.copy_count for c, s in kept_classes.items()})
             + self._count_blocks(needed)
             > self._budget
         ):
-            kept, needed = {}, dict(counts)
-        self._size_classes = kept
+            kept_classes, needed = {}, dict(counts)
+        self._size_classes = kept_classes
         if self._count_blocks(needed) > self._budget:
             return False
         self._size_classes |= {c: _SizeClass(c, self._allocate(c, n)) for c, n in needed.items()}
@@ -227,14 +245,17 @@ class ContiguousKv:
 
 
 def _capacity_for(blocks: int) -> int:
-    """Of a strip for so many blocks: it holds as many as attention takes for them, or some more."""
-    if blocks <= LEAST_CAPACITY:
-        return LEAST_CAPACITY
+    """Return the capacity of a copy for `blocks` blocks.
+
+    It is no less than what attention reads for them (see `round_up_blocks`).
+    """
+    if blocks <= MIN_CAPACITY:
+        return MIN_CAPACITY
     splits = -(-blocks // SPLIT_BLOCKS)
     return SPLIT_BLOCKS << (splits - 1).bit_length()
 
 
 def _allocate_copies(blocks: Tensor, capacity: int, count: int) -> Tensor:
-    """Memory that is not touched before it is filled."""
+    """Allocate memory for copies without touching its pages before they are filled."""
     _, tokens, heads, dim = blocks.shape
     return blocks.new_empty((count, heads, capacity * tokens, dim))

@@ -1,4 +1,4 @@
-"""The attention function that transformers calls in each layer, over paged KV."""
+"""The KV blocks of all layers, and the attention function that transformers calls in each layer."""
 
 import math
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from gpu_worker.engines.paged.batch.decode_inputs import DecodeInputs
 from gpu_worker.engines.paged.batch.sequence_state import SlidingWindow
 from gpu_worker.engines.paged.batch.step_inputs import StepInputs
 
-BUFFER_GROWTH = 1.25  # gather buffers grow by steps, as contexts do
+BUFFER_GROWTH = 1.25  # a gather buffer is made larger than asked, since contexts grow
 
 _numbers = count()
 
 
 @dataclass(frozen=True)
 class KvLayerSpec:
-    """The KV of one attention layer."""
+    """The shape of one attention layer's KV, and its sliding window."""
 
     kv_heads: int
     head_dim: int
@@ -34,10 +34,11 @@ class KvLayerSpec:
 
 
 class PagedAttention:
-    """KV blocks of every layer, and attention over them for the current `plan`.
+    """The KV blocks of every layer, and attention over them for the current `inputs`.
 
-    `blocks`: how many there are for the layers of each window. transformers finds it by `name`.
-    Set `plan` before each forward pass; a `DecodeInputs` only where `kernels` decode.
+    `blocks`: how many blocks the layers of each window have. transformers calls it under `name`,
+    the name it is registered by. `inputs` must be set before each forward pass; to a `DecodeInputs`
+    only if `kernels` have a decode kernel.
     """
 
     def __init__(
@@ -59,16 +60,16 @@ class PagedAttention:
         AttentionInterface.register(self.name, self._attend)
 
     def close(self) -> None:
-        """Free the memory; the name stays taken and answers no more."""
+        """Free the memory. The name stays registered, but must not be called any more."""
         self._keys, self._values = [], []
         self._contiguous.clear()
         self._gather_buffers.clear()
 
     def free_buffers(self) -> None:
-        """Free what is kept for speed alone."""
+        """Free gather buffers and contiguous copies, which are made again when needed."""
         self._gather_buffers.clear()
-        for strips in self._contiguous.values():
-            strips.clear()
+        for contiguous in self._contiguous.values():
+            contiguous.clear()
 
     def _make_contiguous(self) -> dict[SlidingWindow, ContiguousKv]:
         pools = list(zip(self._keys, self._values, strict=True))
@@ -81,7 +82,10 @@ class PagedAttention:
         }
 
     def zero_blocks(self, blocks: Mapping[SlidingWindow, list[int]]) -> None:
-        """Clear blocks: even masked, a NaN left in one would reach who reads it next."""
+        """Zero the KV of blocks, by window.
+
+        A NaN left in a block would reach the next sequence that reads it, even where it is masked.
+        """
         for window, numbers in blocks.items():
             index = to_device(numbers, torch.long, self._device)
             for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
@@ -100,7 +104,10 @@ class PagedAttention:
         sliding_window: SlidingWindow = None,
         **_: object,
     ) -> tuple[Tensor, None]:
-        """Query `[1, heads, tokens, dim]` to output `[1, tokens, heads, dim]`; keeps the KV."""
+        """Store the step's KV and attend: query `[1, heads, rows, dim]` to `[1, rows, heads, dim]`.
+
+        transformers calls it as its attention function.
+        """
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self._keys[layer], self._values[layer]
         slots = self.inputs.slot_mapping(sliding_window)
@@ -108,52 +115,58 @@ class PagedAttention:
         values.flatten(0, 1).index_copy_(0, slots, value[0].transpose(0, 1))
         rows, scale = query[0].transpose(0, 1), scaling or query.shape[3] ** -0.5
         if isinstance(self.inputs, DecodeInputs):
-            assert self.kernels.decode, "only a kernel computes a DecodeStep"
-            seen = self.inputs.block_tables[sliding_window], self.inputs.seq_lens
-            decoded = self.kernels.decode(rows, keys, values, *seen, scale, sliding_window)
+            assert self.kernels.decode, "only a decode kernel computes DecodeInputs"
+            visible = self.inputs.block_tables[sliding_window], self.inputs.seq_lens
+            decoded = self.kernels.decode(rows, keys, values, *visible, scale, sliding_window)
             return decoded[None], None
         count = query.shape[2]
         out = query.new_zeros(count + 1, *rows.shape[1:])  # padding is written to the last row
         self.kernels.attend(self.inputs, rows, keys, values, out[:count], scale, sliding_window)
         if not self.kernels.decode:
-            kept = key, value
-            self._attend_decode(self.inputs, layer, sliding_window, query, kept, scaling, out)
+            new_kv = key, value
+            self._attend_decode(self.inputs, layer, sliding_window, query, new_kv, scaling, out)
         if not self.kernels.prefill:
             self._attend_prefill(self.inputs, layer, sliding_window, rows, scaling, out)
         return out[None, :count], None
 
     def _attend_decode(
-        self, plan: StepInputs, layer: int, window: SlidingWindow, query: Tensor,
-        kept: tuple[Tensor, Tensor], scaling: float | None, out: Tensor,
+        self, inputs: StepInputs, layer: int, window: SlidingWindow, query: Tensor,
+        new_kv: tuple[Tensor, Tensor], scaling: float | None, out: Tensor,
     ) -> None:  # fmt: skip
-        strips = self._contiguous.get(window)
-        if strips and strips.attend_decode(layer, plan, query, kept, scaling, out):
+        contiguous = self._contiguous.get(window)
+        if contiguous and contiguous.attend_decode(layer, inputs, query, new_kv, scaling, out):
             return
-        for decodes in plan.decode_groups(window):
-            at, blocks = slice(decodes.first, decodes.last), decodes.blocks
+        for group in inputs.decode_groups(window):
+            target, blocks = slice(group.first, group.last), group.blocks
             k, v = self._gather(layer, blocks.flatten())
             by_row = len(blocks), -1, *k.shape[1:]
-            seen = k.view(by_row), v.view(by_row)
-            out[at] = attend_decode(query[0, :, at], *seen, decodes.mask, scaling)
+            visible = k.view(by_row), v.view(by_row)
+            out[target] = attend_decode(query[0, :, target], *visible, group.mask, scaling)
 
     def _attend_prefill(
-        self, plan: StepInputs, layer: int, window: SlidingWindow, rows: Tensor,
+        self, inputs: StepInputs, layer: int, window: SlidingWindow, rows: Tensor,
         scaling: float | None, out: Tensor,
     ) -> None:  # fmt: skip
-        for chunks in plan.prefill_groups(window):
-            query = rows.index_select(0, chunks.reads.flatten())
-            query = query.view(*chunks.reads.shape, *rows.shape[1:])
-            k, v = self._gather(layer, chunks.blocks.flatten())
+        for group in inputs.prefill_groups(window):
+            query = rows.index_select(0, group.query_rows.flatten())
+            query = query.view(*group.query_rows.shape, *rows.shape[1:])
+            k, v = self._gather(layer, group.blocks.flatten())
             keys, values = (kv.view(len(query), -1, *kv.shape[1:]) for kv in (k, v))
-            for tile in chunks.tiles:
-                of, seen = slice(tile.chunks), slice(tile.mask.shape[3])
-                at = of, slice(tile.first, tile.last)
+            for tile in group.tiles:
+                chunks_of_tile, visible = slice(tile.chunks), slice(tile.mask.shape[3])
+                target = chunks_of_tile, slice(tile.first, tile.last)
                 mask = tile.mask_for_heads(query.shape[2] // keys.shape[2])
-                made = attend_prefill(query[at], keys[of, seen], values[of, seen], mask, scaling)
-                out.index_copy_(0, chunks.writes[at].flatten(), made.flatten(0, 1))
+                attended = attend_prefill(
+                    query[target],
+                    keys[chunks_of_tile, visible],
+                    values[chunks_of_tile, visible],
+                    mask,
+                    scaling,
+                )
+                out.index_copy_(0, group.output_rows[target].flatten(), attended.flatten(0, 1))
 
     def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies `[tokens, kv_heads, dim]` of some blocks, valid until the next call.
+        """Copy keys and values `[tokens, kv_heads, dim]` of blocks; valid until the next call.
 
         Buffers are reused because fresh ones of this size fault in page by page, in every layer.
         """
@@ -169,10 +182,10 @@ class PagedAttention:
 
 
 def _allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros which, on a CPU, take no memory after they are freed, as those from the heap would.
+    """Allocate zeros; on a CPU by `mmap`, whose memory goes back to the system when it is freed.
 
-    Written here: the first touch of a page takes longer than writing KV to it, and it would come
-    in the middle of a prompt.
+    Memory from the heap would not. The zeros are written at once: the first touch of a page takes
+    longer than writing KV to it, and would otherwise come in the middle of a prompt.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,6 +1,6 @@
-"""Scaled dot-product attention over whole blocks of KV, in shapes that round alike.
+"""Torch's scaled dot-product attention over whole KV blocks, in shapes that round alike.
 
-Query heads that share a KV head are packed as its rows: KV is not repeated.
+Query heads that share a KV head are packed as its rows, so that KV is not repeated.
 """
 
 import torch
@@ -13,14 +13,15 @@ from gpu_worker.engines.paged.batch.step_inputs import TILE_ROWS
 def attend_decode(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """One token each: query `[heads, n, dim]`, KV `[n, tokens, kv_heads, dim]`.
+    """Attend with one token of each of `n` sequences; returns `[n, heads, dim]`.
 
-    To `[n, heads, dim]`.
+    Query `[heads, n, dim]`, KV `[n, tokens, kv_heads, dim]`.
     """
     (heads, count, dim), kv_heads = query.shape, keys.shape[2]
     packed = query.transpose(0, 1).reshape(count, kv_heads, -1, dim)
     shared = packed.shape[2]
-    if keys.dtype != torch.float32:  # where rounding does not matter, two rows take 0.7 of the time
+    # In float32 rounding does not matter, and two rows take 0.7 of the time.
+    if keys.dtype != torch.float32:
         packed = pad(packed, (0, 0, 0, -shared % TILE_ROWS))
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     out = scaled_dot_product_attention(packed, keys, values, mask, scale=scaling)
@@ -30,11 +31,12 @@ def attend_decode(
 def attend_prefill(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Rows of `n` runs: query `[n, rows, heads, dim]`, KV `[n, tokens, kv_heads, dim]`.
+    """Attend with `rows` tokens of each of `n` sequences; returns `[n, rows, heads, dim]`.
 
-    To `[n, rows, heads, dim]`. The mask has the rows of all heads that share a KV head, those of a
-    head behind another's: `[1, 1, rows * heads / kv_heads, tokens]`. torch's kernel takes a head's
-    queries 64 at a time if there are 192, else 32; so packed heads take 0.8 of the time.
+    Query `[n, rows, heads, dim]`, KV `[n, tokens, kv_heads, dim]`. The mask has the rows of all
+    heads that share a KV head, one head after the other: `[1, 1, rows * heads / kv_heads, tokens]`.
+    torch's kernel takes a head's queries 64 at a time if there are 192 or more, else 32; so packed
+    heads take 0.8 of the time.
     """
     n, rows, heads, dim = query.shape
     kv_heads, shared = keys.shape[2], heads // keys.shape[2]

@@ -1,4 +1,6 @@
-"""KV blocks: reference counts, and full blocks cached by the digest of all tokens to their end.
+"""A pool of KV blocks with reference counts and a prefix cache.
+
+A full block is cached under the digest of all tokens from the sequence's start to the block's end.
 
 Pure.
 """
@@ -13,15 +15,16 @@ NULL_BLOCK = 0  # never handed out: padding reads and writes here
 
 
 def blocks_for(tokens: int) -> int:
+    """Return how many blocks `tokens` tokens fill, the last one perhaps in part."""
     return -(-tokens // BLOCK_TOKENS)
 
 
 class BlockPool:
-    """`count` blocks to hand out, numbered from 1.
+    """Allocates `count` blocks, numbered from 1, and keeps published ones for reuse.
 
-    A published block that nobody references any more stays cached: it serves a later `hit`, and is
-    evicted, least recently used first, when no block is free. `marks` are those of the prefixes
-    that end with a published block and are to be told, least recently used first.
+    A published block that nobody references any more stays cached: a later `share` takes it up, and
+    it is evicted, least recently used first, when no block is free. `prefix_hashes` are the hashes
+    of the advertised prefixes that end with a published block, least recently used first.
     """
 
     def __init__(self, count: int) -> None:
@@ -35,46 +38,56 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `take` can hand out now, evicting if need be."""
+        """The number of blocks that `allocate` can hand out now, cached ones included."""
         return len(self._free) + len(self._evictable)
 
     @property
     def cached(self) -> int:
+        """The number of cached blocks: published, referenced by nobody, evictable."""
         return len(self._evictable)
 
-    def count_freed_by(self, holders: Iterable[Sequence[int]]) -> int:
-        """How many more blocks would be available if all these holders released theirs."""
-        held = Counter(block for blocks in holders for block in blocks)
+    def count_freed_by(self, block_lists: Iterable[Sequence[int]]) -> int:
+        """Return how many more blocks would be available if all these lists were released."""
+        held = Counter(block for blocks in block_lists for block in blocks)
         return sum(self._references[block] == count for block, count in held.items())
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out blocks whose content is undefined. The caller has checked `available`."""
+        """Allocate `count` blocks of undefined content. The caller has checked `available`."""
         return [self._allocate_one() for _ in range(count)]
 
     def is_published(self, digest: bytes) -> bool:
-        """Whether a block is published under `digest`."""
+        """Return whether a block is published under `digest`."""
         return digest in self._published
 
     def share(self, digest: bytes) -> int:
-        """Share the block published under `digest`. The caller has checked `has`."""
+        """Add a reference to the block published under `digest` and return the block.
+
+        The caller has checked `is_published`.
+        """
         block = self._published[digest]
         self._evictable.pop(block, None)
         self._references[block] += 1
-        if (used := truncate_digest(digest)) in self.prefix_hashes:
-            del self.prefix_hashes[used]
-            self.prefix_hashes[used] = None
+        if (prefix_hash := truncate_digest(digest)) in self.prefix_hashes:
+            del self.prefix_hashes[prefix_hash]
+            self.prefix_hashes[prefix_hash] = None
         return block
 
-    def publish(self, block: int, digest: bytes, *, marked: bool = False) -> None:
-        """Offer a full block to others. The first block of a digest stays the published one."""
+    def publish(self, block: int, digest: bytes, *, advertise: bool = False) -> None:
+        """Let other sequences share a full block. The first block of a digest stays published.
+
+        `advertise`: the prefix that ends with the block also appears in `prefix_hashes`.
+        """
         if block not in self._digests and digest not in self._published:
             self._digests[block] = digest
             self._published[digest] = block
-            if marked:
+            if advertise:
                 self.prefix_hashes[truncate_digest(digest)] = None
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give back one reference to each; the end of a sequence is evicted before its start."""
+        """Drop one reference to each block of a sequence, in order of position.
+
+        Blocks of a sequence's end become evictable before those of its start.
+        """
         for block in reversed(blocks):
             self._references[block] -= 1
             assert self._references[block] >= 0, f"block {block} was released twice"
@@ -82,14 +95,17 @@ class BlockPool:
                 self._retire(block)
 
     def discard(self, blocks: Sequence[int]) -> list[int]:
-        """Give back blocks of bad content: none will be hit. Returns those that nobody uses now."""
+        """Release blocks whose content is bad and unpublish them, so that nobody shares them again.
+
+        Returns the blocks that nobody references any more.
+        """
         for block in blocks:
             self._unpublish(block)
         self.release(blocks)
         return [block for block in blocks if self._references[block] == 0]
 
     def reset_prefix_cache(self) -> None:
-        """Empty the cache."""
+        """Evict every cached block."""
         while self._evictable:
             self._free.append(self._evict())
 

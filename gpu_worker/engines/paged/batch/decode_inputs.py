@@ -1,7 +1,7 @@
-"""Steps in which every sequence decodes, as tensors that stay where they are: a graph's input.
+"""Input tensors of decode-only steps, in buffers that keep their memory, as a CUDA graph needs.
 
-A step is padded with rows that each stand for a sequence of one token in the spare block, so that
-the padding computes what is defined, and nobody sees it.
+A step is padded with rows that each stand for a sequence of one token in the null block: the
+padding computes something defined, and nobody reads the result.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,10 @@ from gpu_worker.engines.paged.batch.sequence_state import BlockTable, SequenceSl
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """`n` rows of one token each: `ids`, `positions` int64 `[n]`, `lengths` int32 `[n]`.
+    """A step of `n` rows of one token each.
 
-    `tables`: by window the blocks of each row in order of position, int32 `[n, b]`.
+    `input_ids` and `positions` are int64 `[n]`, `seq_lens` int32 `[n]`. `block_tables` holds
+    for each window the blocks of each row in order of position, int32 `[n, b]`.
     """
 
     input_ids: Tensor
@@ -30,14 +31,15 @@ class DecodeInputs:
     _slot_mappings: Mapping[SlidingWindow, Tensor]
 
     def slot_mapping(self, window: SlidingWindow) -> Tensor:
-        """Where each token's KV goes, as an index into the blocks laid end to end."""
+        """Return where each token's KV is stored, int64 `[n]`: indices into blocks end to end."""
         return self._slot_mappings[window]
 
 
 class DecodeInputBuffers:
-    """Holds the input of one step at a time, of at most `rows` sequences of `tokens` each.
+    """Buffers for the inputs of one step at a time: at most `rows` sequences of `tokens` each.
 
-    `show` fills it; `step` names what it holds, always the same memory for as many rows.
+    `fill` writes a step into them; `inputs` returns views of them, always of the same memory for
+    the same number of rows.
     """
 
     def __init__(
@@ -48,18 +50,22 @@ class DecodeInputBuffers:
         self._tables = {w: _DeviceBlockTables(rows, blocks_for(tokens), device) for w in windows}
 
     def fill(self, slices: Sequence[SequenceSlice], rows: int) -> None:
-        """Put decoding slices into the first of `rows` rows, and padding behind them."""
+        """Write decoding slices to the first of `rows` rows, and padding to the rest."""
         padding = [0] * (rows - len(slices))
-        ids = [piece.state.tokens[piece.start] for piece in slices]
-        positions = [piece.start for piece in slices]
-        shown = to_device([ids + padding, positions + padding], torch.long, self._device)
-        self._rows[:, :rows] = shown
+        ids = [seq_slice.state.tokens[seq_slice.start] for seq_slice in slices]
+        positions = [seq_slice.start for seq_slice in slices]
+        sent = to_device([ids + padding, positions + padding], torch.long, self._device)
+        self._rows[:, :rows] = sent
         for window, tables in self._tables.items():
-            held = [piece.state.block_tables[window] for piece in slices]
-            tables.fill([*held, *(None for _ in padding)])
+            held_tables = [seq_slice.state.block_tables[window] for seq_slice in slices]
+            tables.fill([*held_tables, *(None for _ in padding)])
 
     def inputs(self, rows: int) -> DecodeInputs:
-        """The first `rows` rows, as they are when this is computed."""
+        """Return the first `rows` rows of the buffers.
+
+        Slots and lengths are computed from the buffers on the device, so a CUDA graph computes them
+        anew at each replay.
+        """
         ids, positions = self._rows[:, :rows]
         tables = {window: tables.blocks[:rows] for window, tables in self._tables.items()}
         slots = {window: _map_slots(table, positions) for window, table in tables.items()}
@@ -67,30 +73,33 @@ class DecodeInputBuffers:
 
 
 class _DeviceBlockTables:
-    """The tables of one window on the device. Only what has changed is sent."""
+    """The block tables of one window on the device. Only changed entries are transferred."""
 
     def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
         self.blocks = torch.full((rows, blocks), NULL_BLOCK, dtype=torch.int32, device=device)
         self._contents = [_EMPTY_ROW] * rows
 
     def fill(self, tables: Sequence[BlockTable | None]) -> None:
-        """One for each row, from the first on; None: the spare block."""
+        """Set the tables of the first rows, one each; None stands for the null block."""
         edits = [e for row, table in enumerate(tables) for e in self._edits(row, table)]
         if edits:
-            edited = to_device(list(zip(*edits, strict=True)), torch.long, self.blocks.device)
-            rows, columns, blocks = edited
+            sent = to_device(list(zip(*edits, strict=True)), torch.long, self.blocks.device)
+            rows, columns, blocks = sent
             self.blocks.index_put_((rows, columns), blocks.to(torch.int32))
         self._contents[: len(tables)] = [_RowContent.from_table(table) for table in tables]
 
     def _edits(self, row: int, table: BlockTable | None) -> Iterator[tuple[int, int, int]]:
-        """Row, column and block of each change; what lies behind a table's end is never read."""
-        shown = self._contents[row]
+        """Yield row, column and block of each entry to change.
+
+        Entries behind a table's end stay as they are: they are never read.
+        """
+        sent = self._contents[row]
         if table is None:
-            if shown.table:
+            if sent.table:
                 yield row, 0, NULL_BLOCK
             return
-        known = shown.count if shown.table is table else 0
-        for column in range(shown.first if known else 0, min(table.first_held, known)):
+        known = sent.count if sent.table is table else 0
+        for column in range(sent.first if known else 0, min(table.first_held, known)):
             yield row, column, NULL_BLOCK
         for column in range(known, len(table.blocks)):
             yield row, column, table.blocks[column]
@@ -98,7 +107,10 @@ class _DeviceBlockTables:
 
 @dataclass(frozen=True)
 class _RowContent:
-    """What a row shows: so many blocks of a table, given back up to `first` then."""
+    """The content of a row on the device: the first `count` blocks of a table.
+
+    `first` is the table's `first_held` at the time: blocks before it had been given back.
+    """
 
     table: BlockTable | None = None
     count: int = 0

@@ -1,7 +1,7 @@
-"""The KV of all runs: a pool of blocks for each window that layers see, shared by equal prefixes.
+"""Allocation of KV blocks to sequences: a block pool for each window, shared by equal prefixes.
 
-Layers that see everything keep all blocks of a run. For layers that see a window, the blocks that
-lie wholly before it are given back, and stay cached for others while nobody needs their place.
+Layers that see everything keep all blocks of a sequence. For layers with a sliding window, blocks
+that lie wholly before it are released; they stay cached for other sequences until evicted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,23 +25,25 @@ from streams.prefix_hashes import is_hash_position
 def pool_sizes(
     windows: Iterable[SlidingWindow], tokens: int, max_sequences: int, max_batch_tokens: int
 ) -> dict[SlidingWindow, int]:
-    """Blocks of each pool for runs of so many `tokens` together.
+    """Return the number of blocks of each window's pool, for `tokens` tokens of KV in all.
 
-    Behind a window no more than `max_sequences` can hold; what they do not is for prefixes.
+    The pool of a sliding window gets no more than `max_sequences` sequences can hold; blocks that
+    they do not hold cache prefixes.
     """
-    whole = blocks_for(tokens)
+    full_blocks = blocks_for(tokens)
     return {
-        window: whole
+        window: full_blocks
         if window is None
-        else min(whole, _window_blocks(window, max_sequences, max_batch_tokens))
+        else min(full_blocks, _window_blocks(window, max_sequences, max_batch_tokens))
         for window in windows
     }
 
 
 class KvCacheManager:
-    """Pools of `sizes` blocks; a step adds at most `max_batch_tokens` to a run.
+    """Gives sequences their blocks from pools of `sizes` blocks, one pool for each window.
 
-    A run has tables from `restore` until `release` or `discard`.
+    A step adds at most `max_batch_tokens` to a sequence. A sequence has block tables from
+    `share_prefix` until `release` or `discard`.
     """
 
     def __init__(
@@ -54,132 +56,149 @@ class KvCacheManager:
         self._prefix_cache = prefix_cache
         self._blocks_to_zero: dict[SlidingWindow, list[int]] = {}
 
-    def share_prefix(self, run: SequenceState) -> None:
-        """Share what is cached of a run's start; the last token is left to compute."""
-        count = self._longest_cached_prefix(run) if self._prefix_cache else 0
-        run.published_blocks, run.computed_tokens = count, count * BLOCK_TOKENS
+    def share_prefix(self, state: SequenceState) -> None:
+        """Give a sequence block tables that begin with the longest cached prefix of its tokens.
+
+        The last token is never taken from the cache: it must be computed to sample the next one.
+        """
+        count = self._longest_cached_prefix(state) if self._prefix_cache else 0
+        state.published_blocks, state.computed_tokens = count, count * BLOCK_TOKENS
         for window, pool in self.pools.items():
-            first = first_visible_position(run.computed_tokens, window) // BLOCK_TOKENS
-            shared = [pool.share(run.digest_block(index)) for index in range(first, count)]
-            run.block_tables[window] = BlockTable([NULL_BLOCK] * first + shared, first)
+            first = first_visible_position(state.computed_tokens, window) // BLOCK_TOKENS
+            shared = [pool.share(state.digest_block(index)) for index in range(first, count)]
+            state.block_tables[window] = BlockTable([NULL_BLOCK] * first + shared, first)
 
     def can_grow(
-        self, run: SequenceState, tokens: int, without: Sequence[SequenceState] = ()
+        self, state: SequenceState, tokens: int, preempting: Sequence[SequenceState] = ()
     ) -> bool:
-        """Whether a run could grow to `tokens`, if all those `without` released theirs."""
+        """Return whether a sequence could grow to `tokens` if all `preempting` released theirs."""
         for window, pool in self.pools.items():
-            lack = self._missing_blocks(run, tokens, window) - pool.available
-            if lack > 0 and lack > pool.count_freed_by(
-                other.block_tables[window].held_blocks for other in without
+            missing_blocks = self._missing_blocks(state, tokens, window) - pool.available
+            if missing_blocks > 0 and missing_blocks > pool.count_freed_by(
+                other.block_tables[window].held_blocks for other in preempting
             ):
                 return False
         return True
 
-    def grow(self, run: SequenceState, tokens: int) -> None:
-        """Give a run what it needs for `tokens`. The caller has checked `fits`."""
-        for window, table in run.block_tables.items():
-            lack = blocks_for(tokens) - len(table.blocks)
-            if lack > 0:
-                taken = self.pools[window].allocate(lack)
-                table.blocks += taken
+    def grow(self, state: SequenceState, tokens: int) -> None:
+        """Allocate what a sequence lacks for `tokens`. The caller has checked `can_grow`."""
+        for window, table in state.block_tables.items():
+            missing_blocks = blocks_for(tokens) - len(table.blocks)
+            if missing_blocks > 0:
+                allocated = self.pools[window].allocate(missing_blocks)
+                table.blocks += allocated
                 if window is not None:
-                    self._zero_later(window, taken)
+                    self._mark_for_zeroing(window, allocated)
 
-    def commit(self, run: SequenceState) -> None:
-        """The KV of `run.done` tokens is in place: share it, and give back what is seen no more."""
+    def commit(self, state: SequenceState) -> None:
+        """Publish full blocks of the `computed_tokens`, and release those behind their window."""
         if self._prefix_cache:
-            self._publish(run)
-        for window, table in run.block_tables.items():
-            first = first_visible_position(run.computed_tokens, window) // BLOCK_TOKENS
+            self._publish(state)
+        for window, table in state.block_tables.items():
+            first = first_visible_position(state.computed_tokens, window) // BLOCK_TOKENS
             if first > table.first_held:
                 self.pools[window].release(table.blocks[table.first_held : first])
                 table.blocks[table.first_held : first] = [NULL_BLOCK] * (first - table.first_held)
                 table.first_held = first
 
-    def release(self, run: SequenceState) -> None:
-        """Take everything from a run; it may be restored later. Idempotent."""
-        for window, table in run.block_tables.items():
+    def release(self, state: SequenceState) -> None:
+        """Release all blocks of a sequence; `share_prefix` may start it again. Idempotent."""
+        for window, table in state.block_tables.items():
             self.pools[window].release(table.held_blocks)
-        run.block_tables, run.computed_tokens, run.published_blocks = {}, 0, 0
+        state.block_tables, state.computed_tokens, state.published_blocks = {}, 0, 0
 
-    def discard(self, run: SequenceState) -> None:
-        """Take everything from a run whose KV may be bad, and share it no more."""
-        for window, table in run.block_tables.items():
-            self._zero_later(window, self.pools[window].discard(table.held_blocks))
-        run.block_tables = {}
+    def discard(self, state: SequenceState) -> None:
+        """Release all blocks of a sequence whose KV may be bad; none of them is shared again."""
+        for window, table in state.block_tables.items():
+            self._mark_for_zeroing(window, self.pools[window].discard(table.held_blocks))
+        state.block_tables = {}
 
     def pop_blocks_to_zero(self) -> dict[SlidingWindow, list[int]]:
-        """Blocks to be zeroed before the next step is computed; asking again names others.
+        """Return, once, the blocks that must be zeroed before the next step is computed.
 
-        What slides out of a window is given back before it is known whether its run is sound, and
-        a NaN would reach the next owner, even masked. So such blocks are cleaned when taken; those
-        of pools without a window when their run was found to be bad.
+        A block that slides out of a window is released before it is known whether its sequence's
+        KV is sound, and a NaN in it would reach the next owner even where it is masked. So blocks
+        of sliding windows are zeroed when they are allocated; those of the pool without a window
+        when their sequence is discarded.
         """
-        unclean, self._blocks_to_zero = self._blocks_to_zero, {}
-        return unclean
+        to_zero, self._blocks_to_zero = self._blocks_to_zero, {}
+        return to_zero
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache."""
+        """Evict every cached block of all pools."""
         for pool in self.pools.values():
             pool.reset_prefix_cache()
 
     def prefix_hashes(self) -> list[int]:
-        """Of the prefixes that are cached where all is seen, or else in the widest window."""
+        """Return hashes of cached prefixes, least recently used first.
+
+        They are those of the pool without a window, or else of the widest window's.
+        """
         widest = max(self.pools, key=lambda window: inf if window is None else window)
         return list(self.pools[widest].prefix_hashes)
 
     @property
     def total_blocks(self) -> int:
-        """Blocks of all pools; `available` and `cached` are parts of it."""
+        """Blocks of all pools, the available and the cached ones included."""
         return sum(pool.count for pool in self.pools.values())
 
     @property
     def available_blocks(self) -> int:
+        """Blocks that can be allocated: free or cached."""
         return sum(pool.available for pool in self.pools.values())
 
     @property
     def cached_blocks(self) -> int:
+        """Blocks that only the prefix cache holds."""
         return sum(pool.cached for pool in self.pools.values())
 
-    def _missing_blocks(self, run: SequenceState, tokens: int, window: SlidingWindow) -> int:
-        """Blocks that a run needs beside its own on the way to `tokens`, at most at a time."""
-        lack = blocks_for(tokens) - len(run.block_tables[window].blocks)
-        return lack if window is None else min(lack, self._max_window_blocks[window])
+    def _missing_blocks(self, state: SequenceState, tokens: int, window: SlidingWindow) -> int:
+        """Return the most blocks beside its own that a sequence ever needs to reach `tokens`."""
+        missing_blocks = blocks_for(tokens) - len(state.block_tables[window].blocks)
+        return (
+            missing_blocks
+            if window is None
+            else min(missing_blocks, self._max_window_blocks[window])
+        )
 
-    def _longest_cached_prefix(self, run: SequenceState) -> int:
-        """The longest prefix, in blocks, of which each pool still has what the next token sees."""
+    def _longest_cached_prefix(self, state: SequenceState) -> int:
+        """Return the longest prefix, in blocks, whose visible blocks every pool still has cached.
+
+        Visible are those that the token behind the prefix attends to in the pool's window.
+        """
         longest = 0
-        missing = dict.fromkeys(self.pools, -1)  # the last block that is not there
-        for index in range((len(run.tokens) - 1) // BLOCK_TOKENS):
-            missing |= {
+        last_missing = dict.fromkeys(self.pools, -1)  # by window, the last block not cached
+        for index in range((len(state.tokens) - 1) // BLOCK_TOKENS):
+            last_missing |= {
                 w: index
                 for w, p in self.pools.items()
-                if not p.is_published(run.digest_block(index))
+                if not p.is_published(state.digest_block(index))
             }
-            if missing.get(None, -1) >= 0:
+            if last_missing.get(None, -1) >= 0:
                 break
             end = (index + 1) * BLOCK_TOKENS
             if all(
-                last < first_visible_position(end, w) // BLOCK_TOKENS for w, last in missing.items()
+                missing_index < first_visible_position(end, w) // BLOCK_TOKENS
+                for w, missing_index in last_missing.items()
             ):
                 longest = index + 1
         return longest
 
-    def _publish(self, run: SequenceState) -> None:
-        whole = range(run.published_blocks, run.computed_tokens // BLOCK_TOKENS)
-        for index in whole:
-            for window, table in run.block_tables.items():
-                marked = is_hash_position((index + 1) * BLOCK_TOKENS)
+    def _publish(self, state: SequenceState) -> None:
+        full_blocks = range(state.published_blocks, state.computed_tokens // BLOCK_TOKENS)
+        for index in full_blocks:
+            for window, table in state.block_tables.items():
+                advertise = is_hash_position((index + 1) * BLOCK_TOKENS)
                 self.pools[window].publish(
-                    table.blocks[index], run.digest_block(index), marked=marked
+                    table.blocks[index], state.digest_block(index), advertise=advertise
                 )
-        run.published_blocks = whole.stop
+        state.published_blocks = full_blocks.stop
 
-    def _zero_later(self, window: SlidingWindow, blocks: list[int]) -> None:
+    def _mark_for_zeroing(self, window: SlidingWindow, blocks: list[int]) -> None:
         if blocks:
             self._blocks_to_zero.setdefault(window, []).extend(blocks)
 
 
 def _window_blocks(window: int, sequences: int, tokens: int) -> int:
-    """Blocks that so many sequences hold behind a window while a step adds `tokens` to them."""
+    """Return how many blocks `sequences` hold in a window's pool while a step adds `tokens`."""
     return sequences * (blocks_for(window) + 2) + blocks_for(tokens)

@@ -1,4 +1,4 @@
-"""A sequence on its way through the engine, and the part of it that one step computes."""
+"""A sequence as the scheduler sees it, its block tables, and the slice that one step computes."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -8,32 +8,37 @@ from streams.messages import pack_tokens
 from streams.prefix_hashes import PrefixDigest
 from streams.subjects import Priority
 
-SlidingWindow = int | None  # tokens that a layer sees, the newest included; None: all
+SlidingWindow = int | None  # tokens that a layer attends to, the newest included; None: all
 
 
 def first_visible_position(position: int, window: SlidingWindow) -> int:
-    """The first position that the token at `position` sees."""
+    """Return the first position that the token at `position` attends to."""
     return 0 if window is None else max(0, position + 1 - window)
 
 
 @dataclass(eq=False)
 class BlockTable:
-    """Blocks by position, for the layers of one window; `TRASH` up to `first`: given back."""
+    """A sequence's blocks in order of position, for the layers of one window.
+
+    Blocks before `first_held` have been given back behind the window; the null block is there.
+    """
 
     blocks: list[int] = field(default_factory=list)
     first_held: int = 0
 
     @property
     def held_blocks(self) -> list[int]:
+        """The blocks that the sequence still references."""
         return self.blocks[self.first_held :]
 
 
 @dataclass(eq=False)
 class SequenceState:
-    """`tokens` so far; the KV of the first `done` is in the blocks of `tables`, where still seen.
+    """A sequence's tokens so far, and how much of its KV is computed and where it lies.
 
-    `published`: so many of its full blocks are offered to others. `restored`: so many tokens of it
-    were there already when it was first admitted. `gave_way`: to others, once.
+    The KV of the first `computed_tokens` is in the blocks of `block_tables`, as far as their
+    windows still see it. `published_blocks` full blocks may be shared by others. `hit_tokens` were
+    in the prefix cache when the sequence was first admitted. `was_preempted`: at least once.
     """
 
     request_id: str
@@ -52,11 +57,11 @@ class SequenceState:
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to compute before the next can be sampled: 1 while decoding."""
+        """The number of tokens to compute before the next can be sampled: 1 while decoding."""
         return len(self.tokens) - self.computed_tokens
 
     def digest_block(self, block: int) -> bytes:
-        """The digest of all tokens to the end of full block number `block`; computed once each."""
+        """Return the digest of all tokens up to the end of full block number `block`; cached."""
         while len(self.block_digests) <= block:
             start = len(self.block_digests) * BLOCK_TOKENS
             packed = pack_tokens(self.tokens[start : start + BLOCK_TOKENS])
@@ -66,9 +71,9 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class SequenceSlice:
-    """Tokens `start` to `start + count` of a run, for one step.
+    """The tokens of one sequence that one step computes: `start` up to `start + count`.
 
-    `samples`: they reach the run's last token, so the next one can be sampled.
+    `is_sampled`: the slice reaches the sequence's last token, so the step samples the next one.
     """
 
     state: SequenceState
@@ -78,16 +83,20 @@ class SequenceSlice:
 
     @property
     def end(self) -> int:
+        """The position behind the slice's last token."""
         return self.start + self.count
 
     @property
     def tokens(self) -> list[int]:
+        """The slice's token ids."""
         return self.state.tokens[self.start : self.end]
 
     @property
     def is_decode(self) -> bool:
+        """True for a single token that the next one is sampled from."""
         return self.count == 1 and self.is_sampled
 
     @classmethod
-    def next_tokens(cls, run: SequenceState, count: int) -> Self:
-        return cls(run, run.computed_tokens, count, count == run.pending_tokens)
+    def next_tokens(cls, state: SequenceState, count: int) -> Self:
+        """Return the next `count` tokens of a sequence that are not computed yet."""
+        return cls(state, state.computed_tokens, count, count == state.pending_tokens)

@@ -1,4 +1,4 @@
-"""A step as tensors: what is computed, where its KV goes, and which KV each token sees. Pure."""
+"""A step's input tensors: token ids, positions, KV slots, and attention masks. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,21 +17,25 @@ from gpu_worker.engines.paged.batch.sequence_state import (
 )
 from gpu_worker.engines.paged.batch.varlen_batch import VarlenBatch
 
-# Shapes that torch's CPU kernels round alike, found by comparing bits. Others take other paths,
-# and in bfloat16 one different bit grows to 1 % of the hidden states in a few layers: alone, or
-# resumed, a sequence would draw other tokens than in a batch.
-MIN_ROWS = 2  # of a linear layer
-TILE_ROWS = 4  # queries of one attention head, rounded up to a multiple
-SPLIT_BLOCKS = 32  # keys are taken in splits of this, counted from the start of the sequence;
-UNEVEN_BLOCKS = range(13, 24)  # a last split of this many is summed in another order
-PREFILL_ROWS = 64  # at once: they are not compared with keys that come after all of them
+# Shapes that torch's CPU kernels round alike, found by comparing bits. Other shapes take other code
+# paths, and in bfloat16 one different bit grows to 1 % of the hidden states in a few layers: a
+# sequence that runs alone, or is resumed, would then sample other tokens than in a batch.
+MIN_ROWS = 2  # rows of a linear layer's input, at least
+TILE_ROWS = 4  # queries of one attention head are rounded up to a multiple of this
+# Keys are summed in splits of this many blocks, counted from the sequence's start.
+SPLIT_BLOCKS = 32
+UNEVEN_BLOCKS = range(13, 24)  # a last split of this many blocks is summed in another order
+PREFILL_ROWS = 64  # rows of a tile: it needs no keys that come after all of its rows
 
-PrefillChunk = tuple[SequenceSlice, int]  # of a prompt, and its first row in the step
+PrefillChunk = tuple[SequenceSlice, int]  # a slice of a prompt, and its first row in the step
 
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decoding rows `first` to `last` of a step: blocks `[n, b]`, mask `[n, 1, 1, b * 16]`."""
+    """Decoding rows `first` up to `last` of a step, which are attended together.
+
+    `blocks` `[n, b]`: the KV blocks of each row. `mask` `[n, 1, 1, b * 16]` is additive.
+    """
 
     first: int
     last: int
@@ -41,7 +45,10 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class PrefillTile:
-    """Rows `first` to `last` of the first `runs` chunks: mask `[1, 1, rows, tokens they see]`."""
+    """Rows `first` up to `last` of the first `chunks` chunks of a group.
+
+    `mask` `[1, 1, rows, tokens]` is additive, over the tokens that these rows may attend to.
+    """
 
     chunks: int
     first: int
@@ -50,7 +57,10 @@ class PrefillTile:
     _packed: dict[int, Tensor] = field(default_factory=dict)
 
     def mask_for_heads(self, heads: int) -> Tensor:
-        """The mask of as many heads' rows, a head's behind another's; made at the first layer."""
+        """Return the mask repeated for the rows of `heads` heads, one head after the other.
+
+        It is made at the first layer and kept for the others.
+        """
         if heads not in self._packed:
             self._packed[heads] = self.mask.repeat(1, 1, heads, 1)
         return self._packed[heads]
@@ -58,25 +68,27 @@ class PrefillTile:
 
 @dataclass(frozen=True)
 class PrefillGroup:
-    """Chunks of `n` runs, the longest first; their tiles see the first of `blocks` `[n, b]`.
+    """Prompt chunks of `n` sequences, the longest first, padded to one length and cut into tiles.
 
-    `reads`, `writes`: by chunk the rows of the step `[n, t]`. Behind its own rows a chunk reads its
-    last one again, and writes to a row behind all of the step's.
+    `query_rows`, `output_rows` `[n, t]`: for each chunk, the rows of the step that its queries come
+    from and its output goes to. Padding reads the chunk's last row again, and is written to a row
+    behind all of the step's. Tiles attend to the first of the `blocks` `[n, b]`.
     """
 
-    reads: Tensor
-    writes: Tensor
+    query_rows: Tensor
+    output_rows: Tensor
     blocks: Tensor
     tiles: list[PrefillTile]
 
 
 @dataclass
 class StepInputs:
-    """One step. Decoding slices come first, similar lengths together; each slice is packed whole.
+    """The tensors of one step, made when first asked for; slices lie end to end in the step's rows.
 
-    Attention always sees whole blocks, masked: the kernels compute the rest of a vector in another
-    way than whole vectors, and rounding would depend on how a prompt was cut.
-    Attention masks depend on a layer's window, so they are made at its first layer and kept.
+    Decoding slices come first, sorted by length. Attention always gets whole blocks and a mask: the
+    kernels compute a vector's remainder in another way than whole vectors, so that rounding would
+    depend on how a prompt was cut into chunks. What depends on a layer's window (slots, masks,
+    groups) is made at the window's first layer and kept for the others.
     """
 
     slices: list[SequenceSlice]
@@ -95,21 +107,26 @@ class StepInputs:
 
     @property
     def decode_slices(self) -> list[SequenceSlice]:
-        """The slices that decode, in the order of the step's first rows."""
+        """The decoding slices; slice `i` is row `i` of the step."""
         return self.slices[: self._decode_count]
 
     @cached_property
     def input_ids(self) -> Tensor:
+        """Token ids of all rows, int64 `[rows]`, padded to `MIN_ROWS`."""
         ids = [t for s in self.slices for t in s.tokens]
         return self._tensor(_pad(ids, 0))
 
     @cached_property
     def positions(self) -> Tensor:
+        """Positions of all rows in their sequences, int64 `[rows]`, padded to `MIN_ROWS`."""
         positions = [p for s in self.slices for p in range(s.start, s.end)]
         return self._tensor(_pad(positions, 0))
 
     def slot_mapping(self, window: SlidingWindow) -> Tensor:
-        """Where each token's KV goes, as an index into the blocks laid end to end."""
+        """Return where each row's KV is stored, int64 `[rows]`: indices into blocks end to end.
+
+        Padding is stored in the null block.
+        """
         if window not in self._slot_mappings:
             slots = [_slot_of(s, p, window) for s in self.slices for p in range(s.start, s.end)]
             self._slot_mappings[window] = self._tensor(_pad(slots, NULL_BLOCK * BLOCK_TOKENS))
@@ -117,25 +134,26 @@ class StepInputs:
 
     @cached_property
     def sampled_slices(self) -> list[SequenceSlice]:
-        """The slices whose next token comes from this step, in the order of the logits' rows."""
+        """The slices whose next token this step samples, in the order of the logits' rows."""
         return [s for s in self.slices if s.is_sampled]
 
     @cached_property
     def logits_indices(self) -> Tensor:
-        """The packed rows whose logits are needed, in the order of `sampled`; then padding."""
+        """The rows whose logits are needed, int64, in the order of `sampled_slices`; padded."""
         rows, row = [], 0
-        for piece in self.slices:
-            row += piece.count
-            if piece.is_sampled:
+        for seq_slice in self.slices:
+            row += seq_slice.count
+            if seq_slice.is_sampled:
                 rows.append(row - 1)
         return self._tensor(_pad(rows, 0) if rows else rows)
 
     @property
     def is_decode_only(self) -> bool:
+        """True when no slice is a chunk of a prompt."""
         return self._decode_count == len(self.slices)
 
     def varlen_batch(self, window: SlidingWindow, decoding: bool) -> VarlenBatch | None:
-        """The rows that decode, or those behind them, for kernels that take them all at once."""
+        """Return the decoding slices, or the others, as a varlen batch; None if there are none."""
         key = window, decoding
         if key not in self._varlen_batches:
             slices = (
@@ -148,6 +166,7 @@ class StepInputs:
         return self._varlen_batches[key]
 
     def decode_groups(self, window: SlidingWindow) -> list[DecodeGroup]:
+        """Return the decoding slices in groups of like length, for attention without a kernel."""
         if window not in self._decode_groups_by_window:
             groups = _group_decodes(self.decode_slices, window)
             self._decode_groups_by_window[window] = [
@@ -156,9 +175,10 @@ class StepInputs:
         return self._decode_groups_by_window[window]
 
     def prefill_groups(self, window: SlidingWindow) -> list[PrefillGroup]:
+        """Return the prompt chunks in groups of like length, for attention without a kernel."""
         if window not in self._prefill_groups_by_window:
-            firsts = accumulate((s.count for s in self.slices), initial=0)
-            chunks = [*zip(self.slices, firsts, strict=False)][self._decode_count :]
+            first_rows = accumulate((s.count for s in self.slices), initial=0)
+            chunks = [*zip(self.slices, first_rows, strict=False)][self._decode_count :]
             groups = _group_chunks(chunks, window)
             self._prefill_groups_by_window[window] = [
                 self._build_prefill_group(group, window) for group in groups
@@ -168,12 +188,19 @@ class StepInputs:
     def build_decode_mask(
         self, slices: Sequence[SequenceSlice], width: int, window: SlidingWindow
     ) -> Tensor:
-        """What decoding slices see of `width` blocks each, `[n, 1, 1, tokens]`."""
-        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
-        seen = seen + BLOCK_TOKENS * self._tensor([[first_split_block(s, window)] for s in slices])
-        firsts = self._tensor([[_first_visible(s, window)] for s in slices])
-        keep = (seen >= firsts) & (seen < self._tensor([[s.end] for s in slices]))
-        return self._to_additive_mask(keep)[:, None, None]
+        """Return the additive mask `[n, 1, 1, tokens]` of decoding slices over `width` blocks each.
+
+        The blocks of each slice count from its `first_split_block`.
+        """
+        key_positions = torch.arange(width * BLOCK_TOKENS, device=self.device)
+        key_positions = key_positions + BLOCK_TOKENS * self._tensor(
+            [[first_split_block(s, window)] for s in slices]
+        )
+        first_positions = self._tensor([[_first_visible(s, window)] for s in slices])
+        visible = (key_positions >= first_positions) & (
+            key_positions < self._tensor([[s.end] for s in slices])
+        )
+        return self._to_additive_mask(visible)[:, None, None]
 
     def _build_decode_group(self, rows: range, window: SlidingWindow) -> DecodeGroup:
         slices = [self.slices[row] for row in rows]
@@ -189,19 +216,19 @@ class StepInputs:
     def _build_prefill_group(
         self, chunks: list[PrefillChunk], window: SlidingWindow
     ) -> PrefillGroup:
-        longest, spare = chunks[0][0], len(self.input_ids)
+        longest, spare_row = chunks[0][0], len(self.input_ids)
         offset, count = _offset_in_blocks(longest, window), longest.count
         length = count + -count % TILE_ROWS
-        rows = [list(range(row, row + piece.count)) for piece, row in chunks]
+        rows = [list(range(row, row + seq_slice.count)) for seq_slice, row in chunks]
         tables = [
-            piece.state.block_tables[window].blocks[
-                first_split_block(piece, window) : blocks_for(piece.end)
+            seq_slice.state.block_tables[window].blocks[
+                first_split_block(seq_slice, window) : blocks_for(seq_slice.end)
             ]
-            for piece, _ in chunks
+            for seq_slice, _ in chunks
         ]
         tiles = [
             PrefillTile(
-                sum(piece.count > first for piece, _ in chunks),
+                sum(seq_slice.count > first for seq_slice, _ in chunks),
                 first,
                 min(first + PREFILL_ROWS, length),
                 self._build_tile_mask(offset, first, min(first + PREFILL_ROWS, count), window),
@@ -209,8 +236,8 @@ class StepInputs:
             for first in range(0, count, PREFILL_ROWS)
         ]
         return PrefillGroup(
-            self._tensor([_pad(own, own[-1], length) for own in rows]),
-            self._tensor([_pad(own, spare, length) for own in rows]),
+            self._tensor([_pad(own_rows, own_rows[-1], length) for own_rows in rows]),
+            self._tensor([_pad(own_rows, spare_row, length) for own_rows in rows]),
             self._tensor(
                 [_pad(table, NULL_BLOCK, round_up_blocks(len(tables[0]))) for table in tables]
             ),
@@ -218,20 +245,23 @@ class StepInputs:
         )
 
     def _build_tile_mask(self, offset: int, first: int, end: int, window: SlidingWindow) -> Tensor:
-        """The mask of rows `first` to `end` of chunks that begin `offset` behind their blocks."""
-        width = round_up_blocks(blocks_for(offset + end))
-        seen = torch.arange(width * BLOCK_TOKENS, device=self.device)
-        last = end + (first - end) % TILE_ROWS
-        asking = torch.arange(offset + first, offset + last, device=self.device)[:, None]
-        keep = seen <= asking
-        if window is not None:
-            keep &= seen > asking - window
-        return self._to_additive_mask(keep)[None, None]
+        """Return the causal mask of rows `first` up to `end` of chunks.
 
-    def _to_additive_mask(self, keep: Tensor) -> Tensor:
-        """Attention adds masks; made once here, not in every layer."""
-        mask = torch.zeros(keep.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~keep, -torch.inf)
+        The chunks begin `offset` tokens behind the start of their first block.
+        """
+        width = round_up_blocks(blocks_for(offset + end))
+        key_positions = torch.arange(width * BLOCK_TOKENS, device=self.device)
+        last = end + (first - end) % TILE_ROWS
+        query_positions = torch.arange(offset + first, offset + last, device=self.device)[:, None]
+        visible = key_positions <= query_positions
+        if window is not None:
+            visible &= key_positions > query_positions - window
+        return self._to_additive_mask(visible)[None, None]
+
+    def _to_additive_mask(self, visible: Tensor) -> Tensor:
+        """Return 0 where `visible`, else minus infinity: converted once, not in every layer."""
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~visible, -torch.inf)
 
     def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
         return to_device(values, torch.long, self.device)
@@ -241,56 +271,65 @@ def _pad(values: list[int], filler: int, length: int = MIN_ROWS) -> list[int]:
     return values + [filler] * (length - len(values))
 
 
-def _slot_of(piece: SequenceSlice, position: int, window: SlidingWindow) -> int:
-    block = piece.state.block_tables[window].blocks[position // BLOCK_TOKENS]
+def _slot_of(seq_slice: SequenceSlice, position: int, window: SlidingWindow) -> int:
+    block = seq_slice.state.block_tables[window].blocks[position // BLOCK_TOKENS]
     return block * BLOCK_TOKENS + position % BLOCK_TOKENS
 
 
-def _first_visible(piece: SequenceSlice, window: SlidingWindow) -> int:
-    """The first position that the slice's first token sees."""
-    return first_visible_position(piece.start, window)
+def _first_visible(seq_slice: SequenceSlice, window: SlidingWindow) -> int:
+    """Return the first position that the slice's first token attends to."""
+    return first_visible_position(seq_slice.start, window)
 
 
-def first_split_block(piece: SequenceSlice, window: SlidingWindow) -> int:
-    """The first block to take for a slice: the split's in which it begins to see."""
-    return _first_visible(piece, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
+def first_split_block(seq_slice: SequenceSlice, window: SlidingWindow) -> int:
+    """Return the first block that attention reads for a slice.
+
+    It is the first block of the split that holds the slice's first visible token.
+    """
+    return _first_visible(seq_slice, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
 
 
-def _offset_in_blocks(piece: SequenceSlice, window: SlidingWindow) -> int:
-    """How far behind the first block to take for it a slice begins."""
-    return piece.start - first_split_block(piece, window) * BLOCK_TOKENS
+def _offset_in_blocks(seq_slice: SequenceSlice, window: SlidingWindow) -> int:
+    """Return how many tokens behind the start of its `first_split_block` a slice begins."""
+    return seq_slice.start - first_split_block(seq_slice, window) * BLOCK_TOKENS
 
 
 def round_up_blocks(blocks: int) -> int:
-    """As many blocks or more, so that sums over them round alike."""
+    """Return `blocks` or a few more, so that sums over them are computed in the same order.
+
+    At least 2; a last split of an `UNEVEN_BLOCKS` number is filled up.
+    """
     rest = blocks % SPLIT_BLOCKS
     more = UNEVEN_BLOCKS.stop - rest if rest in UNEVEN_BLOCKS else 0
     return max(2, blocks + more)
 
 
 def _group_decodes(decodes: list[SequenceSlice], window: SlidingWindow) -> list[range]:
-    """Split rows, sorted by length, so that padding to a group's longest costs at most half."""
+    """Group rows, sorted by length, so that at most half of a group is padding to its longest."""
     groups: list[range] = []
     start, limit = 0, 0
-    for row, piece in enumerate(decodes):
-        seen = piece.end - _first_visible(piece, window)
-        if row and seen > limit:
+    for row, seq_slice in enumerate(decodes):
+        visible_count = seq_slice.end - _first_visible(seq_slice, window)
+        if row and visible_count > limit:
             groups.append(range(start, row))
             start = row
         if row == start:
-            limit = max(2 * seen, 16 * BLOCK_TOKENS)
+            limit = max(2 * visible_count, 16 * BLOCK_TOKENS)
     return [*groups, range(start, len(decodes))] if decodes else []
 
 
 def _group_chunks(
     chunks: Sequence[PrefillChunk], window: SlidingWindow
 ) -> list[list[PrefillChunk]]:
-    """Group chunks of one offset, the longest first; padding is at most half of it, or a tile."""
+    """Group chunks of one offset, the longest first.
+
+    A chunk is padded by at most its own length, or within one tile.
+    """
     groups: list[list[PrefillChunk]] = []
     for chunk in sorted(chunks, key=lambda c: (_offset_in_blocks(c[0], window), -c[0].count)):
-        piece, longest = chunk[0], groups[-1][0][0] if groups else chunk[0]
-        same = _offset_in_blocks(piece, window) == _offset_in_blocks(longest, window)
-        if groups and same and longest.count <= max(2 * piece.count, PREFILL_ROWS):
+        seq_slice, longest = chunk[0], groups[-1][0][0] if groups else chunk[0]
+        same_offset = _offset_in_blocks(seq_slice, window) == _offset_in_blocks(longest, window)
+        if groups and same_offset and longest.count <= max(2 * seq_slice.count, PREFILL_ROWS):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])

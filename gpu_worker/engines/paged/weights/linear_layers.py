@@ -1,8 +1,7 @@
-"""Linear layers laid out for speed: those of one input as one product, on a CPU packed for oneDNN.
+"""Faster linear layers: those of one input merged into one product, on a CPU packed for oneDNN.
 
-Two cores, 32 rows, float32: a packed product takes 0.6 to 0.8 of the time of an unpacked one; the
-other way round it is only for the smallest matrices at one or two rows, by some 20 microseconds.
-bfloat16 always gains.
+Two cores, 32 rows, float32: a packed product takes 0.6 to 0.8 of the time of an unpacked one. Only
+the smallest matrices at one or two rows are slower, by some 20 microseconds. bfloat16 always gains.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from gpu_worker.engines.precision import has_bfloat16_matmul
 
-ROWS_HINT = 32  # the batch that the layout is chosen for; others run on it as well
+ROWS_HINT = 32  # the batch size that the layout is chosen for; others work as well
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 GATED_CHILDREN = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 # oneDNN's names of activations, and of their approximations
@@ -27,7 +26,7 @@ ACTIVATIONS = {
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that no longer has a readable weight."""
+    """A linear layer with its weight packed for oneDNN, which is no longer readable."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -38,21 +37,23 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def from_layer(cls, layer: nn.Module) -> Self:
+        """Pack a layer, which must be an `nn.Linear`."""
         assert isinstance(layer, nn.Linear)
         return cls(layer)
 
     def forward(self, rows: Tensor) -> Tensor:
+        """Return the layer's output, without an activation."""
         return self.forward_activated(rows, "none", "")
 
     def forward_activated(self, rows: Tensor, activation: str, approximation: str) -> Tensor:
-        """The output through one of `ACTIVATIONS`, which costs no pass over memory of its own."""
+        """Return the output after one of `ACTIVATIONS`, without another pass over memory."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows, self._packed, self._bias, activation, [], approximation
         )
         return out
 
     def forward_multiplied(self, rows: Tensor, factor: Tensor) -> Tensor:
-        """The output times `factor`, element by element, likewise."""
+        """Return the output times `factor`, elementwise, without another pass over memory."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
             rows, factor, self._packed, self._bias, "mul"
         )
@@ -60,10 +61,10 @@ class PackedLinear(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """`down(act(gate(rows)) * up(rows))`, with what lies between the products in them.
+    """A gated MLP, `down(act(gate(rows)) * up(rows))`, with activation and product fused.
 
-    Rounded twice instead of four times, so where an adapter adds to gate or up only the rows that
-    it changes are computed in three operations: what the others get does not depend on them.
+    Fusing rounds twice instead of four times. So where an adapter adds to gate or up, only the rows
+    that it changes are computed again, unfused: the other rows must not depend on adapters.
     """
 
     def __init__(self, mlp: nn.Module) -> None:
@@ -75,6 +76,7 @@ class GatedMLP(nn.Module):
         self._activation = ACTIVATIONS[type(self.act_fn)]
 
     def forward(self, rows: Tensor) -> Tensor:
+        """Return the MLP's output, adapters on its layers included."""
         gate = self.gate_proj.forward_activated(rows, *self._activation)
         inner = self.up_proj.forward_multiplied(rows, gate)
         if self.gate_proj._forward_hooks or self.up_proj._forward_hooks:
@@ -90,7 +92,7 @@ class GatedMLP(nn.Module):
 
 
 class MergedLinear(nn.Module):
-    """Linear layers that are given the same input, computed together when the first is called."""
+    """Linear layers of the same input, computed in one product when the first of them is called."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -98,14 +100,15 @@ class MergedLinear(nn.Module):
         self.linear: nn.Module = _concatenate(layers)
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         self.parts = [
-            MergedLinearPart(self, *place) for place in zip(layers, starts, sizes, strict=True)
+            MergedLinearPart(self, *column_range)
+            for column_range in zip(layers, starts, sizes, strict=True)
         ]
         self._rows: Tensor | None = None
         self._out: Tensor | None = None
         self._parts_read = 0
 
     def compute_part(self, rows: Tensor, columns: slice) -> Tensor:
-        """Some columns of the output, which is kept until every part was taken."""
+        """Return some columns of the output, which is kept until every part has taken its own."""
         if rows is not self._rows:
             self._rows, self._out, self._parts_read = rows, self.linear(rows), 0
         assert self._out is not None
@@ -117,27 +120,28 @@ class MergedLinear(nn.Module):
 
 
 class MergedLinearPart(nn.Module):
-    """Stands where a layer stood that is now in a stack, from column `first` on."""
+    """Takes the place of a layer that was merged: its output begins at column `first`."""
 
-    def __init__(self, stack: MergedLinear, layer: nn.Linear, first: int, size: int) -> None:
+    def __init__(self, merged: MergedLinear, layer: nn.Linear, first: int, size: int) -> None:
         super().__init__()
         self.in_features, self.out_features, self.first_column = layer.in_features, size, first
-        self._stack = (stack,)  # a child of their parent, not of each part
+        self._merged = (merged,)  # in a tuple: it is a child of the parent module, not of each part
 
     @property
     def merged_layer(self) -> nn.Module:
-        """What computes this part with the others."""
-        return self._stack[0].linear
+        """The linear layer that computes this part together with the others."""
+        return self._merged[0].linear
 
     def forward(self, rows: Tensor) -> Tensor:
+        """Return the output of the layer that this part stands for."""
         columns = slice(self.first_column, self.first_column + self.out_features)
-        return self._stack[0].compute_part(rows, columns)
+        return self._merged[0].compute_part(rows, columns)
 
 
 def merge_and_pack(model: nn.Module) -> None:
-    """Stack the layers of one input, and on a CPU pack the weights of all, gated MLPs as a whole.
+    """Merge the layers of one input; on a CPU pack all linear layers and fuse gated MLPs.
 
-    The unpacked weights are freed, except where an embedding shares them.
+    Changes the model in place. Unpacked weights are freed, unless an embedding shares them.
     """
     for parent in list(model.modules()):
         _fuse_gated_mlps(parent)
@@ -157,7 +161,7 @@ def _fuse_gated_mlps(parent: nn.Module) -> None:
 
 
 def _is_gated(module: nn.Module) -> bool:
-    """An MLP of that form and of nothing else, whose gate and up can be packed."""
+    """Return whether a module is a gated MLP and nothing more, whose gate and up can be packed."""
     children = dict(module.named_children())
     if children.keys() != GATED_CHILDREN or type(children["act_fn"]) not in ACTIVATIONS:
         return False
@@ -167,14 +171,14 @@ def _is_gated(module: nn.Module) -> bool:
 
 
 def _computes_gated(mlp: nn.Module) -> bool:
-    """Whether nothing else lies between the products: some models clamp, scale or drop there."""
+    """Return whether an MLP computes just this formula: some models also clamp, scale or drop."""
     if len(signature(mlp.forward).parameters) != 1:
         return False
     names = "gate_proj", "up_proj", "down_proj", "act_fn"
     gate, up, down, activation = map(mlp.get_submodule, names)
     weight = gate.get_parameter("weight")
     row = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    rows = torch.stack([row, 1000 * row])  # the second is beyond any limit
+    rows = torch.stack([row, 1000 * row])  # the second row would exceed any clamp
     with torch.inference_mode():
         return torch.equal(mlp(rows), down(activation(gate(rows)) * up(rows)))
 
@@ -185,9 +189,9 @@ def _merge_siblings(parent: nn.Module, names: Sequence[str]) -> None:
     inputs = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in linear}
     if len(linear) < len(names) or len(inputs) > 1:
         return
-    stack = MergedLinear(linear)
-    parent.add_module("_".join(names), stack)
-    for name, part in zip(names, stack.parts, strict=True):
+    merged = MergedLinear(linear)
+    parent.add_module("_".join(names), merged)
+    for name, part in zip(names, merged.parts, strict=True):
         setattr(parent, name, part)
 
 
@@ -204,7 +208,7 @@ def _concatenate(layers: Sequence[nn.Linear]) -> nn.Linear:
 
 
 def _is_plain(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """A linear layer that is whole, or this rank's part without anything around it."""
+    """Return whether a layer is a plain `nn.Linear`: whole, or a rank's shard as plain tensors."""
     return type(layer) is nn.Linear and not isinstance(layer.weight, DTensor)
 
 

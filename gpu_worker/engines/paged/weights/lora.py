@@ -1,4 +1,4 @@
-"""LoRA in the packed forward pass: `x Aᵀ Bᵀ · scale` added to some rows of some layers' outputs."""
+"""LoRA in one forward pass of many sequences: `x Aᵀ Bᵀ · scale` added to their rows of outputs."""
 
 import json
 from collections.abc import Mapping
@@ -20,9 +20,10 @@ from streams.messages import AdapterRef
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """A linear layer: `outputs` columns, from `first` on, of what `module` makes of `inputs`.
+    """A linear layer that an adapter may add to: `outputs` columns of `module`'s output.
 
-    Where layers were fused into one module, each is some of its columns.
+    They begin at `first_column`: layers that were merged into one module are each some of its
+    columns. `inputs` is the layer's input size.
     """
 
     module: nn.Module
@@ -35,7 +36,7 @@ LoraTargets = Mapping[str, LoraTarget]
 
 
 def find_targets(model: nn.Module) -> LoraTargets:
-    """The linear layers of a model by their paths, as adapters name them."""
+    """Return the linear layers of a model by path, as adapters name them."""
     found = {}
     for path, module in model.named_modules():
         if isinstance(module, MergedLinearPart):
@@ -55,18 +56,18 @@ class LoraWeights:
 
 
 def load_lora(
-    adapter: AdapterRef, known: LoraTargets, dtype: torch.dtype, device: torch.device
+    adapter: AdapterRef, targets: LoraTargets, dtype: torch.dtype, device: torch.device
 ) -> LoraWeights:
-    """Read an adapter for a model of these places. Slow: call it in a thread.
+    """Read an adapter for a model with these targets. Slow: call it in a thread.
 
-    Raises `ArtifactChanged` for files that are not the registered ones, `ArtifactRefused` for
-    modules that the model lacks.
+    Raises `ArtifactChanged` for files that are not the registered ones, and `ArtifactRefused` for
+    modules that the model lacks or whose shape differs.
     """
     config = json.loads(_read(adapter, CONFIG))
     tensors = read_tensors(_read(adapter, WEIGHTS))
     loaded = {}
     for module, pair in pair_tensors({name: tuple(t.shape) for name, t in tensors.items()}).items():
-        _check_shape(module, pair, known)
+        _check_shape(module, pair, targets)
         b = tensors[pair.b].float() * lora_scale(config, module, pair.rank)
         loaded[module] = tensors[pair.a].to(device, dtype), b.to(device, dtype)
     return LoraWeights(loaded)
@@ -76,31 +77,33 @@ def _read(adapter: AdapterRef, path: str) -> bytes:
     return read_verified(Path(adapter.directory), path, adapter.files[path])
 
 
-def _check_shape(module: str, pair: LoraPair, known: LoraTargets) -> None:
-    if (place := known.get(module)) is None:
+def _check_shape(module: str, pair: LoraPair, targets: LoraTargets) -> None:
+    if (target := targets.get(module)) is None:
         raise ArtifactRefused(WEIGHTS, f"{module} is no linear layer of the model")
-    if (pair.inputs, pair.outputs) != (place.inputs, place.outputs):
-        wanted, found = (place.inputs, place.outputs), (pair.inputs, pair.outputs)
+    if (pair.inputs, pair.outputs) != (target.inputs, target.outputs):
+        wanted, found = (target.inputs, target.outputs), (pair.inputs, pair.outputs)
         raise ArtifactRefused(WEIGHTS, f"{module} goes from {found}, the model's from {wanted}")
 
 
 class LoraHooks:
-    """Hooks on a model's layers that add adapters to their outputs, while there are any to add.
+    """Forward hooks on a model's layers that add the adapters in use to their rows.
 
-    They stay from one forward pass to the next, until other adapters are to be added.
+    Hooks stay from one forward pass to the next, until the set of adapters changes; without
+    adapters there are none.
     """
 
-    def __init__(self, known: LoraTargets) -> None:
-        self._targets = known
+    def __init__(self, targets: LoraTargets) -> None:
+        self._targets = targets
         self._rows: Mapping[LoraWeights, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
     @property
     def is_active(self) -> bool:
+        """True when the next forward pass adds an adapter."""
         return bool(self._rows)
 
     def assign_rows(self, rows: Mapping[LoraWeights, Tensor]) -> None:
-        """Which packed rows get which adapter in the next forward pass; none costs nothing."""
+        """Set the rows that each adapter is added to in the next forward pass, by adapter."""
         changed = rows.keys() != self._rows.keys()
         self._rows = rows
         if changed:
@@ -112,22 +115,22 @@ class LoraHooks:
         paths = {path for weights in self._rows for path in weights.pairs}
         self._handles = [self._add_hook(path, self._targets[path]) for path in sorted(paths)]
 
-    def _add_hook(self, path: str, place: LoraTarget) -> RemovableHandle:
-        added = [(each, *each.pairs[path]) for each in self._rows if path in each.pairs]
-        columns = slice(place.first_column, place.first_column + place.outputs)
-        return place.module.register_forward_hook(partial(self._apply_lora, columns, added))
+    def _add_hook(self, path: str, target: LoraTarget) -> RemovableHandle:
+        adapters = [(each, *each.pairs[path]) for each in self._rows if path in each.pairs]
+        columns = slice(target.first_column, target.first_column + target.outputs)
+        return target.module.register_forward_hook(partial(self._apply_lora, columns, adapters))
 
     def _apply_lora(
         self,
         columns: slice,
-        added: list[tuple[LoraWeights, Tensor, Tensor]],
+        adapters: list[tuple[LoraWeights, Tensor, Tensor]],
         module: nn.Module,
         inputs: tuple[Tensor],
         out: Tensor,
     ) -> None:
-        """One layer's addition, in place: one pair of products per adapter."""
+        """Add the adapters to one layer's output in place, by one pair of products each."""
         x = inputs[0].view(-1, inputs[0].shape[-1])
-        into = out.view(-1, out.shape[-1])[:, columns]
-        for weights, a, b in added:
+        target_columns = out.view(-1, out.shape[-1])[:, columns]
+        for weights, a, b in adapters:
             rows = self._rows[weights]
-            into.index_add_(0, rows, linear(linear(x[rows], a), b))
+            target_columns.index_add_(0, rows, linear(linear(x[rows], a), b))

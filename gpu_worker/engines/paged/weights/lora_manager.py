@@ -1,9 +1,10 @@
-"""The LoRA adapters of one model: loaded when they are first asked for, kept while there is room.
+"""The LoRA adapters of one model: loaded on demand, kept within a byte bound, evicted by LRU.
 
 A sequence waits here, outside the scheduler, until its adapter is in memory; the batch goes on.
-Sequences come in by priority, those of one in order of arrival: one whose adapter finds no room
-holds up those behind it, or adapters in constant use would keep it out for ever. For the same
-reason nobody overtakes who came more than `PATIENCE_SECONDS` earlier for each step of priority.
+Waiting sequences are served by priority, then in order of arrival. One whose adapter finds no room
+holds up those behind it, since adapters in constant use would otherwise keep it out for ever. For
+the same reason priority counts for a limited time: each level is worth `PATIENCE_SECONDS` of
+waiting, so a sequence never overtakes one that has waited longer than that.
 """
 
 from collections import OrderedDict
@@ -35,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, eq=False)
 class _CachedAdapter:
-    """An adapter that has its memory, and may still be on its way there."""
+    """An adapter with memory reserved for it, loaded or still loading."""
 
     adapter: AdapterRef
     bytes: int
@@ -43,10 +44,10 @@ class _CachedAdapter:
 
 
 class LoraManager:
-    """At most `max_bytes` of adapters, by digest, least recently used first.
+    """Keeps at most `max_bytes` of adapters, and evicts the least recently used.
 
-    Owned by the engine's thread; only `load` runs in another one. No adapter is loaded twice at a
-    time, and none goes while a sequence runs with it.
+    Owned by the engine's thread; only `load_lora` runs in another one. An adapter is not loaded
+    twice at the same time, and is not evicted while a sequence runs with it.
     """
 
     def __init__(self, model: PreTrainedModel, max_bytes: int) -> None:
@@ -55,80 +56,86 @@ class LoraManager:
         self._max_bytes = max_bytes
         self._hooks = LoraHooks(self._targets)
         self._entries: OrderedDict[str, _CachedAdapter] = OrderedDict()
-        self._waiting: dict[str, tuple[float, Sequence]] = {}  # with its turn
+        self._waiting: dict[str, tuple[float, Sequence]] = {}  # with the time that orders them
         self._pinned: dict[str, _CachedAdapter] = {}  # by request
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self.load_count = 0
-        self.loaded_hashes: tuple[int, ...] = ()  # of those that are loaded
+        self.loaded_hashes: tuple[int, ...] = ()  # of the loaded adapters' names
 
     def refusal(self, adapter: AdapterRef | None) -> EngineError | None:
-        """Why an adapter can never run here, or None."""
+        """Return the error of an adapter that is larger than `max_bytes`, or None."""
         if adapter is None or self._adapter_bytes(adapter) <= self._max_bytes:
             return None
         return EngineError(
             ADAPTER_FAILED,
-            f"the adapter {adapter.name!r} takes {self._adapter_bytes(adapter)} bytes, all adapters "
-            f"of this worker together may take {self._max_bytes} (adapter_bytes)",
+            f"the adapter {adapter.name!r} takes {self._adapter_bytes(adapter)} bytes, all "
+            f"adapters of this worker together may take {self._max_bytes} (adapter_bytes)",
         )
 
     def wait_for_adapter(self, sequence: Sequence) -> None:
-        """Let a sequence that has an adapter wait until `ready` names it."""
-        turn = monotonic() + PATIENCE_SECONDS * list(Priority).index(sequence.priority)
-        self._waiting[sequence.request_id] = turn, sequence
+        """Let a sequence that has an adapter wait until `pop_ready` returns it."""
+        turn_time = monotonic() + PATIENCE_SECONDS * list(Priority).index(sequence.priority)
+        self._waiting[sequence.request_id] = turn_time, sequence
 
     def is_waiting(self, request_id: str) -> bool:
+        """Return whether a sequence still waits for its adapter."""
         return request_id in self._waiting
 
     def unpin(self, request_id: str) -> None:
-        """A sequence is gone, whether it waited or ran. Idempotent."""
+        """Forget a sequence, whether it waits or runs, so that its adapter may go. Idempotent."""
         self._waiting.pop(request_id, None)
         self._pinned.pop(request_id, None)
 
     def pop_ready(self) -> list[tuple[str, EngineError | None]]:
-        """The sequences whose wait is over, or that cannot run; starts what is to be loaded."""
+        """Return the request ids whose adapter is loaded, or with the error why it is not.
+
+        Each is returned once. Starts loading what waiting sequences need, as far as there is room.
+        """
         if not self._waiting:
             return []
-        found: list[tuple[str, EngineError | None]] = []
+        ready: list[tuple[str, EngineError | None]] = []
         loaded = {entry for entry in self._entries.values() if entry.loading.done()}
-        kept = set(self._pinned.values())  # and what those wait for that came before
+        needed = set(self._pinned.values())  # then also those of sequences served before
         for _, sequence in sorted(self._waiting.values(), key=itemgetter(0)):
             request_id, adapter = sequence.request_id, sequence.adapter
             assert adapter
-            entry = self._entries.get(adapter.digest) or self._start_load(adapter, kept)
+            entry = self._entries.get(adapter.digest) or self._start_load(adapter, needed)
             if entry is None:
                 break
-            kept.add(entry)
+            needed.add(entry)
             if entry in loaded:
                 del self._waiting[request_id]
-                found.append((request_id, self._pin(request_id, entry)))
+                ready.append((request_id, self._pin(request_id, entry)))
         self._evict_failed(loaded)
-        return found
+        return ready
 
     def nap_while_loading(self) -> None:
-        """Wait a moment for what is being loaded, if anything is."""
+        """Wait up to `NAP_SECONDS` for an adapter that is being loaded, if there is any."""
         loading = [entry.loading for entry in self._entries.values() if not entry.loading.done()]
         if loading:
             wait_for(loading, NAP_SECONDS, FIRST_COMPLETED)
 
-    def apply(self, plan: StepInputs) -> None:
-        """Let the forward pass of this plan add each sequence's adapter to its rows."""
+    def apply(self, inputs: StepInputs) -> None:
+        """Let the forward pass over `inputs` add each sequence's adapter to its rows."""
         rows: dict[LoraWeights, list[int]] = {}
         row = 0
-        for piece in plan.slices if self._pinned else ():
-            if entry := self._pinned.get(piece.state.request_id):
-                rows.setdefault(entry.loading.result(), []).extend(range(row, row + piece.count))
-            row += piece.count
+        for seq_slice in inputs.slices if self._pinned else ():
+            if entry := self._pinned.get(seq_slice.state.request_id):
+                rows.setdefault(entry.loading.result(), []).extend(
+                    range(row, row + seq_slice.count)
+                )
+            row += seq_slice.count
         self._hooks.assign_rows(
             {w: to_device(r, torch.long, self._device) for w, r in rows.items()}
         )
 
     @property
     def is_active(self) -> bool:
-        """Whether the forward pass that was applied last adds any."""
+        """True when the forward pass of the last `apply` adds an adapter."""
         return self._hooks.is_active
 
     def close(self) -> None:
-        """Forget everything; a load that is under way ends by itself."""
+        """Drop all adapters and sequences; a load under way ends by itself."""
         self._loader.shutdown(wait=False, cancel_futures=True)
         self._hooks.assign_rows({})
         self._entries.clear()
@@ -136,7 +143,7 @@ class LoraManager:
         self._pinned.clear()
 
     def _pin(self, request_id: str, entry: _CachedAdapter) -> EngineError | None:
-        """Keep an adapter for a sequence; if it could not be loaded, say why."""
+        """Keep an adapter while a sequence runs; returns the error if it could not be loaded."""
         if reason := _load_failure(entry):
             name = entry.adapter.name
             return EngineError(ADAPTER_FAILED, f"the adapter {name!r} cannot be loaded: {reason}")
@@ -145,15 +152,17 @@ class LoraManager:
         self._update_hashes()
         return None
 
-    def _start_load(self, adapter: AdapterRef, kept: Set[_CachedAdapter]) -> _CachedAdapter | None:
-        """Begin to load; None while there is no room beside what must be kept."""
+    def _start_load(
+        self, adapter: AdapterRef, needed: Set[_CachedAdapter]
+    ) -> _CachedAdapter | None:
+        """Start loading an adapter, evicting others; None if there is no room beside `needed`."""
         size = self._adapter_bytes(adapter)
-        room = self._max_bytes - sum(entry.bytes for entry in self._entries.values())
-        for entry in [e for e in self._entries.values() if e.loading.done() and e not in kept]:
-            if room < size:
+        free_bytes = self._max_bytes - sum(entry.bytes for entry in self._entries.values())
+        for entry in [e for e in self._entries.values() if e.loading.done() and e not in needed]:
+            if free_bytes < size:
                 self._evict(entry)
-                room += entry.bytes
-        if room < size:
+                free_bytes += entry.bytes
+        if free_bytes < size:
             return None
         self.load_count += 1
         loading = self._loader.submit(load_lora, adapter, self._targets, self._dtype, self._device)
@@ -161,7 +170,10 @@ class LoraManager:
         return entry
 
     def _evict_failed(self, loaded: Set[_CachedAdapter]) -> None:
-        """Who waited was told; the next request tries again."""
+        """Drop adapters that failed to load, so that the next request tries again.
+
+        The sequences that waited for them have got the error.
+        """
         for entry in loaded & set(self._entries.values()):
             if reason := _load_failure(entry):
                 log.error("adapter_failed", adapter=entry.adapter.name, reason=reason)
@@ -173,7 +185,7 @@ class LoraManager:
         self._update_hashes()
 
     def _update_hashes(self) -> None:
-        """A new tuple each time, for those who read it from other threads."""
+        """Replace `loaded_hashes` by a new tuple, since other threads read it."""
         loaded = [entry.adapter for entry in self._entries.values() if entry.loading.done()]
         self.loaded_hashes = tuple(prefix_hashes.hash_adapter(adapter.name) for adapter in loaded)
 
@@ -182,7 +194,7 @@ class LoraManager:
 
 
 def _load_failure(entry: _CachedAdapter) -> str | None:
-    """Why an adapter whose loading has ended is not there, or None."""
+    """Return why the loading of an adapter, which has ended, failed; None if it did not."""
     error = entry.loading.exception()
     if error is None:
         return None

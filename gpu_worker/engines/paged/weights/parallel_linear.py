@@ -1,4 +1,4 @@
-"""A model whose layers are shared by the ranks of a group, made plain where that is simple."""
+"""Replaces a tensor parallel model's sharded linear layers with plain ones of this rank's part."""
 
 import re
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 
 class RowParallelLinear(nn.Module):
-    """A row-wise part of a linear layer: each rank has some of the inputs; all get the sum."""
+    """A rank's share of a linear layer's inputs; an all-reduce sums the ranks' outputs."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -16,16 +16,17 @@ class RowParallelLinear(nn.Module):
         self.linear: nn.Module = linear
 
     def forward(self, rows: Tensor) -> Tensor:
+        """Return the layer's whole output; every rank must call it at the same time."""
         out: Tensor = self.linear(rows)
         distributed.all_reduce(out)
         return out if self.bias is None else out + self.bias
 
 
 def replace_parallel_linears(model: PreTrainedModel) -> None:
-    """Put plain layers in the place of transformers' column-wise and row-wise ones.
+    """Replace transformers' column-wise and row-wise linear layers by plain ones, in place.
 
     They compute the same without a distributed tensor's bookkeeping at each of a step's hundreds of
-    products, and can be packed. Others, as the embedding and the last layer, stay as they are.
+    products, and can be packed. Other layers, such as the embedding and the last one, stay.
     """
     for path, module in list(model.named_modules()):
         style = model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path))
@@ -36,7 +37,7 @@ def replace_parallel_linears(model: PreTrainedModel) -> None:
 
 
 def _keep_local_shard(module: nn.Linear) -> None:
-    """Make it a linear layer of this rank's part, with the class's own `forward`."""
+    """Turn a layer into a linear layer of this rank's part, with the class's own `forward`."""
     for name, parameter in module.named_parameters(recurse=False):
         if isinstance(parameter, DTensor):
             local = parameter.to_local().detach().contiguous()

@@ -1,6 +1,6 @@
 """Mutated frames against a gateway.
 
-    python -m tests.integration.gateway.entrypoints.frame_fuzzer [FRAMES] [SEED]
+python -m tests.integration.gateway.entrypoints.frame_fuzzer [FRAMES] [SEED]
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Attention on a GPU. What is there is found out at load; nothing of it is required.
+"""Attention on a GPU: a step's queries and the KV blocks come in, the rows' output goes out.
 
-selection     the best that a device, its torch and a type have
-split_decode  decode attention in Triton, over blocks where they are
-flash         torch's FlashAttention: over blocks where they are, or over gathered KV
-packed        runs' chunks end to end, as FlashAttention takes them
+What is installed is found out at load; nothing of it is required.
+
+selection                first, at load: the best kernels for a device, its torch and a type
+flash_attention          torch's FlashAttention: over blocks (version 3) or over gathered KV
+triton_decode_attention  decode attention in Triton, over blocks, long contexts in splits
 """

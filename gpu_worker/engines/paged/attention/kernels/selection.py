@@ -1,4 +1,4 @@
-"""Which attention kernels run: the best that device, installed packages and type allow."""
+"""Chooses the attention kernels: the best that device, installed packages and type allow."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,59 +18,59 @@ log = structlog.get_logger()
 
 
 class DecodeKernel(Protocol):
-    """One query token for each sequence; the contract is `split_decode`'s."""
+    """A kernel for one query token per sequence; the contract is that of `split_decode`."""
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor,
-        table: Tensor, lengths: Tensor, scale: float, window: SlidingWindow = None,
+        block_table: Tensor, seq_lens: Tensor, scale: float, window: SlidingWindow = None,
     ) -> Tensor: ...  # fmt: skip
 
 
 class PrefillKernel(Protocol):
-    """Many query tokens for each sequence; the contract is `flash.over_gathered`'s."""
+    """A kernel for many query tokens per sequence; the contract is that of `attend_gathered`."""
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor,
-        packed: VarlenBatch, scale: float, window: SlidingWindow,
+        batch: VarlenBatch, scale: float, window: SlidingWindow,
     ) -> Tensor: ...  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AttentionKernels:
-    """What computes each part of a step; None: gather and scaled dot-product attention."""
+    """The kernels for a step's decoding rows and its others; None: gather blocks and use SDPA."""
 
     decode: DecodeKernel | None = None
     prefill: PrefillKernel | None = None
 
     def attend(
-        self, plan: StepInputs, query: Tensor, keys: Tensor, values: Tensor,
+        self, inputs: StepInputs, query: Tensor, keys: Tensor, values: Tensor,
         out: Tensor, scale: float, window: SlidingWindow,
     ) -> None:  # fmt: skip
-        """Compute the rows of a step that there are kernels for: `[rows, heads, dim]` to `out`."""
-        if self.decode and (packed := plan.varlen_batch(window, decoding=True)):
-            seen = packed.block_table, packed.seq_lens
-            out[packed.step_rows] = self.decode(
-                query[packed.step_rows], keys, values, *seen, scale, window
+        """Attend with the rows that there are kernels for, into `out` `[rows, heads, dim]`."""
+        if self.decode and (batch := inputs.varlen_batch(window, decoding=True)):
+            kv_index = batch.block_table, batch.seq_lens
+            out[batch.step_rows] = self.decode(
+                query[batch.step_rows], keys, values, *kv_index, scale, window
             )
-        if self.prefill and (packed := plan.varlen_batch(window, decoding=False)):
-            out[packed.step_rows] = self.prefill(
-                query[packed.step_rows], keys, values, packed, scale, window
+        if self.prefill and (batch := inputs.varlen_batch(window, decoding=False)):
+            out[batch.step_rows] = self.prefill(
+                query[batch.step_rows], keys, values, batch, scale, window
             )
 
 
 def select_kernels(
-    device: torch.device, dtype: torch.dtype, dims: Iterable[int]
+    device: torch.device, dtype: torch.dtype, head_dims: Iterable[int]
 ) -> AttentionKernels:
-    """The best for layers of heads of these sizes; on a CPU none."""
+    """Return the best kernels for layers with these head sizes; on a CPU none."""
     if device.type != "cuda":
         return AttentionKernels()
     capability = torch.cuda.get_device_capability(device)
-    flashes = flash_attention.is_supported(capability, dtype, set(dims))
-    if flashes and flash_attention.activate_flash_attention_3(capability):
+    has_flash = flash_attention.is_supported(capability, dtype, set(head_dims))
+    if has_flash and flash_attention.activate_flash_attention_3(capability):
         kernels = AttentionKernels(flash_attention.decode_paged, flash_attention.attend_paged)
     else:
         kernels = AttentionKernels(
-            _import_triton_decode(), flash_attention.attend_gathered if flashes else None
+            _import_triton_decode(), flash_attention.attend_gathered if has_flash else None
         )
     log.info(
         "attention_kernels",

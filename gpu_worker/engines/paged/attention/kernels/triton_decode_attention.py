@@ -1,9 +1,9 @@
-"""Decode attention over paged KV in Triton: blocks read where they are, long contexts in splits.
+"""Decode attention over paged KV in Triton: reads blocks where they lie, long contexts in splits.
 
 Flash-decoding (https://pytorch.org/blog/flash-decoding/): each program takes one split of one
 sequence's KV for the query heads that share a KV head, with a running softmax in float32; a second
-kernel puts the splits together. How a sequence is split depends on its own length alone, so its
-result is the same bits alone and in any batch.
+kernel merges the splits. How a sequence is split depends on its own length alone, so its result has
+the same bits alone and in any batch.
 """
 
 import torch
@@ -11,28 +11,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SPLITS = 32  # of one sequence at most: enough programs for a GPU at a batch of one
-TILE_BYTES = 1 << 14  # of keys, and again of values, that a program loads at a time
+SPLITS = 32  # splits of one sequence: enough programs to fill a GPU at a batch of one
+TILE_BYTES = 1 << 14  # bytes of keys, and again of values, that a program loads at a time
 MAX_TILE, MIN_TILE = 64, 16  # tokens of a tile
-MIN_ROWS = 16  # of a matrix product on a GPU's matrix units
+MIN_ROWS = 16  # rows of a matrix product on a GPU's matrix units, at least
 
 
 def split_decode(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
-    lengths: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
     scale: float,
     window: int | None = None,
     splits: int = SPLITS,
 ) -> Tensor:
-    """One query token per sequence, `[n, heads, dim]`, to its output of the same shape.
+    """Attend with one query token per sequence: `[n, heads, dim]` to output of the same shape.
 
-    `keys` and `values`: `[blocks, tokens, kv_heads, dim]`, contiguous, of the query's type. `table`
-    `[n, b]`: each sequence's blocks in order of position. `lengths` `[n]`: tokens of each, the
-    query's own included; it sees all of them, or the last `window`. Nothing else is read, and a
-    row of length 0 gives zeros. int32 both. `splits`: a power of two. Does not synchronise.
+    `keys` and `values`: KV blocks `[blocks, tokens, kv_heads, dim]`, contiguous, of the query's
+    type. `block_table` `[n, b]`: each sequence's blocks in order of position. `seq_lens` `[n]`:
+    tokens of each sequence, the query's own included; the query attends to all of them, or to the
+    last `window`. Both are int32. No other KV is read, and a row of length 0 gives zeros. `splits`
+    must be a power of two. Does not synchronise with the host.
     """
     count, heads, dim = query.shape
     _, block_tokens, kv_heads, _ = keys.shape
@@ -41,9 +42,9 @@ def split_decode(
     partial = torch.empty((count, heads, splits, dim), dtype=torch.float32, device=query.device)
     weights = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
     _attend_split[(count, kv_heads, splits)](
-        query, keys, values, table, lengths, partial, weights,
-        scale * 1.4426950408889634,  # of base two from here on: exp2 is one instruction
-        window or 0, table.stride(0), kv_heads,
+        query, keys, values, block_table, seq_lens, partial, weights,
+        scale * 1.4426950408889634,  # logarithms of base two from here on: exp2 is one instruction
+        window or 0, block_table.stride(0), kv_heads,
         group=heads // kv_heads,
         rows=max(MIN_ROWS, triton.next_power_of_2(heads // kv_heads)),
         dim=dim, wide=wide, block_tokens=block_tokens, splits=splits,
@@ -55,22 +56,26 @@ def split_decode(
 
 
 def tile_tokens(dim: int, item_bytes: int) -> int:
-    """Tokens that a program loads at a time; fewer of larger heads, to fit a GPU's fast memory."""
+    """Return how many tokens a program loads at a time: fewer for large heads.
+
+    They must fit a GPU's fast memory.
+    """
     return min(MAX_TILE, max(MIN_TILE, TILE_BYTES // (dim * item_bytes)))
 
 
-# Not compiled anew for numbers that suit: that takes a second, in the middle of a step.
+# Unspecialised: Triton would compile it anew for some values, for a second in the middle of a step.
 @triton.jit(do_not_specialize=["window", "table_row", "kv_heads"])
 def _attend_split(
-    query, keys, values, table, lengths, partial, weights, scale, window, table_row, kv_heads,
+    query, keys, values, block_table, seq_lens, partial, weights,
+    scale, window, table_row, kv_heads,
     group: tl.constexpr, rows: tl.constexpr, dim: tl.constexpr, wide: tl.constexpr,
     block_tokens: tl.constexpr, splits: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """A split's output, normalised, and the logarithm (base two) of its weight."""
+    """Compute one split's output, normalised, and the logarithm (base two) of its weight."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    length = tl.load(lengths + row)
+    length = tl.load(seq_lens + row)
     first = 0
     if window > 0:
         first = tl.maximum(length - window, 0)
@@ -91,7 +96,9 @@ def _attend_split(
     for index in range(begin, end):
         position = index * tile + tl.arange(0, tile)
         seen = (position >= first) & (position < length)
-        block = tl.load(table + row * table_row + position // block_tokens, mask=seen, other=0)
+        block = tl.load(
+            block_table + row * table_row + position // block_tokens, mask=seen, other=0
+        )
         slot = block.to(tl.int64) * block_tokens + position % block_tokens
         at = (slot * kv_heads + kv_head)[:, None] * dim + column[None, :]
         held = seen[:, None] & (column < dim)[None, :]
@@ -99,7 +106,7 @@ def _attend_split(
         v = tl.load(values + at, mask=held, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))  # finite: something of each tile is seen
+        higher = tl.maximum(highest, tl.max(scores, 1))  # finite: each tile has a visible token
         shrunk = tl.exp2(highest - higher)
         share = tl.exp2(scores - higher[:, None])
         total = total * shrunk + tl.sum(share, 1)
@@ -118,7 +125,7 @@ def _attend_split(
 def _merge_splits(
     partial, weights, out, dim: tl.constexpr, wide: tl.constexpr, splits: tl.constexpr
 ):  # fmt: skip
-    """The splits of one head by their weights; zeros where nothing was seen."""
+    """Merge the splits of one head by their weights; zeros for a sequence without tokens."""
     head = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, splits)
     column = tl.arange(0, wide)
