@@ -102,7 +102,8 @@ class PrefixRouter:
     def _reusable(self, request: PlacementRequest) -> list[_Reusable]:
         """List the prefixes and adapter of a request that workers hold: the longest first.
 
-        Of several prefixes that the same workers hold, only the longest is listed. The adapter comes last.
+        Of several prefixes that the same workers hold, only the longest is listed. The adapter
+        comes last.
         """
         index = self.get_index(request.version)
         each = zip(_PREFIX_LENGTHS, index.workers_with_each(request.prefix_hashes), strict=False)

@@ -54,7 +54,7 @@ class HttpRequest:
         return not self._open_count
 
     async def next(self) -> Record:
-        """Wait for the next record. Raises `Ended` for an error, `ClientGone` if its client left."""
+        """Wait for the next record; raises `Ended` for an error, `ClientGone` if it has left."""
         if self._failure:
             raise self._failure
         first, self._first_record = self._first_record, None

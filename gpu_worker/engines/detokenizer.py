@@ -14,7 +14,7 @@ PROMPT_TAIL = 6  # tokens of context, as vLLM and TGI take
 
 
 class Decoder(Protocol):
-    """The part of `tokenizers.Tokenizer` that is needed here."""
+    """The method of `tokenizers.Tokenizer` that detokenising needs."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -35,7 +35,7 @@ class Detokenizer:
         self._move_to_context()
 
     def push(self, token: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Add a token; returns the text that it completes, or none inside a character."""
         self._pending.append(token)
         text = self._text()
         if text.endswith(REPLACEMENT_CHARACTER) and len(self._pending) < MAX_PENDING:
@@ -44,7 +44,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is still held back; bytes that never became a character come as U+FFFD."""
+        """Return the text held back; bytes that never became a character come as U+FFFD."""
         text = self._text()
         self._move_to_context()
         return text
@@ -57,7 +57,7 @@ class Detokenizer:
         return self._decode(self._pending)  # invalid bytes spoilt even the context
 
     def _move_to_context(self) -> None:
-        """The pending tokens are out: they are context now."""
+        """Make the pending tokens, whose text was returned, the context of the next ones."""
         self._context, self._pending = self._pending or self._context, []
         self._context_text = self._decode(self._context)
 
@@ -66,7 +66,10 @@ class Detokenizer:
 
 
 class StopStringFilter:
-    """Find the first of some strings in a growing text, and hold back what may be its start."""
+    """Cuts a growing text at the first stop string, and holds back what may begin one.
+
+    `hit` is True once a stop string has been found.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -75,7 +78,7 @@ class StopStringFilter:
         self.hit = False
 
     def push(self, text: str) -> str:
-        """The text that is certain to come before any stop string. Nothing comes after a hit."""
+        """Add text; returns what certainly comes before any stop string, nothing after a hit."""
         if self.hit or not self._stops:
             return "" if self.hit else text
         text = self._held + text
@@ -86,7 +89,7 @@ class StopStringFilter:
         return text[:sure]
 
     def flush(self) -> str:
-        """The text that turned out not to begin a stop string."""
+        """Return the text held back that, at the end, did not begin a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -99,7 +102,7 @@ class StopStringFilter:
 
 
 class TextStream:
-    """A sequence's text: detokenised, with its stop strings kept out."""
+    """The text of one sequence, token by token, up to its first stop string."""
 
     def __init__(
         self,
@@ -117,8 +120,9 @@ class TextStream:
         return self._stops.hit
 
     def push(self, token: int) -> str:
+        """Add a token; returns the text that is certain by now, which may be empty."""
         return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> str:
-        """Whatever was still held back; empty after a stop string."""
+        """Return the text still held back at the end of the output; empty after a stop string."""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()

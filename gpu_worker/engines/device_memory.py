@@ -1,4 +1,4 @@
-"""The memory that models live in: what is free, what a computation takes, giving it back."""
+"""Measures the memory of a device: what is free, what a computation takes; gives it back."""
 
 import ctypes
 import gc
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-# Of what is free, the rest is other programs': a CPU's memory is everybody's, and a machine runs
-# more than one worker; a GPU's is ours but for fragments and the libraries' own.
+# Shares of the free memory that one worker may fill. Other programs use a CPU's memory, and a
+# machine runs more than one worker; a GPU's is the worker's but for fragments and libraries.
 SHARES = {"cpu": 0.25, "cuda": 0.92}
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "DefaultCPUAllocator")
 _RESET_PEAK = "5"  # proc(5), clear_refs
@@ -19,11 +19,12 @@ _LIBC = ctypes.CDLL(None)
 
 
 def default_device() -> torch.device:
+    """The GPU if torch sees one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def free_bytes(device: torch.device) -> int:
-    """What could be allocated now: without what others hold, and within a container's limit."""
+    """Bytes that could be allocated now, within the limit of the container, if there is one."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _read_fields(Path("/proc/meminfo"))["MemAvailable"] * 1024
@@ -31,15 +32,15 @@ def free_bytes(device: torch.device) -> int:
 
 
 def kv_budget_bytes(device: torch.device) -> int:
-    """The part of the free memory that one worker may fill with KV."""
+    """Bytes of the free memory that one worker may fill with KV."""
     return int(free_bytes(device) * SHARES[device.type])
 
 
 def measure_peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
-    """The most that `work` held at once, beyond what was held before.
+    """Run `work`; returns the most bytes that it held at once, beyond those held before.
 
-    On a GPU this is what the allocator took for it, with what it cannot use for anything else. On a
-    CPU it is what the process touched, so other threads' allocations count as well.
+    On a GPU these are the bytes that the allocator took for it, with those that it cannot use for
+    anything else. On a CPU they are those that the process touched, other threads' included.
     """
     release_cached_memory(device)
     if device.type == "cuda":
@@ -54,7 +55,10 @@ def measure_peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def measure_kept_bytes(device: torch.device, work: Callable[[], None]) -> int:
-    """What a GPU has less after `work`: recorded graphs keep a pool, and memory of the driver's."""
+    """Run `work`; returns by how many bytes the free memory has shrunk after it.
+
+    Recorded CUDA graphs keep a memory pool, and memory of the driver.
+    """
     release_cached_memory(device)
     before = free_bytes(device)
     work()
@@ -63,7 +67,7 @@ def measure_kept_bytes(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def model_bytes(model: nn.Module) -> int:
-    """Bytes of a model's tensors in this process; those that layers share count once."""
+    """Bytes of a model's tensors in this process; tensors that layers share count once."""
     places = [d for m in model.modules() for d in (m._parameters, m._buffers, vars(m))]
     tensors = {id(t): t for place in places for t in place.values() if isinstance(t, torch.Tensor)}
     parts = (t.to_local() if isinstance(t, DTensor) else t for t in tensors.values())
@@ -80,7 +84,7 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; a CPU's is a plain RuntimeError, told by its text."""
+    """True if an allocation failed; on a CPU that is a RuntimeError, recognised by its text."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)
@@ -93,7 +97,10 @@ def _read_fields(path: Path) -> dict[str, int]:
 
 
 def _cgroup_free() -> list[int]:
-    """What a container's limit (cgroup v2) leaves, if there is one; file caches can be dropped."""
+    """Bytes free within the container's limit (cgroup v2), or nothing without a limit.
+
+    File caches count as free: the kernel drops them.
+    """
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())

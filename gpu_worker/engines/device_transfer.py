@@ -1,4 +1,4 @@
-"""Numbers on their way between the host and a device, without waiting for the device."""
+"""Copies numbers between the host and a device without making the host wait needlessly."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,19 @@ from torch import Tensor
 
 
 def to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of `values` on the device.
+    """Make a tensor of `values` on the device, through pinned memory on CUDA.
 
-    From memory that is not pinned, torch would wait until the device has done all it has to do.
+    From memory that is not pinned, torch would wait until the device has finished all queued work.
     """
     made = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)
 
 
 def to_host(*tensors: Tensor) -> list[list[float]]:
-    """The numbers of tensors of one device, flat, in one transfer: the step's only wait for it.
+    """Copy tensors of one device to the host in one transfer; returns a flat list for each.
 
-    As float64, which has every token id and float32 exactly.
+    This is the only time that a step waits for the device. Numbers travel as float64, which
+    represents every token id and every float32 exactly.
     """
     numbers: list[float] = torch.cat([t.flatten().to(torch.float64) for t in tensors]).tolist()
     rest = iter(numbers)

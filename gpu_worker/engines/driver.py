@@ -1,4 +1,4 @@
-"""The one owner of an engine: a thread that reads notes between steps and hands out outputs."""
+"""Runs an engine in a thread that owns it: commands between steps, outputs to the event loop."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ import structlog
 
 from gpu_worker.engines.engine import DeviceLost, Engine, Output, Sequence
 
-IDLE_CHECK_SECONDS = 1.0  # an idle engine that has lost a part of it is no longer idle
+IDLE_CHECK_SECONDS = 1.0  # an idle engine that has lost a rank says so by not being idle
 log = structlog.get_logger()
 
 Command = Callable[[Engine], None]
@@ -18,9 +18,9 @@ Deliver = Callable[[list[Output]], None]
 
 
 class EngineCrashed(Exception):
-    """A step raised: the engine's state can no longer be trusted.
+    """A step raised an error: the engine's state can no longer be trusted.
 
-    It holds no traceback, whose frames would keep the engine's memory; that is in the log.
+    The error has no traceback, whose frames would keep the engine's memory; the log has it.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -29,10 +29,11 @@ class EngineCrashed(Exception):
 
 
 class Driver:
-    """Runs an engine in its own thread; every method is for the event loop that made it.
+    """Runs an engine in its own thread; call every method on the event loop that made the driver.
 
-    `deliver` gets the outputs of each step that had any, on the loop. `crashed` completes with
-    `EngineCrashed` if a step raises, nothing is delivered after that; `ended` when it is closed.
+    `deliver` is called on that loop with the outputs of each step that had any. The future
+    `crashed` fails with `EngineCrashed` if a step raises, after which nothing is delivered; the
+    future `closed` completes when the engine is closed.
     """
 
     def __init__(self, engine: Engine, deliver: Deliver, name: str) -> None:
@@ -46,19 +47,20 @@ class Driver:
         self._confirmed_drops: list[asyncio.Future[None]] = []  # of the engine's thread
         self._has_commands = threading.Event()
         self._stopping = False
-        self._step_began: float | None = None  # None while it waits for notes
+        self._step_began: float | None = None  # None while it waits for commands
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
     def add(self, sequence: Sequence) -> None:
+        """Give the engine a sequence before its next step."""
         self._send(lambda engine: engine.add(sequence))
 
     def cancel(self, request_id: str) -> None:
-        """Its `cancelled` output follows, unless it has finished by then. Idempotent."""
+        """Drop a request; its `cancelled` output follows unless it finishes before. Idempotent."""
         self._send(lambda engine: engine.cancel(request_id))
 
     async def cancel_and_wait(self, request_id: str) -> None:
-        """`cancel`, and wait until nothing of it can be delivered any more."""
+        """Drop a request, and wait until no output of it can be delivered any more."""
         dropped: asyncio.Future[None] = self._loop.create_future()
         self._awaited_drops.add(dropped)
         dropped.add_done_callback(self._awaited_drops.discard)
@@ -67,23 +69,23 @@ class Driver:
         await dropped
 
     def seconds_in_step(self) -> float:
-        """How long the engine has been at its current turn; 0 while it is idle."""
+        """Seconds that the engine has spent in its current step; 0 while it is idle."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
     def abandon(self) -> None:
-        """From now on it delivers nothing, and nobody waits for it to drop something."""
+        """Deliver nothing from now on, and release all callers of `cancel_and_wait`."""
         self._abandoned = True
         _resolve(list(self._awaited_drops))
 
     async def stop(self) -> None:
-        """End the thread after the current step and free the engine; returns when it has."""
+        """End the thread after the current step and free the engine; returns when that is done."""
         self._stopping = True
         self._has_commands.set()
         await asyncio.shield(self.closed)
 
-    def _send(self, note: Command) -> None:
-        self._commands.append(note)
+    def _send(self, command: Command) -> None:
+        self._commands.append(command)
         self._has_commands.set()
 
     def _run(self) -> None:
@@ -98,7 +100,7 @@ class Driver:
             self._call_on_loop(_resolve, [self.closed])
 
     def _close(self) -> None:
-        """Free the engine; what a broken one raises then says no more than its crash."""
+        """Close and free the engine; an error of a broken engine adds nothing to its crash."""
         engine = self._engine
         del self._engine
         try:
@@ -114,9 +116,8 @@ class Driver:
         if not self._engine.idle:
             if outputs := self._engine.step():
                 self._call_on_loop(self._deliver_outputs, outputs)
-        elif (
-            not self._confirmed_drops and not self._stopping
-        ):  # `stop` may have been noted before clear()
+        # `stop` may have been called before `clear` above
+        elif not self._confirmed_drops and not self._stopping:
             self._step_began = None
             self._has_commands.wait(IDLE_CHECK_SECONDS)
         if self._confirmed_drops:
@@ -128,7 +129,7 @@ class Driver:
             self._deliver(outputs)
 
     def _call_on_loop(self, call: Callable[..., None], *args: object) -> None:
-        """Call something on the loop, if there still is one: a hung engine may outlive it."""
+        """Call something on the event loop, unless it is closed: a hung engine may outlive it."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:

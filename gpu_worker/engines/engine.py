@@ -1,7 +1,7 @@
-"""What the worker asks of an engine, and the words they share.
+"""The protocol between worker and engine: `Engine`, its sequences and its outputs.
 
-An engine knows tokens; it knows no NATS and no asyncio. One thread owns it and calls every method,
-so it needs no lock. Pure.
+An engine deals in tokens, and uses neither NATS nor asyncio. One thread owns it and calls every
+method, so it needs no lock. Pure.
 """
 
 from collections.abc import Sequence as Collection
@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class EngineError(Exception):
-    """One sequence cannot be run, the others are unharmed. `code` is the failure's wire code."""
+    """One sequence cannot be run; the others are unharmed. `code` is the wire code of the error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -25,11 +25,11 @@ class EngineError(Exception):
 
 
 class DeviceLost(Exception):
-    """The device answers this process no more; no engine in it can be trusted."""
+    """The device no longer answers this process, so no engine in the process can be trusted."""
 
 
 class DoesNotFit(MillstreamError):
-    """A model does not fit the memory that it may take."""
+    """A model does not fit into the memory that it may use."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Sequence:
     """One request as the engine sees it.
 
     `generated` are tokens that an earlier attempt has already stored: the engine continues behind
-    them and neither returns them nor their text again. `text` is what was stored with them.
-    `inputs` is set for unary work (embed, classify): one list of token ids per input. `splits`
-    tells where in each of them the second text of a pair begins; it is empty where there are no
-    pairs. `goal` is when the first output is wanted by; late is not wrong. Who has to wait, or to
-    give way, is of the lowest `priority` first, in engines that know it. What is cached of a prompt
-    is found by the same `tenant` alone: who is faster served could tell what others have asked.
+    them and returns neither them nor their text, `text`, again. `inputs` is set for unary work
+    (embed, classify): one list of token ids per input. `splits` are the positions in each input at
+    which the second text of a pair begins; empty without pairs. `goal` is when the first output is
+    wanted; a later one is not an error. Engines with priorities make sequences of the lowest
+    `priority` wait, or give way, first. A cached prefix is used for the same `tenant` alone: how
+    fast an answer comes would tell one tenant what others have asked.
     """
 
     request_id: str
@@ -62,7 +62,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class UpstreamUsage:
-    """What a request took by the account of who ran it, where that is not the engine itself."""
+    """Tokens of a request as counted by another server that ran it for the engine."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -70,12 +70,13 @@ class UpstreamUsage:
 
 @dataclass(frozen=True)
 class Output:
-    """What one step produced for one sequence; with `finish` or `error` it has left the engine.
+    """The result of one step for one sequence.
 
-    `text` may lag behind `tokens` while a character or a possible stop string is incomplete; the
-    finishing output carries whatever was still held back. `vectors` are float32 little-endian rows;
-    `labels` name the columns of what a classifier says. `usage`, on a finishing output, counts
-    better than its tokens do; `cached`, there, are tokens of the prompt that were found in a cache.
+    The sequence has left the engine if `finish` or `error` is set. `text` may lag behind `tokens`
+    while a character or a possible stop string is incomplete; the finishing output carries all text
+    still held back. `vectors` are float32 little-endian rows; `labels` name the columns of a
+    classifier's vectors. On a finishing output, `usage` replaces the count of its tokens, and
+    `cached` is the number of prompt tokens found in a cache.
     """
 
     request_id: str
@@ -92,7 +93,7 @@ class Output:
 
 @dataclass(frozen=True)
 class FreeCapacity:
-    """What an engine could still take now: sequences, and KV tokens (evictable cache is free)."""
+    """The sequences and KV tokens that an engine could still take now; evictable cache is free."""
 
     sequences: int
     tokens: int
@@ -102,7 +103,7 @@ class Engine(Protocol):
     """One model version, loaded and warm."""
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence. What it cannot run comes back from the next `step` as an error."""
+        """Take a sequence. One that cannot run comes back from the next `step` as an error."""
 
     def cancel(self, request_id: str) -> None:
         """Drop a sequence; its `cancelled` output comes from the next `step`. Idempotent."""
@@ -125,18 +126,20 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Throttled(Protocol):
-    """An engine whose room also depends on others, such as on the server that it forwards to."""
+    """An engine whose capacity also depends on others, such as the server that it forwards to."""
 
     def concurrency_limit(self) -> int:
-        """How many sequences it would run at once just now. Safe to call from any thread."""
+        """Return how many sequences may run at once just now. Safe to call from any thread."""
 
 
 @runtime_checkable
 class ReportsCache(Protocol):
-    """An engine that keeps what it has computed of prompts, or the adapters that it has loaded."""
+    """An engine that caches prompt prefixes or adapters, and can list them."""
 
     def cached_prefix_hashes(self) -> Collection[int]:
-        """Their marks (`streams/prefix_hashes.py`), least recently used first.
+        """Return the hashes of what is cached (`streams/prefix_hashes.py`).
+
+        The least recently used come first.
 
         Safe to call from any thread.
         """
@@ -144,15 +147,15 @@ class ReportsCache(Protocol):
 
 @runtime_checkable
 class ReportsStats(Protocol):
-    """An engine that counts what it does."""
+    """An engine that counts its tokens, its KV use and the time of its steps."""
 
     @property
     def stats(self) -> EngineStats:
-        """As of now; the same object each time. Safe from any thread, also after `close`."""
+        """Current counters, always the same object. Safe from any thread, also after `close`."""
 
 
 @runtime_checkable
 class Preemptive(Protocol):
-    """An engine in which less urgent sequences give their places and KV to more urgent ones."""
+    """An engine that preempts less urgent sequences for more urgent ones, if `preempts` is True."""
 
     preempts: bool

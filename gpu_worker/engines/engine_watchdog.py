@@ -1,4 +1,4 @@
-"""Watching an engine: it crashes, hangs, or ends as it should."""
+"""Watches an engine for a crash or a step that does not end."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from streams.errors import MillstreamError
 
 
 class EngineHung(MillstreamError):
-    """A step does not end. Its thread cannot be ended either, so the process has to."""
+    """A step does not end. Its thread cannot be stopped, so the process has to end."""
 
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(f"the engine of {model} has been in one step for {seconds:.0f} s")
@@ -17,7 +17,10 @@ class EngineHung(MillstreamError):
 async def wait_for_failure(
     driver: Driver, model: str, timeout_seconds: float
 ) -> EngineCrashed | EngineHung | None:
-    """How the engine has failed, as soon as it has; None when it has ended."""
+    """Wait until the engine fails, and return how; None when it was closed instead.
+
+    A step that takes longer than `timeout_seconds` counts as hung.
+    """
     ends = {driver.crashed, driver.closed}
     while True:
         done, _ = await asyncio.wait(

@@ -1,4 +1,4 @@
-"""Engines by name. Each is imported only when it is built: the mock needs no torch."""
+"""Builds engines by name. An engine's module is imported only then: the mock needs no torch."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -20,7 +20,7 @@ ENGINES = {
 
 
 def free_memory() -> tuple[int, float]:
-    """The bytes that are free on the device, and the part of them that one worker may fill."""
+    """Return the free bytes of the device, and the share of them that one worker may fill."""
     openmp.load_runtime()
     memory = import_module("gpu_worker.engines.device_memory")
     device = memory.default_device()
@@ -28,14 +28,14 @@ def free_memory() -> tuple[int, float]:
 
 
 def loaded_size_ratio(directory: Path) -> float:
-    """How many times the size of its files a model's weights have once they are loaded."""
+    """Return the size of a model's loaded weights over that of its files."""
     openmp.load_runtime()
     device = import_module("gpu_worker.engines.device_memory").default_device()
     return float(import_module("gpu_worker.engines.precision").loaded_size_ratio(directory, device))
 
 
 def build(engine: str, directory: Path | None, options: Mapping[str, object]) -> Engine:
-    """Load an engine, warm. Raises ValueError for an unknown engine or option, naming it."""
+    """Load an engine and warm it up. Raises ValueError that names an unknown engine or option."""
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}")
     openmp.load_runtime()

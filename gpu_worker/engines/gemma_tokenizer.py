@@ -1,6 +1,7 @@
-"""Gemma's tokeniser, from the vocabulary in a GGUF file.
+"""Builds Gemma's tokeniser from the vocabulary in a GGUF file.
 
-transformers reads it, too, but 5.17 makes a Unigram without `<bos>` of it: other ids, wrong text.
+transformers 5.17 can read the file, too, but makes a Unigram model without `<bos>` of it, which
+gives other ids and wrong text.
 """
 
 from pathlib import Path
@@ -9,12 +10,12 @@ from gguf import GGUFReader, TokenType
 from tokenizers import AddedToken
 from transformers import GemmaTokenizer
 
-# The file calls them text; they are special to the model's own tokeniser, and no text to a reader.
+# The file calls these text; in the model's own tokeniser they are special tokens.
 IMAGE_TOKENS = "<start_of_image>", "<end_of_image>"
 
 
 def read_tokenizer(path: Path) -> GemmaTokenizer:
-    """The BPE of a Gemma model, with `<bos>` before each text."""
+    """Return a Gemma model's BPE tokeniser, which puts `<bos>` before each text."""
     fields = GGUFReader(path).fields
     tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
     types: list[int] = fields["tokenizer.ggml.token_type"].contents()
@@ -29,14 +30,15 @@ def read_tokenizer(path: Path) -> GemmaTokenizer:
 
 
 def _to_tokenizer_spelling(token: str) -> str:
-    """The file has runs of spaces as such; the tokeniser looks for them as it writes spaces."""
+    """Write tokens of spaces alone as the tokeniser does (▁); the file has plain spaces."""
     return token if token.strip(" ") else token.replace(" ", "▁")
 
 
 def _merges(vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to put a token together of two, earlier tokens first: the order of learning.
+    """All pairs of tokens whose concatenation is a token, in the order of the vocabulary.
 
-    The file keeps no merges, and its scores are not in that order.
+    That is the order in which merges were learned. The file keeps no merges, and its scores are not
+    in that order.
     """
     return [
         (token[:cut], token[cut:])
@@ -47,5 +49,5 @@ def _merges(vocabulary: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _added_tokens(kinds: dict[str, int], kind: TokenType) -> list[AddedToken]:
-    """Tokens that are found whole in a text, before it is cut into others."""
+    """Tokens of a kind that are matched whole before the text is split into others."""
     return [AddedToken(token, normalized=False) for token, found in kinds.items() if found == kind]

@@ -1,4 +1,4 @@
-"""The mock engine: deterministic words at a set pace, to measure and break the pipeline around it.
+"""The mock engine: deterministic words at a set pace, to measure and test everything around it.
 
 Its text is a function of prompt and seed alone. It never samples an end: a sequence runs to its
 `max_tokens` unless a stop string cuts it short.
@@ -35,7 +35,7 @@ WORDS = tuple(first + last + " " for first in FIRST.split() for last in LAST.spl
 
 @dataclass(slots=True, eq=False)
 class _MockSequence:
-    """One sequence with its place in its text."""
+    """A sequence and its position in its text."""
 
     sequence: Sequence
     text_origin: int
@@ -47,12 +47,11 @@ class _MockSequence:
 
 
 class MockEngine:
-    """Say each sequence's first word `ttft_ms` after it starts, then one each `itl_ms`.
+    """Emits each sequence's first word `ttft_ms` after it starts, then one every `itl_ms`.
 
-    At most `sequences` run at once, the others wait; a more urgent one takes the place of the
-    newest of the least urgent. `kv_tokens` bounds what `room` announces and how long one sequence
-    may be. It tells which prompts it would have in a prefix cache of so many tokens; they are not
-    any faster.
+    At most `sequences` run at once, the others wait; a more urgent one preempts the newest of the
+    least urgent. `kv_tokens` bounds the announced free capacity and the length of a sequence. The
+    engine reports which prompts a prefix cache of that size would hold; they are not any faster.
     """
 
     preempts = True
@@ -88,7 +87,7 @@ class MockEngine:
         sequences: int = 256,
         kv_tokens: int = 1_000_000,
     ) -> "MockEngine":
-        """As the other engines load; the mock needs no directory."""
+        """Make the engine with the signature of the other engines; `directory` is ignored."""
         return cls(ttft_ms, itl_ms, sequences, kv_tokens)
 
     def add(self, sequence: Sequence) -> None:
@@ -113,7 +112,7 @@ class MockEngine:
             self._remove(stream)
 
     def step(self) -> list[Output]:
-        """One word of every sequence that is due, after a nap of up to a millisecond if none is."""
+        """Emit one word of every sequence that is due; sleep up to a millisecond if none is."""
         if not self._ready:
             self._nap()
         outputs, self._ready = self._ready, []
@@ -131,7 +130,7 @@ class MockEngine:
         return FreeCapacity(max(0, free), max(0, self._kv_tokens - self._reserved))
 
     def cached_prefix_hashes(self) -> list[int]:
-        """The marks of the prompts that would be cached."""
+        """Hashes of the prompt prefixes that would be cached, least recently used first."""
         return self._memory.cached_prefix_hashes()
 
     @property
@@ -139,7 +138,7 @@ class MockEngine:
         return not self._streams and not self._ready
 
     def close(self) -> None:
-        """Forget every sequence."""
+        """Drop every sequence without an output."""
         self._streams.clear()
         self._waiting.clear()
         self._running.clear()
@@ -147,7 +146,7 @@ class MockEngine:
 
     def _admit(self) -> None:
         while self._waiting:
-            stream = min(self._waiting, key=_priority_rank)  # of like ones the first
+            stream = min(self._waiting, key=_priority_rank)  # among equals the first
             if self._free <= 0 and not self._preempt_for(stream):
                 return
             self._waiting.remove(stream)
@@ -157,7 +156,7 @@ class MockEngine:
             self._schedule_next(self._clock() + self._ttft, stream)
 
     def _preempt_for(self, stream: _MockSequence) -> bool:
-        """Have the newest of the least urgent that run wait again, if they are less urgent."""
+        """Preempt the newest of the least urgent running sequences, if it is less urgent."""
         last = max(reversed(self._running.values()), key=_priority_rank, default=stream)
         if _priority_rank(last) <= _priority_rank(stream):
             return False
@@ -189,7 +188,7 @@ class MockEngine:
             self._sleep(min(wait, NAP_SECONDS))
 
     def _pop_due(self, now: float) -> list[tuple[float, _MockSequence]]:
-        """Remove what is due; if something is, also what will be in a moment."""
+        """Remove the sequences that are due, and then those due within `GROUP_SECONDS`."""
         taken: list[tuple[float, _MockSequence]] = []
         until = now
         while self._due and self._due[0][0] <= until:
@@ -220,7 +219,7 @@ class MockEngine:
 
 
 def _start_sequence(sequence: Sequence) -> _MockSequence:
-    """A sequence behind its `generated` tokens, whose text an earlier attempt has said already."""
+    """A sequence that continues behind its `generated` tokens, whose text was stored already."""
     stops = StopStringFilter(sequence.sampling.stop) if sequence.sampling.stop else None
     if stops:
         for token in sequence.generated:
@@ -232,7 +231,7 @@ def _start_sequence(sequence: Sequence) -> _MockSequence:
 
 
 def _priority_rank(stream: _MockSequence) -> int:
-    """The less, the more urgent."""
+    """Rank of a sequence's priority; a smaller number is more urgent."""
     return list(Priority).index(stream.sequence.priority)
 
 

@@ -1,4 +1,4 @@
-"""The OpenMP runtime in which torch's threads meet, chosen before torch is imported.
+"""Chooses the OpenMP runtime of torch's threads, before torch is imported.
 
 On a CPU every operation ends at a barrier. Tokens/s of Gemma 3 270M, 32 at once, two cores, alone
 and beside a busy neighbour: torch's own libgomp 355 and 180 as set below, 390 and 80 with longer
@@ -21,7 +21,7 @@ _SPINNING = {  # how long a thread spins at a barrier before it sleeps, unless t
 def load_runtime() -> None:
     """Load Intel's runtime where it is installed, so that torch's calls find it before libgomp.
 
-    A torch that is there already keeps its own.
+    If torch has been imported already, it keeps its own runtime.
     """
     for key, value in _SPINNING.items():
         os.environ.setdefault(key, value)
@@ -30,7 +30,7 @@ def load_runtime() -> None:
 
 
 def _find_library() -> Path | None:
-    """Where the package `intel-openmp`, of Linux on x86-64 alone, has put it."""
+    """Path of the library of the package `intel-openmp` (Linux on x86-64 alone), or None."""
     try:
         found = files("intel-openmp") or []
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The type that a model computes in: its checkpoint's, where the device has arithmetic for it."""
+"""Chooses the dtype that a model computes in: its checkpoint's, if the device supports it."""
 
 import json
 from pathlib import Path
@@ -8,18 +8,18 @@ from transformers import PreTrainedConfig
 
 
 def choose_dtype(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """The checkpoint's own type; float32 for what a CPU would have to imitate.
+    """Return the checkpoint's dtype, or float32 where a CPU would have to emulate it.
 
-    That is float16 everywhere, and bfloat16 without AVX-512 or Arm's instructions for it: there a
-    product of bfloat16 matrices takes up to six times as long as one of float32.
+    A CPU emulates float16 always, and bfloat16 without AVX-512 or Arm's instructions for it: there
+    a product of bfloat16 matrices takes up to six times as long as one of float32.
     """
     return _compute_dtype(config.dtype, device)
 
 
 def loaded_size_ratio(directory: Path, device: torch.device) -> float:
-    """How many times the size of its files a model's weights have once they are loaded.
+    """Return the size of a model's loaded weights over that of its files.
 
-    1 where config.json does not tell; what is wrong with it is said when the model is loaded.
+    Returns 1 if config.json names no dtype or cannot be read; loading reports that error.
     """
     try:
         config = json.loads((directory / "config.json").read_text())
@@ -30,7 +30,7 @@ def loaded_size_ratio(directory: Path, device: torch.device) -> float:
 
 
 def has_bfloat16_matmul() -> bool:
-    """Whether oneDNN multiplies bfloat16 matrices on this CPU, and packs them."""
+    """True if oneDNN multiplies bfloat16 matrices on this CPU, and packs them."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -1,4 +1,4 @@
-"""What a sequence must satisfy before it joins a batch, so that it can fail alone and early.
+"""Checks a sequence before it joins a batch, so that a bad one fails alone and early.
 
 Pure.
 """
@@ -16,7 +16,7 @@ from streams.errors import (
 
 
 def count_reserved_tokens(sequence: Sequence) -> int:
-    """KV tokens that a sequence may come to occupy."""
+    """Return the most KV tokens that a sequence may come to occupy."""
     if sequence.inputs:
         return sum(map(len, sequence.inputs))
     return len(sequence.prompt) + sequence.sampling.max_tokens
@@ -24,10 +24,10 @@ def count_reserved_tokens(sequence: Sequence) -> int:
 
 @dataclass(frozen=True)
 class SequenceLimits:
-    """Token ids below `vocabulary`, and prompt and output together within `tokens`.
+    """The limits of one engine: token ids below `vocabulary`, prompt and output within `tokens`.
 
-    `grammars`, `adapters`: whether the engine knows them. One that does not must refuse: it would
-    serve something else in their place.
+    `grammars` and `adapters` tell whether the engine supports them. An engine that does not must
+    refuse them: it would serve something else in their place.
     """
 
     vocabulary: int
@@ -36,7 +36,7 @@ class SequenceLimits:
     adapters: bool = False
 
     def find_refusal(self, sequence: Sequence) -> EngineError | None:
-        """Why the sequence cannot run here, or None."""
+        """Return the error for a sequence that cannot run here, or None."""
         try:
             self._raise_if_invalid(sequence)
         except BadRequest as error:

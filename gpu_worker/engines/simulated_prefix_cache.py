@@ -1,4 +1,4 @@
-"""Which prompts an engine with so much KV would find in its prefix cache. Pure."""
+"""Simulates which prompt prefixes an engine with a KV cache of a given size would hold. Pure."""
 
 from collections.abc import Sequence
 from itertools import islice, pairwise, takewhile
@@ -7,20 +7,22 @@ from streams import prefix_hashes
 
 
 class SimulatedPrefixCache:
-    """Room for `tokens` of prompts by their marks, the least recently used going first."""
+    """An LRU cache of prompt prefixes, by hash, with room for `tokens` tokens."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens, self._used = tokens, 0
-        self._tokens_by_hash: dict[int, int] = {}  # by mark: its tokens behind the mark before it
+        self._tokens_by_hash: dict[
+            int, int
+        ] = {}  # tokens between a prefix and the next shorter one
 
     def match_prefix(self, prompt: Sequence[int]) -> int:
-        """Tokens of a prompt with these marks that are there; they are used by that."""
+        """Return how many leading tokens of a prompt are cached, and mark them as used."""
         there = list(takewhile(self._tokens_by_hash.__contains__, prompt))
         self._touch(there)
         return sum(self._tokens_by_hash[mark] for mark in there)
 
     def insert(self, prompt: Sequence[int]) -> None:
-        """A prompt was computed."""
+        """Add a prompt, by its hashes, evicting the least recently used."""
         lengths = [0, *islice(prefix_hashes.hash_positions(1 << 40), len(prompt))]
         for mark, (before, length) in zip(prompt, pairwise(lengths), strict=True):
             if mark not in self._tokens_by_hash:
@@ -32,10 +34,10 @@ class SimulatedPrefixCache:
             self._used -= self._tokens_by_hash.pop(oldest)
 
     def cached_prefix_hashes(self) -> list[int]:
-        """Least recently used first."""
+        """Hashes of the cached prefixes, least recently used first."""
         return list(self._tokens_by_hash)
 
     def _touch(self, used: Sequence[int]) -> None:
-        """The end of a prompt goes before its start."""
+        """Mark prefixes as used, the shortest last, so that a prompt's end is evicted first."""
         for mark in reversed(used):
             self._tokens_by_hash[mark] = self._tokens_by_hash.pop(mark)
