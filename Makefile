@@ -11,7 +11,7 @@ serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
 
 test: $(READY) browser
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 test-transformers: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.transformers_versions $(ARGS)

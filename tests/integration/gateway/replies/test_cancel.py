@@ -100,6 +100,7 @@ async def test_with_an_idempotency_key_it_gets_the_grace_period(nats_url: str) -
         again = await gateway.complete(
             "x", max_tokens=1500, stream=True, headers={"Idempotency-Key": "k"}
         )
+        assert again.status == 200, again.body
         assert again.headers["x-request-id"] == request_id
         assert again.events[-1]["choices"][0]["finish_reason"] == "length"
         assert await eventually(lambda: outcomes(nats_url)) == [("length", 1500)]
