@@ -41,7 +41,7 @@ Record = Callable[[Event], None]
 
 
 class LoadClient(Protocol):
-    """Whoever asks for an `Ask` and records what comes of it; `run` until cancelled."""
+    """Sends planned requests and records what comes of each; `run` it until cancelled."""
 
     name: str
 

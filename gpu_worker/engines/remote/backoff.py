@@ -11,7 +11,7 @@ _DOUBLINGS = 32  # at most: the delay has long reached its maximum, and the powe
 
 @dataclass(frozen=True)
 class Backoff:
-    """Delays that grow from `base_seconds` to `most_seconds`."""
+    """Delays that grow from `base_seconds` to `max_seconds`."""
 
     base_seconds: float = 0.25
     max_seconds: float = 10.0
