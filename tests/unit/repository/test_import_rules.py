@@ -72,7 +72,7 @@ WALL_CLOCK = {
     "streams/broker/cluster_clock.py",
 }
 IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}
-PURE_MARKER = re.compile(r"\bPure\.")
+PURE_MARKER = re.compile(r"\bPure[.:;]")
 
 
 def files(room: str) -> Iterator[Path]:
