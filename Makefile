@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
+TEST_PROCESSES ?= 3
 
 .PHONY: serve test test-transformers chaos check format bench bench-engine bench-gpu browser
 
@@ -11,7 +12,7 @@ serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
 
 test: $(READY) browser
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 test-transformers: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.transformers_versions $(ARGS)

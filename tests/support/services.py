@@ -25,7 +25,7 @@ from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import lanes, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
-from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.eventually import PATIENCE_SECONDS, eventually
 
 ROUTE = "test"
 MAX_QUEUED = 100_000
@@ -165,10 +165,21 @@ class BrokerClient:
         return [record["attempt"] for record in records if record["type"] == "started"]
 
     async def ledger_counts(self) -> Counter[str]:
-        """How many ledger records each request has."""
-        stored = await self.broker.read_subject(topology.LEDGER, "infer.ledger.>")
-        records = [messages.from_wire(LedgerRecord, messages.unpack(m.data)) for m in stored]
-        return Counter(record.request_id for record in records)
+        """How many ledger records each request has, once all that have ended have one.
+
+        A request's ledger record is stored behind its terminal.
+        """
+        counts = Counter[str]()
+
+        async def is_settled() -> bool:
+            stored = await self.broker.read_subject(topology.LEDGER, "infer.ledger.>")
+            records = [messages.from_wire(LedgerRecord, messages.unpack(m.data)) for m in stored]
+            counts.clear()
+            counts.update(record.request_id for record in records)
+            return all(counts[request] for request in self.records if self.terminal(request))
+
+        await eventually(is_settled)
+        return counts
 
     async def read_log(self, request_id: str) -> token_log.LogContents:
         """The token log as it is stored."""
