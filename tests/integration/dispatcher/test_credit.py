@@ -139,7 +139,7 @@ async def test_requests_cancelled_at_any_time_end_once_and_free_their_room(
         running(dispatcher.service, dispatcher_settings(nats_url)),
         running(gpu_worker.service, worker_settings(nats_url)),
     ):
-        requests = [await c.send(tenant=f"t{i % 9}", max_tokens=400) for i in range(400)]
+        requests = [await c.send(tenant=f"t{i % 9}", max_tokens=4000) for i in range(400)]
         chance = random.Random(7)
 
         async def cancelled() -> bool:
