@@ -64,8 +64,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _missing(shape: ClusterShape) -> str:
     """Why such a cluster cannot be made here; empty if it can."""
-    needs = (shape.own_clocks, wall_clock), (shape.can_partition, network_partition)
-    return next((m for needed, of in needs if needed and (m := of.missing())), "")
+    needs = (
+        (shape.own_clocks, wall_clock.missing_requirement),
+        (shape.can_partition, network_partition.missing_requirement),
+    )
+    return next((m for needed, missing in needs if needed and (m := missing())), "")
 
 
 def _record(fault: Fault, seed: int, kept: Path) -> None:
