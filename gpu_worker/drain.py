@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class DrainReport(NamedTuple):
-    """How many of the requests held when the drain began were finished here or handed over."""
+    """Counts of the requests held when the drain began: finished here, and handed over."""
 
     finished: int = 0
     handed_over: int = 0

@@ -289,7 +289,7 @@ class Attempt:
 
     @property
     def stored_tokens(self) -> int:
-        """How many tokens all attempts together have stored so far."""
+        """The number of tokens that all attempts together have stored so far."""
         return self._tokens
 
     @property

@@ -46,7 +46,7 @@ def build_terminal(
         return messages.done_record(end.finish, usage, timing)
     if stop_reason is StopReason.EXHAUSTED:
         return messages.error_record(
-            "attempts_exhausted", f"{failures} attempts at it failed", usage
+            "attempts_exhausted", f"{failures} attempts at this request failed", usage
         )
     if stop_reason is StopReason.EXPIRED:
         return messages.error_record("deadline_exceeded", "the deadline has passed", usage)

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
 
-ProgressCallback = Callable[[str, float], None]  # stage, and how much of the whole is done (0..1)
+ProgressCallback = Callable[[str, float], None]  # stage, and the part of the work done (0..1)
 
 ENGINES = {"gemma-3-270m": "transformers", "all-minilm-l6-v2": "embed"}
 STAGES = {"assemble": 0.0, "tokeniser": 0.02, "weights": 0.35, "save": 0.95, "done": 1.0}
@@ -75,13 +75,13 @@ def _convert_gguf(gguf: Path, result: Path, progress: ProgressCallback) -> None:
 
     from gpu_worker.engines.gemma_tokenizer import read_tokenizer
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is on that line
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # our own bar uses that line
     progress("tokeniser", STAGES["tokeniser"])
     read_tokenizer(gguf).save_pretrained(result)
     progress("weights", STAGES["weights"])
-    plain = GgufConfig(dequantize=True)
+    dequantized = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=plain
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=dequantized
     )
     progress("save", STAGES["save"])
     model.save_pretrained(result)

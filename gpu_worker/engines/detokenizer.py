@@ -1,16 +1,16 @@
-"""Tokens to text, one token at a time: never half a character, never the start of a stop string.
+"""Turns tokens into text one at a time: never half a character, never the start of a stop string.
 
-What comes out for a token depends on the tokens before it alone, not on how they were grouped. A
-later attempt therefore replays the stored tokens, discards their text, and continues exactly.
+The text for a token depends only on the tokens before it, not on how they were grouped. A later
+attempt therefore replays the stored tokens, discards their text, and continues exactly.
 Pure.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what decoders put where bytes do not form a character (yet)
-MAX_PENDING = 64  # tokens: bounds the cost of a model that babbles invalid bytes
-PROMPT_TAIL = 6  # tokens of context, as vLLM and TGI take
+REPLACEMENT_CHARACTER = "\ufffd"  # stands for bytes that do not form a character (yet)
+MAX_PENDING = 64  # tokens: bounds the cost of a model that emits only invalid bytes
+PROMPT_TAIL = 6  # prompt tokens used as context, as in vLLM and TGI
 
 
 class Decoder(Protocol):
@@ -20,10 +20,11 @@ class Decoder(Protocol):
 
 
 class Detokenizer:
-    """Decode a growing list of tokens in O(1) each, with the spaces that a whole decode would give.
+    """Decodes a growing list of tokens in O(1) each, with the same spaces as decoding it at once.
 
-    Only a window of tokens is decoded: the pending ones, whose text is not out yet, behind those
-    released last as context, since many decoders treat the first token of a text specially.
+    Only a window of tokens is decoded: the pending ones, whose text is not out yet, behind the last
+    ones whose text is out, as context, since many decoders treat the first token of a text
+    specially.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Detokenizer:
         text = self._decode(self._context + self._pending)
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
-        return self._decode(self._pending)  # invalid bytes spoilt even the context
+        return self._decode(self._pending)  # invalid bytes changed even the context's text
 
     def _move_to_context(self) -> None:
         """Make the pending tokens, whose text was returned, the context of the next ones."""
@@ -94,7 +95,7 @@ class StopStringFilter:
         return held
 
     def _longest_partial_match(self, text: str) -> int:
-        """The length of the longest end of `text` that a stop string begins with."""
+        """Return the length of the longest end of `text` with which a stop string begins."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length

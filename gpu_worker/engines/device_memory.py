@@ -75,7 +75,7 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Return freed memory to the device or the system: allocators keep it for themselves."""
+    """Return freed memory, which allocators would keep, to the device or the operating system."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -91,7 +91,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _read_fields(path: Path) -> dict[str, int]:
-    """The numbers of a `Name: 123 kB` file; lines of another form are left out."""
+    """Return the numbers of a file of `Name: 123 kB` lines; other lines are left out."""
     lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 

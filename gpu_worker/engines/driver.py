@@ -92,7 +92,7 @@ class Driver:
         try:
             while not self._stopping:
                 self._run_once()
-        except Exception as error:  # whatever a step raised ends this engine
+        except Exception as error:  # any exception of a step ends this engine
             log.exception("engine_crashed", engine=self._thread.name)
             self._call_on_loop(_fail, self.crashed, EngineCrashed(error))
         finally:

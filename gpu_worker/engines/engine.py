@@ -54,7 +54,7 @@ class Sequence:
     splits: list[int] = field(default_factory=list)
     dimensions: int | None = None
     deadline: float | None = None  # by the monotonic clock of its machine
-    goal: float | None = None  # so is this
+    goal: float | None = None  # by the same clock
     adapter: AdapterRef | None = None
     priority: Priority = Priority.STANDARD
     tenant: str = ""

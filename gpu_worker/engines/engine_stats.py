@@ -8,19 +8,23 @@ StepPart = Literal["schedule", "build", "forward", "sample", "report"]
 
 @dataclass
 class EngineStats:
-    """Counters since the start, and gauges of the last step."""
+    """An engine's counters since its start, gauges of its last step, and seconds by part of a step.
+
+    Written by the engine's thread alone; read from any.
+    """
 
     steps: int = 0
-    prefilled: int = 0  # prompt tokens computed, again after a preemption
+    prefilled: int = 0  # prompt tokens computed; those recomputed after a preemption count again
     generated: int = 0
     preemptions: int = 0
-    hit_tokens: int = 0  # prompt tokens that the prefix cache spared
-    query_tokens: int = 0
+    hit_tokens: int = 0  # prompt tokens found in the prefix cache
+    query_tokens: int = 0  # prompt tokens looked up there
     adapter_loads: int = 0
     kv_used: int = 0  # tokens, of layers of all windows together
-    kv_cached: int = 0  # of past prompts; given up where the room is needed
-    kv_free: int = 0
+    kv_cached: int = 0  # tokens of past prompts; evicted when their memory is needed
+    kv_free: int = 0  # tokens
     seconds: dict[StepPart, float] = field(default_factory=dict)
 
     def add_seconds(self, part: StepPart, seconds: float) -> None:
+        """Add seconds to the total of one part of the steps."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds

@@ -21,12 +21,12 @@ def read_tokenizer(path: Path) -> GemmaTokenizer:
     types: list[int] = fields["tokenizer.ggml.token_type"].contents()
     vocabulary = {_to_tokenizer_spelling(token): number for number, token in enumerate(tokens)}
     merges = _merges(vocabulary)
-    made = GemmaTokenizer(vocabulary, merges, add_bos_token=True)  # type: ignore[arg-type]
+    tokenizer = GemmaTokenizer(vocabulary, merges, add_bos_token=True)  # type: ignore[arg-type]
     kinds = {token: kind for token, kind in zip(tokens, types, strict=True) if token in vocabulary}
     kinds |= dict.fromkeys(kinds.keys() & IMAGE_TOKENS, TokenType.CONTROL)
-    made.backend_tokenizer.add_special_tokens(_added_tokens(kinds, TokenType.CONTROL))
-    made.backend_tokenizer.add_tokens(_added_tokens(kinds, TokenType.USER_DEFINED))
-    return made
+    tokenizer.backend_tokenizer.add_special_tokens(_added_tokens(kinds, TokenType.CONTROL))
+    tokenizer.backend_tokenizer.add_tokens(_added_tokens(kinds, TokenType.USER_DEFINED))
+    return tokenizer
 
 
 def _to_tokenizer_spelling(token: str) -> str:

@@ -67,10 +67,10 @@ class MockEngine:
     ) -> None:
         self._ttft, self._itl = ttft_ms / 1000, itl_ms / 1000
         self._free, self._kv_tokens, self._reserved = sequences, kv_tokens, 0
-        self._memory = SimulatedPrefixCache(kv_tokens)
+        self._prefix_cache = SimulatedPrefixCache(kv_tokens)
         self._limits = SequenceLimits(VOCABULARY, kv_tokens, grammars=False)
         self._clock, self._sleep = clock, sleep
-        self._streams: dict[str, _MockSequence] = {}
+        self._sequences: dict[str, _MockSequence] = {}
         self._waiting: deque[_MockSequence] = deque()
         self._running: dict[str, _MockSequence] = {}  # oldest first
         self._due: list[tuple[float, int, _MockSequence]] = []
@@ -91,25 +91,25 @@ class MockEngine:
         return cls(ttft_ms, itl_ms, sequences, kv_tokens)
 
     def add(self, sequence: Sequence) -> None:
-        assert sequence.request_id not in self._streams, f"{sequence.request_id} is here already"
+        assert sequence.request_id not in self._sequences, f"{sequence.request_id} is here already"
         if refusal := self._limits.find_refusal(sequence):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
-        stream = _start_sequence(sequence)
-        if finish := _finish_reason(stream):
+        state = _start_sequence(sequence)
+        if finish := _finish_reason(state):
             self._ready.append(Output(sequence.request_id, finish=finish))
             return
-        self._streams[sequence.request_id] = stream
-        self._reserved += count_reserved_tokens(stream.sequence)
-        self._waiting.append(stream)
+        self._sequences[sequence.request_id] = state
+        self._reserved += count_reserved_tokens(state.sequence)
+        self._waiting.append(state)
         self._admit()
 
     def cancel(self, request_id: str) -> None:
-        if stream := self._streams.get(request_id):
-            held = stream.stops.flush() if stream.stops else ""
-            end = Output(request_id, text=held, finish="cancelled", cached=stream.cached)
+        if state := self._sequences.get(request_id):
+            held = state.stops.flush() if state.stops else ""
+            end = Output(request_id, text=held, finish="cancelled", cached=state.cached)
             self._ready.append(end)
-            self._remove(stream)
+            self._remove(state)
 
     def step(self) -> list[Output]:
         """Emit one word of every sequence that is due; sleep up to a millisecond if none is."""
@@ -117,11 +117,11 @@ class MockEngine:
             self._nap()
         outputs, self._ready = self._ready, []
         now = self._clock()
-        for due, stream in self._pop_due(now):
-            outputs.append(self._emit_word(stream))
-            if not stream.is_removed:
+        for due, state in self._pop_due(now):
+            outputs.append(self._emit_word(state))
+            if not state.is_removed:
                 self._schedule_next(
-                    due + self._itl if due + self._itl > now else now + self._itl, stream
+                    due + self._itl if due + self._itl > now else now + self._itl, state
                 )
         return outputs
 
@@ -131,56 +131,56 @@ class MockEngine:
 
     def cached_prefix_hashes(self) -> list[int]:
         """Hashes of the prompt prefixes that would be cached, least recently used first."""
-        return self._memory.cached_prefix_hashes()
+        return self._prefix_cache.cached_prefix_hashes()
 
     @property
     def idle(self) -> bool:
-        return not self._streams and not self._ready
+        return not self._sequences and not self._ready
 
     def close(self) -> None:
         """Drop every sequence without an output."""
-        self._streams.clear()
+        self._sequences.clear()
         self._waiting.clear()
         self._running.clear()
         self._due.clear()
 
     def _admit(self) -> None:
         while self._waiting:
-            stream = min(self._waiting, key=_priority_rank)  # among equals the first
-            if self._free <= 0 and not self._preempt_for(stream):
+            state = min(self._waiting, key=_priority_rank)  # among equals the first
+            if self._free <= 0 and not self._preempt_for(state):
                 return
-            self._waiting.remove(stream)
+            self._waiting.remove(state)
             self._free -= 1
-            self._running[stream.sequence.request_id] = stream
-            stream.cached = stream.cached or self._memory.match_prefix(stream.prefix_hashes)
-            self._schedule_next(self._clock() + self._ttft, stream)
+            self._running[state.sequence.request_id] = state
+            state.cached = state.cached or self._prefix_cache.match_prefix(state.prefix_hashes)
+            self._schedule_next(self._clock() + self._ttft, state)
 
-    def _preempt_for(self, stream: _MockSequence) -> bool:
+    def _preempt_for(self, state: _MockSequence) -> bool:
         """Preempt the newest of the least urgent running sequences, if it is less urgent."""
-        last = max(reversed(self._running.values()), key=_priority_rank, default=stream)
-        if _priority_rank(last) <= _priority_rank(stream):
+        last = max(reversed(self._running.values()), key=_priority_rank, default=state)
+        if _priority_rank(last) <= _priority_rank(state):
             return False
         del self._running[last.sequence.request_id]
         last.is_removed = True  # where it was due
         again = replace(last, is_removed=False)
-        self._streams[again.sequence.request_id] = again
+        self._sequences[again.sequence.request_id] = again
         self._waiting.appendleft(again)
         self._free += 1
         return True
 
-    def _remove(self, stream: _MockSequence) -> None:
-        del self._streams[stream.sequence.request_id]
-        self._reserved -= count_reserved_tokens(stream.sequence)
-        stream.is_removed = True
-        if stream in self._waiting:
-            self._waiting.remove(stream)
+    def _remove(self, state: _MockSequence) -> None:
+        del self._sequences[state.sequence.request_id]
+        self._reserved -= count_reserved_tokens(state.sequence)
+        state.is_removed = True
+        if state in self._waiting:
+            self._waiting.remove(state)
             return
-        del self._running[stream.sequence.request_id]
+        del self._running[state.sequence.request_id]
         self._free += 1
         self._admit()
 
-    def _schedule_next(self, due: float, stream: _MockSequence) -> None:
-        heapq.heappush(self._due, (due, next(self._order), stream))
+    def _schedule_next(self, due: float, state: _MockSequence) -> None:
+        heapq.heappush(self._due, (due, next(self._order), state))
 
     def _nap(self) -> None:
         wait = self._due[0][0] - self._clock() if self._due else NAP_SECONDS
@@ -192,29 +192,29 @@ class MockEngine:
         taken: list[tuple[float, _MockSequence]] = []
         until = now
         while self._due and self._due[0][0] <= until:
-            due, _, stream = heapq.heappop(self._due)
-            if not stream.is_removed:
-                taken.append((due, stream))
+            due, _, state = heapq.heappop(self._due)
+            if not state.is_removed:
+                taken.append((due, state))
                 until = now + GROUP_SECONDS
         return taken
 
-    def _emit_word(self, stream: _MockSequence) -> Output:
-        sequence = stream.sequence
+    def _emit_word(self, state: _MockSequence) -> Output:
+        sequence = state.sequence
         if sequence.inputs:
-            self._remove(stream)
+            self._remove(state)
             vectors = [_fake_vector(i, sequence.dimensions or DIMENSIONS) for i in sequence.inputs]
             return Output(sequence.request_id, vectors=vectors, finish="stop")
-        self._memory.insert(stream.prefix_hashes)
-        stream.prefix_hashes = []
-        token = _token_at(stream.text_origin, stream.next_index)
-        stream.next_index += 1
-        text = stream.stops.push(WORDS[token]) if stream.stops else WORDS[token]
-        finish = _finish_reason(stream)
+        self._prefix_cache.insert(state.prefix_hashes)
+        state.prefix_hashes = []
+        token = _token_at(state.text_origin, state.next_index)
+        state.next_index += 1
+        text = state.stops.push(WORDS[token]) if state.stops else WORDS[token]
+        finish = _finish_reason(state)
         if finish:
-            self._remove(stream)
-            text += stream.stops.flush() if stream.stops else ""
+            self._remove(state)
+            text += state.stops.flush() if state.stops else ""
         logprobs = _fake_logprobs(token, sequence.sampling.logprobs)
-        cached = stream.cached if finish else 0
+        cached = state.cached if finish else 0
         return Output(sequence.request_id, [token], text, logprobs, finish=finish, cached=cached)
 
 
@@ -230,15 +230,15 @@ def _start_sequence(sequence: Sequence) -> _MockSequence:
     return _MockSequence(sequence, origin, len(sequence.generated), stops, prompt)
 
 
-def _priority_rank(stream: _MockSequence) -> int:
+def _priority_rank(state: _MockSequence) -> int:
     """Rank of a sequence's priority; a smaller number is more urgent."""
-    return list(Priority).index(stream.sequence.priority)
+    return list(Priority).index(state.sequence.priority)
 
 
-def _finish_reason(stream: _MockSequence) -> FinishReason | None:
-    if stream.stops and stream.stops.hit:
+def _finish_reason(state: _MockSequence) -> FinishReason | None:
+    if state.stops and state.stops.hit:
         return "stop"
-    done = stream.next_index >= stream.sequence.sampling.max_tokens and not stream.sequence.inputs
+    done = state.next_index >= state.sequence.sampling.max_tokens and not state.sequence.inputs
     return "length" if done else None
 
 

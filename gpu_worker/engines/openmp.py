@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 _LIBRARY = "libiomp5.so"
-_SPINNING = {  # how long a thread spins at a barrier before it sleeps, unless the operator said
-    "KMP_BLOCKTIME": "1",  # milliseconds, of Intel's
-    "GOMP_SPINCOUNT": "4000",  # of libgomp, where the other is not to be had
+_SPINNING = {  # how long a thread spins at a barrier before it sleeps, unless the operator set it
+    "KMP_BLOCKTIME": "1",  # Intel's runtime: milliseconds
+    "GOMP_SPINCOUNT": "4000",  # libgomp, which is used where Intel's is not installed
 }
 
 

@@ -36,5 +36,5 @@ def has_bfloat16_matmul() -> bool:
 
 def _compute_dtype(stored: object, device: torch.device) -> torch.dtype:
     dtype = stored if isinstance(stored, torch.dtype) else torch.float32
-    imitated = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16_matmul())
-    return torch.float32 if device.type == "cpu" and imitated else dtype
+    emulated = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16_matmul())
+    return torch.float32 if device.type == "cpu" and emulated else dtype

@@ -48,12 +48,12 @@ class SequenceLimits:
             raise UnsupportedValue("the engine of this model serves no adapters", "model")
         lengths = [*map(len, sequence.inputs)] or [len(sequence.prompt)]
         longest = max(lengths)
-        prompt, more = len(sequence.prompt), sequence.sampling.max_tokens
+        prompt, max_new = len(sequence.prompt), sequence.sampling.max_tokens
         if sequence.inputs and longest > self.tokens:
             where = f"input[{lengths.index(longest)}]"
             raise InputTooLong(where, longest, self.tokens, "the model")
-        if not sequence.inputs and prompt + more > self.tokens:
-            raise ContextLengthExceeded(prompt, more, self.tokens, "the model")
+        if not sequence.inputs and prompt + max_new > self.tokens:
+            raise ContextLengthExceeded(prompt, max_new, self.tokens, "the model")
         if min(lengths) == 0:
             raise UnsupportedValue("an empty prompt or input has nothing to run on", "prompt")
         if sequence.sampling.grammar and not self.grammars:
@@ -65,7 +65,7 @@ class SequenceLimits:
         biased = [token for token, _ in sequence.sampling.logit_bias]
         for tokens in (sequence.prompt, sequence.generated, biased, *sequence.inputs):
             if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary):
-                wrong = next(t for t in tokens if not 0 <= t < self.vocabulary)
+                unknown = next(t for t in tokens if not 0 <= t < self.vocabulary)
                 raise TokenOutOfRange(
-                    wrong, self.vocabulary, "input" if sequence.inputs else "prompt"
+                    unknown, self.vocabulary, "input" if sequence.inputs else "prompt"
                 )

@@ -9,7 +9,7 @@ from gpu_worker.engines.engine_stats import EngineStats, StepPart
 
 @contextmanager
 def measure(stats: EngineStats, part: StepPart) -> Iterator[None]:
-    """Add the seconds that the block takes to `stats`, also if it raises."""
+    """Context manager that adds the seconds of its block to `stats`, also if the block raises."""
     started = perf_counter()
     try:
         yield

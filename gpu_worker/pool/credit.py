@@ -59,12 +59,12 @@ class Credit:
 
     @property
     def held(self) -> int:
-        """How many requests are held."""
+        """The number of held requests."""
         return len(self._requests)
 
     @property
     def free_sequences(self) -> int:
-        """How many sequences more would run at once now, never below zero."""
+        """The number of further sequences that would run at once now, never below zero."""
         return max(0, min(self.concurrency_limit, self.max_sequences) - self.held)
 
     @property

@@ -98,7 +98,7 @@ def _relative(outcome: Outcome, base: Outcome) -> float:
     return measures.tokens_per_second(outcome) / measures.tokens_per_second(base)
 
 
-THROUGHPUT = Figure("throughput", "throughput, of FCFS's", 0.99, "higher")
+THROUGHPUT = Figure("throughput", "throughput over FCFS's", 0.99, "higher")
 SCENARIOS = (
     Scenario(
         "b1-two",

@@ -138,10 +138,10 @@ def _is_quiet(spec: RequestSpec) -> bool:
 
 
 FIGURES = (
-    Figure("p99", "the nine's p99 to first token, s", known="FCFS 185; VTC 9.4; solo 0.46"),
-    Figure("over_solo", "that over solo", 1.5),
-    Figure("refused", "of the nine's refused", 0),
-    Figure("throughput", "throughput, of the best's", 0.93, "higher"),
+    Figure("p99", "quiet tenants' p99 to first token, s", known="FCFS 185; VTC 9.4; solo 0.46"),
+    Figure("over_solo", "that p99 over the one without the loud tenant", 1.5),
+    Figure("refused", "refused requests of quiet tenants", 0),
+    Figure("throughput", "throughput over the best system's", 0.93, "higher"),
 )
 SHARES = (
     Figure("ratio", "service of weight 4 over that of weight 1", known="Dynamo 1"),

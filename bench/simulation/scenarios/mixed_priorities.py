@@ -116,8 +116,8 @@ SCENARIOS = (
         "b4-rate",
         "B4: half interactive, half batch: the rate at 90 % on time",
         (
-            Figure("rate", "that rate, of the capacity", None, "higher"),
-            Figure("of_fcfs", "of FCFS's", 1.3, "higher"),
+            Figure("rate", "that rate over the capacity", None, "higher"),
+            Figure("of_fcfs", "that rate over FCFS's", 1.3, "higher"),
         ),
         attained,
     ),

@@ -170,7 +170,7 @@ FIGURES = (
     *(
         Figure(
             f"goodput_{level:g}",
-            f"goodput at {level:g} times the capacity, of FCFS's peak",
+            f"goodput at {level:g} times the capacity over FCFS's peak",
             0.97 if level == JUDGED else None,
             "higher",
             "unbounded FCFS 0.04; early reject 1.03" if level == JUDGED else "",
@@ -178,9 +178,9 @@ FIGURES = (
         )
         for level in LEVELS
     ),
-    Figure("on_time", f"at {JUDGED:g}: accepted and on time", 0.99, "higher"),
-    Figure("told", f"at {JUDGED:g}: p99 until who gets nothing is told so, ms", 10),
-    Figure("wasted", f"at {JUDGED:g}: tokens computed in vain", 0.02),
+    Figure("on_time", f"at {JUDGED:g}: accepted requests on time", 0.99, "higher"),
+    Figure("told", f"at {JUDGED:g}: p99 until a request without a token is told so, ms", 10),
+    Figure("wasted", f"at {JUDGED:g}: tokens computed for requests not on time", 0.02),
 )
 SCENARIOS = (
     Scenario("b3-poisson", "B3: overload, Poisson", FIGURES, _levels(ARENA, at_random)),

@@ -82,7 +82,7 @@ SCENARIOS = (
         "B5: Mooncake's conversations on 8 workers",
         (
             Figure("hits", "prompt tokens found in a cache", None, "higher", "single cache 0.348"),
-            Figure("of_best", "of a single cache's", 0.8, "higher"),
+            Figure("of_best", "that over a single cache's", 0.8, "higher"),
             Figure("load", "busiest worker over the mean", 1.25),
         ),
         measure,

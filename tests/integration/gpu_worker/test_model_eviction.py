@@ -182,7 +182,7 @@ def crashing_on(monkeypatch: pytest.MonkeyPatch, poison: str) -> None:
     prompt = list(poison.encode())
 
     def maybe_step(self: MockEngine) -> list[Output]:
-        if any(stream.sequence.prompt == prompt for stream in self._streams.values()):
+        if any(stream.sequence.prompt == prompt for stream in self._sequences.values()):
             raise RuntimeError("a kernel does not like this")
         return step(self)
 
