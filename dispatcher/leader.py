@@ -24,8 +24,8 @@ from dispatcher.estimate.ttl_set import TtlSet
 from dispatcher.queueing.fair_queue import service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.reconcile import dead_letters
-from dispatcher.reconcile.failover import CHECKPOINT_SECONDS, LeaderFailover
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
+from dispatcher.reconcile.leader_failover import CHECKPOINT_SECONDS, LeaderFailover
 from dispatcher.reconcile.queued_requests import IndexLost, QueuedReconciler
 from dispatcher.reconcile.requeue import Requeuer
 from dispatcher.workers.failure_detector import CHECK_SECONDS, FailureDetector

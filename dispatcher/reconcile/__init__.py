@@ -1,6 +1,6 @@
 """Keeps a leader's state equal to the broker's, over crashes, lost messages and new leaders.
 
-failover            restores the last checkpoint, replays the ledger, saves every five seconds
+leader_failover     restores the last checkpoint, replays the ledger, saves every five seconds
 checkpoint          what is saved of the tenants (pure)
 in_flight_requests  compares WORK with what is in flight: adopts, ends, removes
 queued_requests     compares REQUESTS with what is queued: has the index delivered again

@@ -1,6 +1,7 @@
 """The order of `millstream up`: starts all services, waits until ready, keeps and stops them."""
 
 import asyncio
+import json
 import os
 from functools import partial
 
@@ -145,6 +146,10 @@ async def _wait_until_ready(plan: LaunchPlan) -> None:
 
 
 async def _is_ready(plan: LaunchPlan) -> bool:
+    """Return True once the gateway is ready and knows a worker for each model."""
     host = plan.gateway_url.removeprefix("http://").rpartition(":")[0].strip("[]")
     answer = await health_probe.send_probe(host, plan.port, "/readyz", PROBE_SECONDS)
-    return answer is not None and answer.is_healthy
+    if answer is None or not answer.is_healthy:
+        return False
+    workers = json.loads(answer.text)["workers"]
+    return all(workers.get(model) for model in plan.models)

@@ -53,5 +53,5 @@ def test_the_two_commands_stream_tokens_of_a_real_model(tmp_path: Path) -> None:
         os.killpg(started.pid, signal.SIGINT)
         started.wait(30)
     events = [line for line in answer.splitlines() if line.startswith("data: ")]
+    assert len(events) > 10, answer
     assert events[-1] == "data: [DONE]"
-    assert len(events) > 10

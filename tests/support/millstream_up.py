@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,17 +104,9 @@ class MillstreamUp:
 
     def wait_until_ready(self) -> Self:
         """Wait until it says so."""
-        wait_until(lambda: self._ended() or self.is_ready(), READY_SECONDS)
-        assert self.is_ready(), self.output.read_text()
-        wait_until(lambda: "Millstream is ready" in self.output.read_text(), 5)
+        wait_until(lambda: self._ended() or self._says_ready(), READY_SECONDS)
+        assert self._says_ready(), self.output.read_text()
         return self
-
-    def is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
 
     def pids(self, word: str) -> list[int]:
         return [pid for pid in descendants(self.process.pid) if word in command_line(pid)]
@@ -125,6 +115,9 @@ class MillstreamUp:
         """SIGTERM, and the exit status; fails when it takes longer than anyone would wait."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(10)
+
+    def _says_ready(self) -> bool:
+        return "Millstream is ready" in self.output.read_text()
 
     def _ended(self) -> bool:
         return self.process.poll() is not None
