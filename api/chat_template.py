@@ -43,12 +43,13 @@ def render(
     tokens: Mapping[str, str],
     tools: Sequence[Tool] | None = None,
 ) -> str:
-    """Return the prompt text of a chat, up to where the assistant is to speak.
+    """Return a chat as the text of a prompt that ends where the assistant's answer is to begin.
 
-    `tokens` are the tokeniser's special tokens by name (`bos_token`, ...). `tools` and the calls in
-    messages have the shape that transformers expects: OpenAI's, but with arguments as an object.
-    Without a template the messages become a plain dialogue. Raises `BadRequest` with the template's
-    own words when it refuses the messages.
+    `template` is a Hugging Face chat template; None gives the plain dialogue of `render_plain`.
+    `tokens` has the tokeniser's special tokens by name (`bos_token`, ...). `tools`, and the calls
+    in messages, have the shape that transformers expects, which is OpenAI's with arguments as an
+    object. Raises `BadRequest` with the template's own words if the template refuses the messages
+    or fails on them.
     """
     if template is None:
         return render_plain(messages)
@@ -65,9 +66,10 @@ def render(
 
 
 def render_plain(messages: Sequence[Message]) -> str:
-    """Return the messages as a dialogue of `User:` and `Assistant:` lines.
+    """Return the messages as a dialogue of `User:` and `Assistant:` lines, ending in `Assistant:`.
 
-    A base model, which was not trained on chat turns, continues this form best.
+    Messages of other roles are written without a name before them. A base model, which was not
+    trained on chat turns, continues this form best.
     """
     return "".join(map(_plain_line, messages)) + f"{_SPEAKERS['assistant']}:"
 

@@ -16,7 +16,12 @@ _ERROR_TYPES = {
 
 
 def error_body(failure: MillstreamError) -> JsonBody:
-    """Return OpenAI's JSON body of an error; `param` is the path of the field at fault, or null."""
+    """Return the JSON body of an error response in OpenAI's shape.
+
+    `param` is the path of the field at fault, null if the error is not about one field.
+    `estimated_wait_ms` is added for a request that was refused because it would have waited too
+    long.
+    """
     return {
         "error": {
             "message": failure.message,
@@ -29,20 +34,29 @@ def error_body(failure: MillstreamError) -> JsonBody:
 
 
 def wait_estimate(failure: MillstreamError) -> JsonBody:
-    """Return `estimated_wait_ms`, if the request was refused for too long a wait; else empty."""
+    """Return `{"estimated_wait_ms": ...}` for an error that knows how long the request would wait.
+
+    Only a request that was refused for a long wait has such an error; for any other the result is
+    empty.
+    """
     wait = getattr(failure, "estimated_wait_seconds", None)
     return {} if wait is None else {"estimated_wait_ms": round(wait * 1000)}
 
 
 def error_type(status: int) -> str:
-    """Return the `type` that OpenAI's error bodies have for an HTTP status."""
+    """Return the `type` that OpenAI's error bodies have for an HTTP status.
+
+    Statuses without a name of their own give `invalid_request_error` below 500, else
+    `server_error`.
+    """
     return _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def error_fields(error: MillstreamError) -> JsonBody:
-    """Return `code`, `message` and, if the request may be tried again, `retry_after_ms`.
+    """Return the fields that describe an error in a WebSocket `error` frame.
 
-    `estimated_wait_ms` is there as well if the request was refused for too long a wait.
+    They are `code` and `message`; `retry_after_ms` if a retry may succeed; and `estimated_wait_ms`
+    if the request was refused because it would have waited too long.
     """
     fields: JsonBody = {"code": error.code, "message": error.message}
     if error.retry_after_seconds is not None:
@@ -51,7 +65,10 @@ def error_fields(error: MillstreamError) -> JsonBody:
 
 
 def retry_headers(error: MillstreamError) -> dict[str, str]:
-    """Return `Retry-After` in whole seconds, at least 1; empty if a retry makes no sense."""
+    """Return the header `Retry-After` for an error, in whole seconds and at least 1.
+
+    Empty if the error does not suggest a retry.
+    """
     if error.retry_after_seconds is None:
         return {}
     return {"Retry-After": str(max(1, math.ceil(error.retry_after_seconds)))}

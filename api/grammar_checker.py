@@ -12,10 +12,11 @@ MAX_CACHED = 256  # checked grammars whose result is kept
 
 
 class GrammarChecker:
-    """Checks grammars in one thread and caches the last `MAX_CACHED` results. `close` it.
+    """Checks, before a request is queued, whether workers can enforce the grammar that it asks for.
 
-    One thread bounds the CPU time that costly grammars take. The compiler releases Python's lock,
-    so the event loop goes on.
+    A grammar is compiled in the checker's one thread, which bounds the CPU time that costly
+    grammars take. The compiler releases Python's lock, so the event loop is not blocked. The last
+    `MAX_CACHED` results are kept. The owner must call `close` at the end.
     """
 
     def __init__(self) -> None:
@@ -23,13 +24,22 @@ class GrammarChecker:
         self._find_fault = lru_cache(MAX_CACHED)(_find_fault)
 
     async def check(self, requested: Grammar, field: str) -> None:
-        """Raise `BadGrammar`, naming the request's `field`, for a grammar no worker can follow."""
+        """Compile a grammar and raise `BadGrammar` with the reason if workers could not enforce it.
+
+        `field` is the request's field that held the grammar; the error names it. Waits until the
+        thread has compiled this grammar and those asked for before; cancelling stops the wait, not
+        a compilation that has begun.
+        """
         loop = asyncio.get_running_loop()
         if reason := await loop.run_in_executor(self._executor, self._find_fault, requested):
             raise BadGrammar(reason, field)
 
     def close(self) -> None:
-        """Stop the thread; checks that have not begun are cancelled. Idempotent."""
+        """Stop the thread and return at once. Idempotent.
+
+        A check that has begun goes on to its end in the thread; checks that have not begun are
+        cancelled.
+        """
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 

@@ -36,9 +36,9 @@ def chat_id(request_id: str) -> str:
 
 
 def body_head(answer_id: str, kind: str, created: int, model: str) -> JsonBody:
-    """Return the fields that a response, or each chunk of a stream, begins with.
+    """Return the fields with which a response body, or each chunk of a stream, begins.
 
-    `created` is in epoch seconds.
+    `answer_id` is the value of `id`, `kind` that of `object`; `created` is in epoch seconds.
     """
     return {"id": answer_id, "object": kind, "created": created, "model": model}
 
@@ -46,7 +46,10 @@ def body_head(answer_id: str, kind: str, created: int, model: str) -> JsonBody:
 def completion(
     request_id: str, model: str, created: int, choices: Sequence[JsonBody], usage: Usage
 ) -> JsonBody:
-    """Return the whole response body of /v1/completions; `created` is in epoch seconds."""
+    """Return the body of a /v1/completions response that is not streamed.
+
+    `choices` are from `completion_choice`; `created` is in epoch seconds.
+    """
     head = body_head(completion_id(request_id), "text_completion", created, model)
     return {**head, "choices": choices, "usage": usage}
 
@@ -54,7 +57,10 @@ def completion(
 def chat_completion(
     request_id: str, model: str, created: int, choices: Sequence[JsonBody], usage: Usage
 ) -> JsonBody:
-    """Return the whole response body of /v1/chat/completions; `created` is in epoch seconds."""
+    """Return the body of a /v1/chat/completions response that is not streamed.
+
+    `choices` are from `chat_choice`; `created` is in epoch seconds.
+    """
     head = body_head(chat_id(request_id), "chat.completion", created, model)
     return {**head, "choices": choices, "usage": usage}
 
@@ -62,7 +68,10 @@ def chat_completion(
 def completion_choice(
     index: int, text: str, reason: FinishReason, logprobs: Logprobs | None = None
 ) -> JsonBody:
-    """Return one entry of `choices` of /v1/completions."""
+    """Return one entry of `choices` of a /v1/completions response.
+
+    `index` is the choice's place in that list. `logprobs` None gives null in the entry.
+    """
     return {
         "index": index,
         "text": text,
@@ -78,9 +87,10 @@ def chat_choice(
     logprobs: Logprobs | None = None,
     calls: Sequence[ToolCall] = (),
 ) -> JsonBody:
-    """Return one entry of `choices` of /v1/chat/completions.
+    """Return one entry of `choices` of a /v1/chat/completions response.
 
-    With `calls` an empty text becomes null, and `stop` becomes the reason `tool_calls`.
+    `index` is the choice's place in that list. `logprobs` None gives null in the entry. If there
+    are `calls`, an empty text becomes null, and the finish reason `stop` becomes `tool_calls`.
     """
     message: JsonBody = {"role": "assistant", "content": text, "refusal": None}
     if calls:
@@ -100,17 +110,19 @@ def tool_call(call: ToolCall) -> JsonBody:
 
 
 def choose_finish_reason(calls: object, reason: FinishReason) -> FinishReason:
-    """Return `tool_calls` for an answer that called tools and stopped by itself, else `reason`.
+    """Return `tool_calls` if the answer has tool calls and its reason is `stop`, else `reason`.
 
-    An answer that was cut short says so even if it has called a tool.
+    An answer that was cut at its token limit keeps `length`, even if it has called a tool. `calls`
+    may be any value that is true if there are calls.
     """
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
-    """Return the usage of all choices together; `choices` is the number of them for each prompt.
+    """Return the token counts of a whole response, summed over its choices.
 
-    `usages` are in order of the prompts. A prompt's tokens count once, however many choices it has.
+    `usages` has one entry per choice, in the order of the prompts, and `choices` is the number of
+    choices for each prompt. The tokens of a prompt count once, however many choices it has.
     """
     if len(usages) == 1:
         return usages[0]
@@ -162,10 +174,11 @@ def embeddings(
     prompt_tokens: int,
     encoding: Literal["float", "base64"] = "float",
 ) -> Iterator[bytes]:
-    """Yield the JSON of /v1/embeddings in parts, one per vector, as `iterate_list_json` does.
+    """Return an iterator over the JSON body of /v1/embeddings, in parts of at most one vector each.
 
-    `vectors` are rows of little-endian float32. Encoding them all at once would block the event
-    loop for long, so the caller should yield to the loop between parts.
+    The parts joined are the body, as with `iterate_list_json`. `vectors` are rows of little-endian
+    float32. Each part is encoded when it is asked for. Encoding a large body in one go would block
+    the event loop, so the caller should let the loop run between parts.
     """
     encode = _encode_base64 if encoding == "base64" else unpack_floats
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
@@ -177,9 +190,10 @@ def embeddings(
 
 
 def iterate_list_json(head: JsonBody, name: str, items: Iterable[JsonBody]) -> Iterator[bytes]:
-    """Yield the JSON of `head` with a list of `items` under `name`, in parts of one item each.
+    """Yield a JSON object in parts: the fields of `head`, then a list of `items` under `name`.
 
-    The first part is the JSON of `head` up to the list, the last one closes it.
+    The first part goes up to the begin of the list, each further one holds one item, and the last
+    one closes list and object. Each item is encoded when its part is asked for.
     """
     yield orjson.dumps(head)[:-1] + f',"{name}":['.encode()
     for number, item in enumerate(items):
@@ -188,7 +202,10 @@ def iterate_list_json(head: JsonBody, name: str, items: Iterable[JsonBody]) -> I
 
 
 def classification_head(request_id: str, model: str, created: int, usage: Usage) -> JsonBody:
-    """Return the response body of /v1/classify without `data`; `created` is in epoch seconds."""
+    """Return the body of a /v1/classify response without its list `data`.
+
+    `created` is in epoch seconds.
+    """
     return {
         "id": f"classify-{request_id}",
         "object": "list",
@@ -199,9 +216,10 @@ def classification_head(request_id: str, model: str, created: int, usage: Usage)
 
 
 def classification(index: int, row: bytes, labels: Sequence[str]) -> JsonBody:
-    """Return one entry of `data` of /v1/classify, in vLLM's shape.
+    """Return one entry of `data` of a /v1/classify response, in vLLM's shape.
 
-    `row` holds a probability for each of `labels`, as little-endian float32.
+    `index` is the place of the input in the request. `row` has a probability for each of `labels`,
+    in their order, as little-endian float32; the entry's label is the likeliest one.
     """
     probs = unpack_floats(row)
     likeliest = max(range(len(probs)), key=probs.__getitem__)
@@ -214,17 +232,18 @@ def classification(index: int, row: bytes, labels: Sequence[str]) -> JsonBody:
 
 
 def rerank_head(request_id: str, model: str, usage: Usage) -> JsonBody:
-    """Return the response body of /v1/rerank without its `results`."""
+    """Return the body of a /v1/rerank response without its list `results`."""
     return {"id": f"rerank-{request_id}", "model": model, "usage": usage}
 
 
 def rank_documents(
     rows: Sequence[bytes], documents: Sequence[str] | None, top_n: int | None
 ) -> Iterator[JsonBody]:
-    """Yield the entries of `results` of /v1/rerank: the `top_n` best, the best first.
+    """Yield the entries of `results` of a /v1/rerank response, the highest score first.
 
-    `rows` hold one score each, as little-endian float32. A `top_n` of None or 0 means all. Each
-    entry has its document's text if `documents` are given. Equal scores keep their order.
+    `rows` has one score for each document, as little-endian float32. At most `top_n` entries are
+    yielded; None or 0 means all. An entry has the document's text if `documents` are given.
+    Documents of equal score keep their order in the request.
     """
     scores = [unpack_floats(row)[0] for row in rows]
     order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
@@ -238,7 +257,10 @@ def _encode_base64(vector: bytes) -> str:
 
 
 def unpack_floats(vector: bytes) -> list[float]:
-    """Return the numbers of a row of little-endian float32."""
+    """Return the numbers in a row of little-endian float32.
+
+    Raises `ValueError` if the number of bytes is not a multiple of 4.
+    """
     numbers = array("f", vector)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -246,9 +268,10 @@ def unpack_floats(vector: bytes) -> list[float]:
 
 
 def model_card(model: Model, workers: int, name: str | None = None) -> JsonBody:
-    """Return a model's entry of /v1/models, under `name` if it is listed by an alias.
+    """Return a model's entry in the list of /v1/models.
 
-    `workers` is the number of workers that serve it now.
+    `workers` is the number of workers that serve the model now. `name` is the alias under which it
+    is listed; None lists it under its own name.
     """
     return {
         "id": name or model.name,
@@ -264,11 +287,15 @@ def model_card(model: Model, workers: int, name: str | None = None) -> JsonBody:
 
 
 def adapter_card(model: Model, workers: int, adapter: Adapter, name: str | None = None) -> JsonBody:
-    """Return an adapter's entry of /v1/models, with its base model as `parent`, as vLLM has it."""
+    """Return a LoRA adapter's entry in the list of /v1/models, in vLLM's shape.
+
+    `model` is its base model, which the entry names as `parent`. `workers` is the number of workers
+    that serve the base model now. `name` replaces the adapter's own id in the entry if given.
+    """
     entry = model_card(model, workers, name or adapter.id)
     return entry | {"created": adapter.created, "parent": model.name}
 
 
 def model_list(cards: Iterable[JsonBody]) -> JsonBody:
-    """Return the response body of /v1/models."""
+    """Return the body of a /v1/models response from the entries of models and adapters."""
     return {"object": "list", "data": list(cards)}

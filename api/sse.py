@@ -20,20 +20,25 @@ _TEXT_SLOT = "\0"  # stands for the text in the event that is encoded once
 
 
 def encode_event(body: JsonBody) -> bytes:
-    """Return the server-sent event whose data is `body`."""
+    """Return the bytes of a server-sent event whose data is `body` as JSON."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def error_event(failure: MillstreamError) -> bytes:
-    """Return the last event of a stream that failed after it had begun."""
+    """Return the event with which a stream ends that fails after its headers were sent.
+
+    Its data is the same body that an error response would have.
+    """
     return encode_event(error_bodies.error_body(failure))
 
 
 class ChoiceEvents(ABC):
-    """Encodes the events of one choice, to be called in the order `opening`, `text`..., `finish`.
+    """Encodes the server-sent events of one choice, that is, of one of the `n` answers to a prompt.
 
-    `usage` and `DONE` follow once all choices have finished. With `include_usage` each event before
-    `usage` has `"usage": null`, as OpenAI's do.
+    All methods return bytes and send nothing. Call `opening` first, `text` for each piece of the
+    answer, and `finish` at its end. When all choices have finished, `usage` follows if the client
+    asked for it, and then `DONE`. With `include_usage`, every other event has `"usage": null`, as
+    OpenAI's have.
     """
 
     def __init__(self, head: JsonBody, index: int, include_usage: bool) -> None:
@@ -46,22 +51,26 @@ class ChoiceEvents(ABC):
         self._characters = 0
 
     def opening(self) -> bytes:
-        """Return the event before the first text; empty if the endpoint has none."""
+        """Return the event to send before the first text; empty if the endpoint has none."""
         return b""
 
     def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
-        """Return the event of the next tokens; their text may be empty."""
+        """Return the event for the next tokens of the answer.
+
+        `text` is their text, which may be empty. `logprobs` has one entry per token; None if the
+        client did not ask for log probabilities.
+        """
         self._characters += len(text)
         if logprobs is None:
             return self._before + orjson.dumps(text) + self._after
         return self._event(self._content(text), logprobs=self._logprobs(text, logprobs))
 
     def finish(self, reason: FinishReason) -> bytes:
-        """Return the choice's last event, which has the finish reason and no text."""
+        """Return the last event of this choice, which has the finish reason and no text."""
         return self._event(self._last_content(), reason=reason)
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the event with the usage and no choices, for clients that asked for it."""
+        """Return the event with the whole response's token counts and no choices."""
         return encode_event({**self._head, "choices": [], "usage": usage})
 
     def _event(
@@ -130,7 +139,11 @@ class ChatEvents(ChoiceEvents):
 
 
 class ToolCallEvents(ChatEvents):
-    """Events of a chat choice whose tool calls `parser` takes out of the text."""
+    """Events of a chat choice in whose text `parser` finds tool calls.
+
+    Calls are sent as `tool_calls` and do not appear in the text. Text that may be the begin of a
+    call is held back until that is certain, so an event can be empty or hold more than its piece.
+    """
 
     def __init__(
         self,
@@ -145,9 +158,17 @@ class ToolCallEvents(ChatEvents):
         self._parser = parser
 
     def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
+        """Return the events for all text and calls that are certain after this piece; may be empty.
+
+        Log probabilities are sent with their piece, even while its text is held back.
+        """
         return self._encode_delta(self._parser.push(text), logprobs)
 
     def finish(self, reason: FinishReason) -> bytes:
+        """Return events for the text and calls held back so far, and then the choice's last event.
+
+        The finish reason `stop` becomes `tool_calls` if the answer has called a tool.
+        """
         rest = self._encode_delta(self._parser.finish())
         return rest + super().finish(
             openai_bodies.choose_finish_reason(self._parser.call_count, reason)

@@ -29,7 +29,11 @@ MAX_LOADED = 8
 
 
 class EncodedPair(NamedTuple):
-    """Token ids of two texts as one sequence; `split` is the index where the second one begins."""
+    """Token ids of a query and a text as one sequence, joined as the model takes pairs.
+
+    `split` is the index in `tokens` where the second text begins. It is the length of `tokens` for
+    a model that does not mark which of the two texts a token belongs to.
+    """
 
     tokens: list[int]
     split: int
@@ -41,29 +45,41 @@ class Tokenizer(Protocol):
     special_tokens: Mapping[str, str]  # by name: `bos_token`, `eos_token`, ...
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Return the token ids of each text.
+        """Return the token ids of each text, in the order of `texts`.
 
-        `special` adds the tokens that the model wants around a text (such as BOS).
+        If `special` is True, the special tokens that the model expects around a text (such as BOS)
+        are added.
         """
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[EncodedPair]:
-        """Return the query paired with each text, joined as the model was trained on pairs."""
+        """Return one sequence for each text, which holds the query and then that text.
+
+        The two are joined with the special tokens of a pair, as the model was trained on pairs.
+        """
 
 
 class ByteTokenizer:
-    """Tokens are UTF-8 bytes: for the mock engine, and for models registered without tokeniser."""
+    """Turns a text into its UTF-8 bytes, one token id (0..255) for each byte.
+
+    Used for the mock engine and for models that were registered without a tokeniser.
+    """
 
     special_tokens: Mapping[str, str] = {}
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """Return the UTF-8 bytes of each text as token ids; `special` changes nothing."""
         return [list(text.encode()) for text in texts]
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[EncodedPair]:
+        """Return the bytes of the query and each text, with nothing between the two."""
         return [EncodedPair(list((query + text).encode()), len(query.encode())) for text in texts]
 
 
 class FileTokenizer:
-    """The tokeniser in a version's tokenizer.json, without its truncation and padding."""
+    """The tokeniser in `content`, the bytes of a model version's tokenizer.json.
+
+    Truncation and padding that the file asks for are switched off, so every text is encoded whole.
+    """
 
     def __init__(self, content: bytes, special_tokens: Mapping[str, str]) -> None:
         self.special_tokens = special_tokens
@@ -81,7 +97,12 @@ class FileTokenizer:
 
 
 class TokenizerCache:
-    """Cache of tokenisers by model version: the `capacity` last used are kept. `close` it."""
+    """Loads and runs the tokenisers of model versions without blocking the event loop for long.
+
+    The `capacity` last used ones are kept; another one is loaded again when it is asked for. Up to
+    `INLINE_CHARACTERS` characters are encoded on the event loop, more in a thread. The owner must
+    call `close` at the end.
+    """
 
     def __init__(self, capacity: int = MAX_LOADED) -> None:
         self._capacity = capacity
@@ -90,21 +111,31 @@ class TokenizerCache:
         self._long_executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-long")
 
     def close(self) -> None:
-        """Stop the threads; work that has begun is finished but not waited for. Idempotent."""
+        """Stop the threads and return at once. Idempotent.
+
+        Loading or encoding that has begun goes on to its end in its thread; what has not begun is
+        cancelled.
+        """
         self._short_executor.shutdown(wait=False, cancel_futures=True)
         self._long_executor.shutdown(wait=False, cancel_futures=True)
 
     async def warm(self, model: Model, version: Version) -> None:
-        """Load a version's tokeniser into the cache, so that no request has to wait for it.
+        """Load a version's tokeniser into the cache and return once it is there.
 
-        Raises `ArtifactChanged` if its files are missing here or are not the registered ones.
+        The first request for the version then need not wait for it. Raises `ArtifactChanged` if a
+        file is missing on this machine or differs from the registered one; the next call tries
+        again.
         """
         await self._get(model, version)
 
     async def encode_texts(
         self, model: Model, version: Version, texts: Sequence[str]
     ) -> list[list[int]]:
-        """Return the token ids of each text, with the special tokens that the model wants."""
+        """Return the token ids of each text, with the special tokens that the model expects.
+
+        The version's tokeniser is loaded first if it is not in the cache. Raises `ArtifactChanged`
+        if its files are missing on this machine or differ from the registered ones.
+        """
         tokenizer = await self._get(model, version)
         size = sum(map(len, texts))
         return await self._run(size, lambda: tokenizer.encode(texts, special=True))
@@ -112,7 +143,11 @@ class TokenizerCache:
     async def encode_pairs(
         self, model: Model, version: Version, query: str, texts: Sequence[str]
     ) -> list[EncodedPair]:
-        """Return the token ids of the query paired with each text."""
+        """Return one sequence of token ids for each text: the query, then that text.
+
+        The version's tokeniser is loaded first if it is not in the cache. Raises `ArtifactChanged`
+        if its files are missing on this machine or differ from the registered ones.
+        """
         tokenizer = await self._get(model, version)
         size = sum(map(len, texts)) + len(texts) * len(query)
         return await self._run(size, lambda: tokenizer.encode_pairs(query, texts))
@@ -124,10 +159,13 @@ class TokenizerCache:
         messages: Sequence[chat_template.Message],
         tools: Sequence[chat_template.Tool] | None = None,
     ) -> list[int]:
-        """Return the token ids of a chat by the model's template, up to where the assistant speaks.
+        """Return the token ids of a chat as a prompt that ends where the answer is to begin.
 
-        A template writes the special tokens itself, as Hugging Face's do; only our plain dialogue
-        leaves them to the tokeniser. Raises `BadRequest` when the template refuses the messages.
+        The model's chat template makes the prompt and writes the special tokens itself, as Hugging
+        Face's templates do. A model without a template gets a plain dialogue, to which the
+        tokeniser adds the special tokens. Raises `BadRequest` if the template refuses the messages,
+        and `ArtifactChanged` if the tokeniser's files are missing on this machine or differ from
+        the registered ones.
         """
         tokenizer = await self._get(model, version)
 
@@ -187,9 +225,11 @@ def _to_encoded_pair(encoding: tokenizers.Encoding) -> EncodedPair:
 
 
 def check_token_ids(model: Model, tokens: Sequence[int], field: str) -> None:
-    """Raise `TokenOutOfRange` for the first id that is not in the model's vocabulary.
+    """Raise `TokenOutOfRange` if one of `tokens` is not an id of the model's vocabulary.
 
-    Raises `UnsupportedValue` for a model without tokeniser: what its ids mean is not known here.
+    The error names the first such id and `field`, the part of the request that held the ids. Raises
+    `UnsupportedValue` for a model that was registered without a tokeniser, since its vocabulary is
+    not known here; only texts can be sent to such a model.
     """
     if not model.has_tokenizer:
         raise UnsupportedValue(
@@ -202,9 +242,11 @@ def check_token_ids(model: Model, tokens: Sequence[int], field: str) -> None:
 
 
 def load_tokenizer(model: Model, version: Version) -> Tokenizer:
-    """Load a version's tokeniser from its verified files. Slow: call it in a thread.
+    """Read a version's tokeniser from its files, check them against the registry, and return it.
 
-    Raises `ArtifactChanged` if a file is missing here or is not the registered one.
+    Slow (0.9 s for Gemma's), so call it in a thread. The mock engine, and a model registered
+    without a tokeniser, get a `ByteTokenizer`, for which nothing is read. Raises `ArtifactChanged`
+    if a file is missing on this machine or differs from the registered one.
     """
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()

@@ -20,7 +20,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a function: its name, and its arguments as the text of a JSON object.
+    """A function call that a model wrote: the name, and the arguments as the text of a JSON object.
 
     The client sends the function's result back under `id`.
     """
@@ -32,16 +32,18 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ParsedDelta:
-    """Output of the parser that is certain by now: text for the client, and whole calls."""
+    """New output of a `ToolParser`: text to show to the client, and complete tool calls."""
 
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
 
 def parse_calls(body: str) -> list[ToolCall]:
-    """Return the calls in `body`: objects with `name` and `arguments`, in a list or in a row.
+    """Return the calls in `body`: one or more JSON objects with `name` and `arguments`.
 
-    `parameters` is Llama's word for `arguments`. Raises `ValueError` for anything else.
+    The objects may be in a list or follow one another. `parameters`, Llama's word, is taken for
+    `arguments`. The calls have no ids yet. Raises `ValueError` for text of any other form, and if
+    there is no call.
     """
     calls = [_to_call(value) for value in _iterate_values(body)]
     if not calls:
@@ -82,11 +84,12 @@ def _build_call(name: object, arguments: object) -> ToolCall:
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """The form in which a model writes tool calls.
+    """The form in which a model writes tool calls into its text.
 
-    `begin` marks a call, or the first of several; without `end` the calls go on to the end of the
-    text. A text that begins with one of the characters in `bare_starts` consists of calls alone.
-    `parse` turns what stands between the marks into calls, or raises `ValueError`.
+    `begin` is the marker before a call, or before the first of several. `end` is the marker after
+    it; if it is empty, the calls go on to the end of the text. A text that begins with one of the
+    characters in `bare_starts` consists of calls alone, without a marker. `parse` turns what stands
+    between the markers into calls, and raises `ValueError` if it is not well formed.
     """
 
     begin: str = ""
@@ -102,7 +105,11 @@ FORCED_CALLS = ToolCallFormat(bare_starts="[")  # a list of calls and nothing el
 
 
 def detect_format(template: str | None) -> ToolCallFormat | None:
-    """Return how a model with this chat template writes calls; None if that is not known here."""
+    """Return the format in which a model with this chat template writes tool calls.
+
+    None if the template is None or does not handle tools, or if its format is none of the known
+    ones (Hermes, Mistral, Llama).
+    """
     if template is None or not re.search(r"\btools\b", template):
         return None
     if any(marker in template for marker in _XML_MARKERS):
@@ -113,15 +120,21 @@ def detect_format(template: str | None) -> ToolCallFormat | None:
 
 
 def forced_function_format(name: str) -> ToolCallFormat:
-    """Return the format of one forced call of the function `name`: the text is its arguments."""
+    """Return the format for an answer that must be one call of the function `name`.
+
+    A grammar constrains such an answer to the function's arguments, so its whole text is their
+    JSON.
+    """
     return ToolCallFormat(bare_starts="{", parse=lambda body: [_build_call(name, json.loads(body))])
 
 
 class ToolParser:
-    """Separates text and calls of a stream; the joined output does not depend on the pieces' cuts.
+    """Separates the text and the tool calls of one streamed answer.
 
-    White space before a call is dropped. Without `parallel` only the first call is returned. Ids
-    are derived from `request_id`, so that an answer that is read again has the same ids.
+    Give each piece of the answer to `push`, and call `finish` at its end. However the answer is cut
+    into pieces, the texts joined and the calls are the same. White space before a call is dropped.
+    If `parallel` is False, only the first call is returned. The ids of calls are derived from
+    `request_id`, so an answer that is read again has the same ids.
     """
 
     def __init__(self, call_format: ToolCallFormat, request_id: str, parallel: bool = True) -> None:
@@ -133,7 +146,10 @@ class ToolParser:
         self.call_count = 0
 
     def push(self, text: str) -> ParsedDelta:
-        """Take the next piece of the text; return the text and calls that are certain by now."""
+        """Take the next piece of the answer; return the text and calls that are certain by now.
+
+        Text that may be the begin of a call, and a call that is not complete, are held back.
+        """
         self._buffer += text
         found = ParsedDelta()
         while more := self._scan_text() if self._opening is None else self._scan_call():
@@ -141,7 +157,10 @@ class ToolParser:
         return found
 
     def finish(self) -> ParsedDelta:
-        """Return what was still held back. A call without its end marker counts if it is whole."""
+        """Return the text and calls that were held back, at the end of the answer.
+
+        A call whose end marker is missing is returned as a call if it is complete, else as text.
+        """
         rest, self._buffer = self._buffer, ""
         if self._opening is not None:
             return self._parse_body(rest, "")

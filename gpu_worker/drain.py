@@ -15,17 +15,21 @@ log = structlog.get_logger()
 
 
 class DrainReport(NamedTuple):
-    """Counts of the requests held when the drain began: finished here, and handed over."""
+    """Counts of the requests that a worker held when its drain began, by what became of them.
+
+    `finished` ended on this worker; `handed_over` were returned to the broker for other workers.
+    """
 
     finished: int = 0
     handed_over: int = 0
 
 
 class DrainController:
-    """The worker's drain deadline; `started` is set once there is one.
+    """The drain deadline of one worker process; `started` is set once there is a deadline.
 
-    Of several deadlines the soonest counts. An operator's drain request gets two replies: the
-    seconds left as soon as it arrives, and the `DrainReport` when the worker is empty.
+    The process's stop signal and operators' requests each set a deadline, of which the soonest
+    counts. An operator's drain request gets two replies: the seconds left as soon as the request
+    arrives, and the `DrainReport` when the worker is empty.
     """
 
     def __init__(self, broker: Broker, worker: str) -> None:
@@ -35,27 +39,38 @@ class DrainController:
         self._reply_subjects: list[str] = []
 
     async def listen(self) -> None:
-        """Subscribe to drain requests until the connection closes. Raises `BrokerUnavailable`."""
+        """Subscribe to operators' drain requests, until the connection closes.
+
+        Returns once subscribed. Raises `BrokerUnavailable` if the broker does not confirm the
+        subscription.
+        """
         await self._broker.subscribe(subjects.drain(self._worker), self._on_drain)
 
     async def drain_on_stop(self, stop: asyncio.Event, seconds: float) -> None:
-        """Wait for `stop`, then start a drain that ends within `seconds`."""
+        """Wait until `stop` is set, then start a drain that ends within `seconds`, and return.
+
+        Returns without waiting for the drain's end. Cancelling this before `stop` is set starts no
+        drain.
+        """
         await stop.wait()
         self.start_within(seconds)
 
     def start_within(self, seconds: float) -> None:
-        """Start draining now, to end within `seconds`, or sooner if an earlier call said so."""
+        """Start a drain that has to end within `seconds` from now; returns at once.
+
+        While a drain is under way, this can only move its deadline to an earlier time.
+        """
         self._deadline = min(self._deadline, asyncio.get_running_loop().time() + seconds)
         self.started.set()
 
     def seconds_left(self) -> float:
-        """Return the seconds until the deadline: never below zero, infinite without a drain."""
+        """Return the seconds until the deadline: never below zero, infinite before a drain."""
         return max(0.0, self._deadline - asyncio.get_running_loop().time())
 
     async def send_report(self, report: DrainReport) -> None:
-        """Send the report to every operator who asked for the drain.
+        """Send the report to every operator who has asked for the drain.
 
-        Best effort: without a broker it is only logged that the report was not sent.
+        Best effort: if the broker is unavailable, that is logged and nothing is raised.
         """
         payload = json.dumps(report._asdict()).encode()
         try:

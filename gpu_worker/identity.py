@@ -9,7 +9,11 @@ from streams.subjects import Priority
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """A worker's id, the model version that it serves, the token log shards and latency goals."""
+    """One worker as the server of one model version; the fields are what it reports of itself.
+
+    `worker` is the worker's id, `shards` the number of streams over which token logs are spread,
+    and `goals` the model's wanted time to first token for each priority that has one.
+    """
 
     model: str
     version: str

@@ -43,22 +43,26 @@ RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second
 
 
 class EngineStatsCollector(Collector):
-    """Exports the counters of the loaded engines, read from `EngineStats` at each scrape.
+    """Prometheus collector that exports the counters of the loaded engines at each scrape.
 
-    A new engine of a model begins at zero.
+    The values are read from each engine's `EngineStats`. Counters of a model version restart at
+    zero when it gets a new engine.
     """
 
     def __init__(self) -> None:
         self._stats: dict[tuple[str, str], EngineStats] = {}
 
     def set_stats(self, model: str, version: str, stats: EngineStats | None) -> None:
-        """Export `stats` for this model version from now on; None: export nothing for it."""
+        """Export `stats` for this model version from now on, in place of earlier ones.
+
+        None means that the version has no engine: nothing is exported for it.
+        """
         self._stats.pop((model, version), None)
         if stats:
             self._stats[model, version] = stats
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families as of now; called by prometheus_client."""
+        """Yield all metric families with their present values; prometheus_client calls this."""
         engines = self._stats.copy()
         for name, (help_text, field) in _COUNTERS.items():
             family = CounterMetricFamily(f"millstream_worker_{name}", help_text, labels=_POOL)
@@ -100,7 +104,11 @@ REGISTRY.register(ENGINE_STATS)
 
 
 def observe_finished(finished: FinishedRequest) -> None:
-    """Count one ended request: its outcome, tokens, adapter and seconds per stage."""
+    """Add one request that has ended to the counters; call it once per request.
+
+    Counts its outcome, its prompt, completion and cached tokens, its adapter, and the seconds that
+    it spent in each stage.
+    """
     record = finished.record
     FINISHED.labels(record.model, record.outcome).inc()
     TOKENS.labels(record.model, "prompt").inc(record.prompt_tokens)
@@ -122,7 +130,7 @@ def _adapter_label(model: str, adapter: str) -> str:
 
 
 def observe_heartbeat(beat: Heartbeat) -> None:
-    """Set the gauges of one model version from its heartbeat: credit, batch fill, tokens/s."""
+    """Set the gauges of a heartbeat's model version: free capacity, batch fill ratio, tokens/s."""
     labels = beat.model, beat.version
     FREE_SEQUENCES.labels(*labels).set(beat.free_sequences)
     FREE_TOKENS.labels(*labels).set(beat.free_tokens)

@@ -37,9 +37,16 @@ T = TypeVar("T")
 
 
 async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Serve the configured models until `stop` is set or a drain is requested, then drain.
+    """Run the worker service: load the configured models and serve them until drained.
 
-    A drain that begins while models are still loading ends the service without waiting for them.
+    The drain (nothing new is accepted; requests are finished or left to other workers) begins when
+    `stop` is set or an operator asks for it, and this returns when it is over. A drain that begins
+    while models are still loading ends the service without waiting for them.
+
+    Raises `ModelNotFound` for a model that is not registered within a minute, `DoesNotFit` for one
+    that is larger than the memory, and the error of a model that cannot be loaded at the start.
+    Raises `EngineCrashed` or `EngineHung`, in an exception group, when a failed engine has to end
+    the process.
     """
     if settings.metrics_port:
         start_http_server(settings.metrics_port)

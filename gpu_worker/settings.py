@@ -9,7 +9,7 @@ from streams.subjects import ANY
 
 
 class WorkerSettings(ServiceSettings):
-    """Settings of a worker: models to serve, batch and memory limits, heartbeat and ack times."""
+    """Settings of one worker process: models, batch and memory limits, heartbeat and ack times."""
 
     model: tuple[str, ...] = Field(
         min_length=1, description="registered model to serve, NAME or NAME@VERSION; repeatable"

@@ -27,7 +27,7 @@ SHORT_DIGEST = 12
 
 
 class ArtifactError(MillstreamError):
-    """A file of a version is at fault; `path` is relative to the version's directory."""
+    """A file of a model version is at fault; `path` is relative to the version's directory."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -35,18 +35,18 @@ class ArtifactError(MillstreamError):
 
 
 class ArtifactRefused(ArtifactError):
-    """A version must not have this file, or the file lacks something that it must say."""
+    """A model version must not have this file, or the file lacks something that it must contain."""
 
 
 class ArtifactChanged(ArtifactError):
-    """The files are not those that were registered; `path` is the first that differs."""
+    """The files are not those that were registered; `path` is the first one that differs."""
 
 
 def hash_files(directory: Path) -> dict[str, str]:
-    """Return the sha256 (hex) of every file of a version by relative path, in order of path.
+    """Return the sha256 (hex) of every file of a model version, by relative path in order of path.
 
     Documentation and hidden files are left out. Raises `ArtifactRefused` for a file that must not
-    be there. Reads every byte: call it in a thread.
+    be there, such as a pickle, a script or a symbolic link. Reads every byte: call it in a thread.
     """
     root = _resolve_root(directory)
     paths = sorted(_walk_files(root))
@@ -58,10 +58,11 @@ def hash_files(directory: Path) -> dict[str, str]:
 
 
 def verify_files(directory: Path, files: Mapping[str, str]) -> None:
-    """Check that `directory` holds exactly `files` (sha256 by path); documentation may differ.
+    """Check that a directory holds exactly `files`, given as sha256 (hex) by relative path.
 
-    Raises `ArtifactChanged` for the first file that differs, `ArtifactRefused` for a file that must
-    not be there. Reads every byte: call it in a thread.
+    Documentation and hidden files may differ. Raises `ArtifactChanged` for the first file that is
+    missing, new or changed, and `ArtifactRefused` for a file that must not be there. Reads every
+    byte: call it in a thread.
     """
     for path in files:
         _check_relative(path)
@@ -71,9 +72,10 @@ def verify_files(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def read_verified(directory: Path, path: str, sha256: str) -> bytes:
-    """Return the content of a registered file.
+    """Return the content of a registered file; `path` is relative to `directory`.
 
-    Raises `ArtifactChanged` if it is missing or its sha256 (hex) is another by now.
+    Raises `ArtifactChanged` if the file is missing or no longer has this sha256 (hex), and
+    `ArtifactRefused` if the path leads out of the directory or to a hidden file.
     """
     _check_relative(path)
     try:
@@ -85,13 +87,16 @@ def read_verified(directory: Path, path: str, sha256: str) -> bytes:
 
 
 def combine_digests(files: Mapping[str, str]) -> str:
-    """Return one sha256 (hex) over all files and their paths, independent of their order."""
+    """Return one sha256 (hex) over all files' digests and paths, whatever their order."""
     lines = "".join(f"{files[path]}  {path}\n" for path in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raises `ArtifactRefused` if it is not JSON."""
+    """Return the content of a JSON file; raises `ArtifactRefused` if it is not JSON.
+
+    Raises OSError if the file cannot be read.
+    """
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -37,7 +37,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class KvEntry:
-    """A key's newest value or, if `value` is None, its deletion."""
+    """One change of a key in a bucket: its new value or, if `value` is None, its deletion.
+
+    `revision` is the change's sequence in the bucket's stream.
+    """
 
     key: str
     revision: int
@@ -45,11 +48,11 @@ class KvEntry:
 
 
 class KvView(Generic[T]):
-    """The decoded values of a bucket by key; they stay unchanged while the broker is unreachable.
+    """In-memory copy of a NATS KV bucket: the decoded values by key, looked up without waiting.
 
-    `open` starts a task that keeps them current; `close` ends it. A value that cannot be decoded
-    (ValueError) is left out and logged, so that one bad record, or one of a newer release, does not
-    affect the others.
+    `open` starts a task that keeps the values current, and `close` ends it. While the broker is
+    unreachable, the values stay as they are. A value that `decode` cannot read (ValueError) is left
+    out and logged, so that one bad record, or one of a newer release, does not affect the others.
     """
 
     def __init__(self, broker: Broker, name: str, decode: Decode[T], replicas: int) -> None:
@@ -66,13 +69,16 @@ class KvView(Generic[T]):
 
     @property
     def values(self) -> Mapping[str, T]:
-        """The current values; look them up, but do not keep the mapping: a reload replaces it."""
+        """The current values by key.
+
+        Look values up, but do not keep the mapping: a reload replaces it.
+        """
         return self._values
 
     async def open(self, seconds: float = OPEN_SECONDS) -> Self:
-        """Start following the bucket; returns once its contents are loaded.
+        """Start following the bucket, creating it if missing; return once its contents are loaded.
 
-        Raises `BrokerUnavailable` if they are not after `seconds`; the view is closed then.
+        Raises `BrokerUnavailable` if they are not loaded after `seconds`, and closes the view then.
         """
         self._broker.on_reconnect.append(self._stale.set)
         self._task = asyncio.create_task(self._keep_current(), name=f"view-{self._name}")
@@ -84,7 +90,7 @@ class KvView(Generic[T]):
         return self
 
     async def close(self) -> None:
-        """Stop following; the values stay as they are. Idempotent."""
+        """Stop following the bucket; the values stay as they are. Idempotent."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -98,7 +104,7 @@ class KvView(Generic[T]):
     async def wait_until(
         self, condition: Callable[[], bool], seconds: float = OPEN_SECONDS
     ) -> None:
-        """Wait until `condition()` is true; it is checked at once and after each change.
+        """Wait until `condition()` returns True; it is called at once and after each change.
 
         Raises `BrokerUnavailable` after `seconds`.
         """
@@ -111,15 +117,19 @@ class KvView(Generic[T]):
             raise BrokerUnavailable(reason) from None
 
     def on_change(self, observer: Callable[[], None]) -> None:
-        """Call `observer` after each change, on the event loop; it must neither block nor raise."""
+        """Register `observer` to be called after each change of the values; returns at once.
+
+        It is called without arguments on the event loop and must neither block nor raise.
+        """
         self._observers.append(observer)
 
     async def write(self, key: str, change: Change[T]) -> None:
-        """Replace one value by compare-and-set; returns when this view shows the outcome.
+        """Change one value by compare-and-set; return when this view shows the outcome.
 
         `change` gets the current value (None: no such key) and returns the bytes to store, or None
-        to delete the key; it is called again after a lost race. Nothing is written where nothing
-        would change. Raises `BrokerUnavailable` or `StoreRefused`.
+        to delete the key. It is called again if another writer was faster. Nothing is written if
+        the value would not change. Raises `BrokerUnavailable` if the broker does not answer, or
+        `StoreRefused`.
         """
         while not await self._try_write(key, change):
             pass
@@ -221,10 +231,11 @@ class KvView(Generic[T]):
 
 
 async def declare_bucket(broker: Broker, name: str, replicas: int) -> None:
-    """Create a KV bucket, or update one to republish its changes and allow direct gets.
+    """Create a KV bucket, or update one to republish its changes and to allow direct gets.
 
-    Its number of replicas may grow, but never shrinks. Safe from several services at once: one that
-    comes too late gets nats-py's error, and its view tries again.
+    The number of replicas may grow, but is never lowered. Safe from several services at once: one
+    that comes too late gets nats-py's error, and its view tries again. Raises nats-py's errors or
+    `BrokerUnavailable`.
     """
     republish = RePublish(src=f"$KV.{name}.>", dest=_changes_subject(name))
     try:

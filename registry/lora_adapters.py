@@ -35,7 +35,10 @@ _SERVED = frozenset({
 
 @dataclass(frozen=True)
 class LoraPair:
-    """The two tensors of one module by name: `a` is `[rank, inputs]`, `b` is `[outputs, rank]`."""
+    """The two low-rank matrices of one linear module, by their tensors' names.
+
+    `a` has the shape `[rank, inputs]`, and `b` has `[outputs, rank]`.
+    """
 
     a: str
     b: str
@@ -45,10 +48,10 @@ class LoraPair:
 
 
 def adapter_from(directory: Path, name: str, model: Model, version: Version) -> Adapter:
-    """Make the record of the adapter in `directory`, which was trained on `version` of `model`.
+    """Return the record of the LoRA adapter in `directory`, after checking that it can be served.
 
-    Raises `ArtifactRefused` for an adapter that cannot be served. Reads and hashes every file: call
-    it in a thread.
+    `version` of `model` is what the adapter was trained on. Raises `ArtifactRefused` with the
+    reason if it cannot be served. Reads and hashes every file: call it in a thread.
     """
     if model.engine != ENGINE:
         reason = f"is no adapter for {model.name!r}: the engine {model.engine!r} serves none"
@@ -76,7 +79,10 @@ def adapter_from(directory: Path, name: str, model: Model, version: Version) -> 
 
 
 def check_config(config: Any) -> None:
-    """Raise `ArtifactRefused` unless an adapter's configuration is that of plain LoRA."""
+    """Check that `config`, an adapter's `adapter_config.json`, asks for nothing beyond plain LoRA.
+
+    Raises `ArtifactRefused` with the reason otherwise.
+    """
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else config
         raise ArtifactRefused(CONFIG, f"peft_type is {kind!r}; only 'LORA' is served")
@@ -94,10 +100,11 @@ def check_config(config: Any) -> None:
 
 
 def pair_tensors(tensors: Mapping[str, TensorShape]) -> dict[str, LoraPair]:
-    """Pair an adapter's A and B tensors; returns the pairs by their module's path in the model.
+    """Return an adapter's A and B tensors as pairs, by the path of their module in the model.
 
-    Raises `ArtifactRefused` for a tensor without its counterpart, and for shapes that do not fit
-    each other.
+    `tensors` are shapes by tensor name. Raises `ArtifactRefused` for a tensor that is no LoRA
+    weight or has no counterpart, for shapes that do not fit each other, and if there are no
+    tensors.
     """
     sides: dict[str, dict[str, str]] = {}
     for tensor in sorted(tensors):
@@ -121,7 +128,7 @@ def _make_pair(
 
 
 def lora_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """Return the factor of a module's addition: alpha / rank, or alpha / √rank (rsLoRA).
+    """Return the factor of a module's low-rank product: alpha / rank, or alpha / √rank (rsLoRA).
 
     Raises `ArtifactRefused` for an alpha that is not a finite number, or an alpha pattern that is
     not a plain path.

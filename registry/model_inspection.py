@@ -20,7 +20,7 @@ _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """Fields of a `Model` that follow from its files."""
+    """Those fields of a model's record that follow from the model's own files."""
 
     engine: EngineKind
     task: Task
@@ -32,9 +32,9 @@ class ModelDescription:
 
 
 def inspect_model(directory: Path) -> ModelDescription:
-    """Read the description of the model in `directory`.
+    """Return what the files in a model's directory say: engine, task, lengths, chat template.
 
-    Raises `ArtifactRefused` if the files do not say enough.
+    Raises `ArtifactRefused` if the files do not say enough, or the model is of no supported kind.
     """
     config = _read_config(directory)
     architectures = [str(each) for each in config.get("architectures") or []]
@@ -58,10 +58,11 @@ def inspect_model(directory: Path) -> ModelDescription:
 
 
 def model_from(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
-    """Make a model's record with one version, which consists of the files in `directory`.
+    """Return a model's record with one version, which consists of the files in `directory`.
 
-    The version's id is the first 12 hex digits of the digest unless given; `fields` override what
-    the files say. Raises `ArtifactRefused`. Reads and hashes every file: call it in a thread.
+    The version's id is `version` or, by default, the first 12 hex digits of the digest over the
+    files. `fields` override what the files say. Raises `ArtifactRefused` for files that must not be
+    there or do not say enough. Reads and hashes every file: call it in a thread.
     """
     files = hash_files(directory)
     digest = combine_digests(files)
@@ -80,7 +81,10 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
 
 
 def read_context_length(directory: Path) -> int:
-    """Read the longest sequence in tokens from config.json; raises `ArtifactRefused` if absent."""
+    """Return the longest sequence in tokens according to the directory's config.json.
+
+    Raises `ArtifactRefused` if config.json is missing or does not say.
+    """
     return _first_number(_read_config(directory), _LENGTHS)
 
 
@@ -152,9 +156,9 @@ def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_chat_template(directory: Path) -> str | None:
-    """Read the chat template from chat_template.jinja, else from tokenizer_config.json.
+    """Return the chat template in chat_template.jinja, else the one in tokenizer_config.json.
 
-    Of several templates there, the one named `default`. None if there is none.
+    Of several templates there, the one named `default` is returned. None if there is none.
     """
     file = directory / "chat_template.jinja"
     if file.exists():

@@ -25,10 +25,10 @@ _RESERVED = {
 
 
 def validate_name(name: str) -> str:
-    """Return `name` if it is valid for a model, version or alias; else raise ValueError with why.
+    """Return `name` unchanged if it is valid for a model, version or alias.
 
-    Any printable characters except spaces, `*`, `>` and `@`; at most 128, and short enough to be
-    one escaped subject token.
+    Raises ValueError with the reason otherwise. Valid are any printable characters except spaces,
+    `*`, `>` and `@`; at most 128, and short enough to be one escaped part of a NATS subject.
     """
     if not 1 <= len(name) <= MAX_NAME:
         raise ValueError(f"the name must have 1 to {MAX_NAME} characters, it has {len(name)}")
@@ -52,19 +52,25 @@ ModelName = Annotated[str, AfterValidator(validate_name)]
 
 
 class Record(BaseModel):
-    """A frozen record; readers ignore the fields that they do not know."""
+    """An immutable record as stored in NATS; unknown fields of newer releases are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class LatencyGoals(Record):
-    """Latency that a priority of a model should see: a goal, not a promise. None: no goal."""
+    """Latency that requests of one priority of a model should see; a goal, not a promise.
+
+    None means that there is no goal.
+    """
 
     time_to_first_token_ms: float | None = Field(default=None, gt=0)
 
 
 class Version(Record):
-    """An immutable set of a model's files; `options` are passed to the engine unchanged."""
+    """An immutable set of a model's files.
+
+    `options` are passed to the engine unchanged; `directory` is None for a version without files.
+    """
 
     id: ModelName
     directory: str | None = None
@@ -103,24 +109,28 @@ class Model(Record):
 
     @property
     def default(self) -> Version:
-        """The version that serves requests which do not pin one."""
+        """The version that serves requests that do not name a version."""
         return self.versions[self.default_version]
 
     @property
     def price(self) -> Price:
-        """The price of each token; 0 where the record has none."""
+        """The price of each prompt and each generated token; 0 where the record has none."""
         return Price.per_million(self.prompt_price or 0.0, self.completion_price or 0.0)
 
     def token_count(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens of an encoded text.
+        """Return the number of tokens of a text that was encoded as `tokens`.
 
-        Exact with a tokeniser; without one, estimated from its UTF-8 bytes, rounded up.
+        With a tokeniser, that is their number. Without one, `tokens` are the text's UTF-8 bytes,
+        and the number is estimated as a quarter of them, rounded up.
         """
         return len(tokens) if self.has_tokenizer else -(-len(tokens) // BYTES_PER_TOKEN)
 
 
 class Adapter(Record):
-    """A LoRA adapter of one model; clients ask for it by `id`, and its digest is its version."""
+    """A LoRA adapter of one model; clients ask for it by `id`.
+
+    Its digest takes the place of a version.
+    """
 
     name: Annotated[str, AfterValidator(token)]
     model: ModelName
@@ -139,7 +149,7 @@ class Adapter(Record):
 
     @property
     def ref(self) -> messages.AdapterRef:
-        """The copy of this record that a request carries."""
+        """The copy of this record that a request carries to the worker."""
         return messages.AdapterRef(
             self.name, self.digest, self.directory, self.files, self.parameters
         )
@@ -154,9 +164,10 @@ class Alias(Record):
 
 
 def mock_model(name: str = "mock", *, context_length: int = 8192, **options: float) -> Model:
-    """Make a model of the mock engine; `options` are that engine's.
+    """Return the record of a model of the mock engine, which needs no weights.
 
-    Its tokens are UTF-8 bytes, so n ASCII letters are n tokens.
+    Its tokens are UTF-8 bytes, so n ASCII letters are n tokens. `options` are the mock engine's
+    own.
     """
     version = Version(id=MOCK_VERSION, options=options)
     return Model(

@@ -22,11 +22,15 @@ BYTE_VOCABULARY = 256
 
 
 class RemoteRefused(MillstreamError):
-    """A remote model cannot be registered with these options."""
+    """A model on another server cannot be registered with these options; the message says why."""
 
 
 def validate_url(url: str) -> str:
-    """Return `url` if a worker may forward requests to it; else raise ValueError with why not."""
+    """Return `url` unchanged if it is an HTTP URL without credentials, query or fragment.
+
+    Raises ValueError with the reason otherwise: the record of the model that holds it can be read
+    by anyone.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{parts.scheme or 'no'}://… is not an HTTP URL")
@@ -39,7 +43,11 @@ Url = Annotated[str, AfterValidator(validate_url)]
 
 
 class RemoteServer(Record):
-    """The remote server and how to call it; the remote engine gets these fields as its options."""
+    """A model server that is not part of Millstream, and how workers call it.
+
+    The worker's remote engine gets these fields as its options. `api_key_variable` names the
+    worker's environment variable that holds the API key; empty if there is none.
+    """
 
     url: Url
     model: str
@@ -59,11 +67,12 @@ def remote_model(
     context: int | None = None,
     version: str | None = None,
 ) -> Model:
-    """Make the record of a remote model with one version.
+    """Return the record of a model on another server, with one version.
 
-    The version's id is, unless given, the beginning of a digest over server, model and files.
-    `context` is the context length in tokens; None: as the tokeniser's config.json says. Raises
-    `RemoteRefused` or `ArtifactRefused`. Reads and hashes every file: call it in a thread.
+    `context` is the context length in tokens; None: as the tokeniser's config.json says. The
+    version's id is `version` or, by default, the beginning of a digest over server, model and
+    tokeniser files. Raises `RemoteRefused` for options that do not go together, `ArtifactRefused`
+    for a file at fault. Reads and hashes every file: call it in a thread.
     """
     _check(server, tokenizer)
     length = context or _read_context(tokenizer)

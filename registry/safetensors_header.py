@@ -14,7 +14,7 @@ TensorShape = tuple[int, ...]
 
 
 def read_shapes(path: Path) -> dict[str, TensorShape]:
-    """Return the shape of every tensor by name.
+    """Return the shape of every tensor in a safetensors file, by name; reads the header only.
 
     Raises `ArtifactRefused` for a file that is not safetensors or cannot be read.
     """

@@ -14,7 +14,7 @@ _MODEL, _ALIAS, _ADAPTER = "model.", "alias.", "adapter."
 
 
 class NameTaken(MillstreamError):
-    """An alias or an adapter was given a name that a model or an alias has."""
+    """The name for a new alias or adapter already belongs to a model or an alias."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name!r} is a model's own name")
@@ -22,7 +22,7 @@ class NameTaken(MillstreamError):
 
 
 class VersionExists(MillstreamError):
-    """A version of this id is registered with other files; the files of a version never change."""
+    """A version with this id is registered with other files; a version's files never change."""
 
     def __init__(self, model: str, version: str) -> None:
         super().__init__(
@@ -32,7 +32,7 @@ class VersionExists(MillstreamError):
 
 
 class Target(NamedTuple):
-    """The model, version and adapter that a request is for; `adapter` None: the plain model."""
+    """Model, version and adapter that a request asks for; `adapter` None: the plain model."""
 
     model: Model
     version: Version
@@ -40,10 +40,11 @@ class Target(NamedTuple):
 
 
 class Registry:
-    """All models, aliases and adapters, current and looked up without waiting.
+    """All registered models, aliases and adapters, kept current and looked up without waiting.
 
     `models` has the models by their own names; `resolve` also knows aliases and `model@version`.
-    Methods that write raise `BrokerUnavailable` or `StoreRefused`, too.
+    Methods that write also raise `BrokerUnavailable` if the broker does not answer, or
+    `StoreRefused`.
     """
 
     def __init__(self, broker: Broker, replicas: int = 1) -> None:
@@ -57,16 +58,16 @@ class Registry:
     async def open(
         cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
     ) -> Self:
-        """Return a registry with its contents loaded, kept current until `close`.
+        """Return a registry whose contents are loaded; they are kept current until `close`.
 
-        Raises `BrokerUnavailable` if they have not come after `seconds`.
+        Raises `BrokerUnavailable` if they are not loaded after `seconds`.
         """
         registry = cls(broker, replicas)
         await registry._view.open(seconds)
         return registry
 
     async def close(self) -> None:
-        """Stop following changes. Idempotent."""
+        """Stop following changes; what is loaded stays as it is. Idempotent."""
         await self._view.close()
 
     @property
@@ -81,14 +82,15 @@ class Registry:
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
-        """All adapters by `model:name`, in that order."""
+        """All adapters by the names that clients use (`model:name`), in order of name."""
         return self._adapters
 
     def resolve(self, name: str) -> tuple[Model, Version]:
         """Return the model and version meant by `model`, `alias` or either with `@version`.
 
-        Without a version: the one that the alias names, else the model's default. A model's own
-        name wins over an alias. Raises `ModelNotFound` with the name as it came.
+        Without `@version`, the version is the one that the alias names, else the model's default. A
+        model's own name wins over an equal alias. Raises `ModelNotFound` with `name` if there is no
+        such model or version.
         """
         found = self._find(name)
         if found is None:
@@ -96,9 +98,10 @@ class Registry:
         return found
 
     def resolve_target(self, name: str) -> Target:
-        """Return what a client means by a name as for `resolve`, or by one followed by `:adapter`.
+        """Return what a client asks for by a name as in `resolve`, or one followed by `:adapter`.
 
-        Raises `ModelNotFound` with the name as it came.
+        A model's or alias's name wins over an adapter's. Raises `ModelNotFound` with `name` if
+        there is no such model, version or adapter.
         """
         if found := self._find(name):
             return Target(*found)
@@ -121,31 +124,35 @@ class Registry:
         return (model, version) if version else None
 
     def on_change(self, observer: Callable[[], None]) -> None:
-        """Call `observer` after each change, on the event loop; it must neither block nor raise."""
+        """Register `observer` to be called after each change of the registry; returns at once.
+
+        It is called without arguments on the event loop and must neither block nor raise.
+        """
         self._view.on_change(observer)
 
     async def wait_until(
         self, condition: Callable[[], bool], seconds: float = OPEN_SECONDS
     ) -> None:
-        """Wait until `condition()` is true; it is checked at once and after each change.
+        """Wait until `condition()` returns True; it is called at once and after each change.
 
         Raises `BrokerUnavailable` after `seconds`.
         """
         await self._view.wait_until(condition, seconds)
 
     async def add_model(self, model: Model) -> None:
-        """Add a model, or merge it into the registered one of this name.
+        """Add a model, or merge it into the registered model of the same name.
 
-        The fields of `model` win, but it keeps the registered versions, goals and creation time,
-        and those of `INHERITED_FIELDS` that it does not set. Safe against concurrent writers.
-        Raises `VersionExists` for a version's id that is registered with other files.
+        When merging, the fields of `model` win. The registered versions, goals and creation time
+        stay, as do those of `INHERITED_FIELDS` that `model` does not set. Safe against concurrent
+        writers. Raises `VersionExists` if a version's id is registered with other files.
         """
         await self._view.write(_MODEL + escape(model.name), lambda old: _merge(old, model))
 
     async def set_alias(self, name: str, model: str, version: str | None = None) -> None:
-        """Set an alias for a model or one version of it; replaces an alias of this name.
+        """Make `name` an alias of a model or of one of its versions.
 
-        Raises `NameTaken` for a model's own name, `ModelNotFound` for a target that does not exist.
+        Replaces an alias of this name. Raises `NameTaken` if `name` is a model's own name,
+        `ModelNotFound` if the model or version does not exist.
         """
         if name in self._models:
             raise NameTaken(name)
@@ -154,10 +161,10 @@ class Registry:
         await self._view.write(_ALIAS + escape(name), lambda _: made)
 
     async def add_adapter(self, adapter: Adapter) -> None:
-        """Add an adapter, or replace the one of this name; running requests keep the old files.
+        """Add an adapter, or replace the one of the same model and name.
 
-        Raises `ModelNotFound` if its model does not exist, `NameTaken` if `model:name` is the name
-        of a model or an alias.
+        Running requests keep the old files. Raises `ModelNotFound` if its model does not exist,
+        `NameTaken` if `model:name` is the name of a model or an alias.
         """
         self.resolve(adapter.model)
         if adapter.id in self._models or adapter.id in self._aliases:
@@ -166,7 +173,10 @@ class Registry:
         await self._view.write(_adapter_key(adapter), lambda _: made)
 
     async def remove(self, name: str) -> None:
-        """Remove a model with its aliases and adapters, or an alias, or an adapter. Idempotent."""
+        """Remove a model with its aliases and adapters, or an alias, or an adapter, by name.
+
+        An adapter's name is `model:name`. An unknown name is ignored.
+        """
         aliases = [a for a, target in self._aliases.items() if name in (target.model, a)]
         adapters = [a for a in self._adapters.values() if name in (a.model, a.id)]
         keys = [_ALIAS + escape(a) for a in aliases] + [_adapter_key(a) for a in adapters]

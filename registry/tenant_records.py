@@ -10,7 +10,10 @@ Source = Literal["config", "api_key", "api"]
 
 
 class QuotaLimits(Record):
-    """Quotas, summed over all gateways; None: unlimited. A day is one of UTC."""
+    """Quotas of a tenant or of one of its API keys; None means unlimited.
+
+    Each applies to the sum over all gateways. A day is a day of UTC.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -20,14 +23,15 @@ class QuotaLimits(Record):
 
     @property
     def has_limits(self) -> bool:
-        """True if any quota is limited."""
+        """True if at least one quota is limited."""
         return any(getattr(self, name) is not None for name in QuotaLimits.model_fields)
 
 
 class ApiKey(QuotaLimits):
     """Record of an API key, stored under the key's hash: its tenant and the key's own limits.
 
-    The limits apply in addition to the tenant's; None: only the tenant's apply.
+    The key's limits apply in addition to the tenant's; None means that only the tenant's limit
+    applies.
     """
 
     tenant: str
@@ -38,7 +42,7 @@ class ApiKey(QuotaLimits):
 
     @property
     def has_connection_limits(self) -> bool:
-        """True if the key has its own limit of connections or frames."""
+        """True if the key has a limit of its own on connections or on frames per second."""
         return self.max_connections is not None or self.frames_per_second is not None
 
 

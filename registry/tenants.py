@@ -20,7 +20,7 @@ DEFAULT = "default"  # the tenant of the key given by `--api-key`
 
 
 class KeyTaken(MillstreamError):
-    """A key already belongs to another tenant; the message names both tenants but not the key."""
+    """An API key already belongs to another tenant; the message names both tenants, not the key."""
 
     def __init__(self, tenant: str, holder: str) -> None:
         super().__init__(f"a key of tenant {tenant!r} already belongs to tenant {holder!r}")
@@ -28,9 +28,10 @@ class KeyTaken(MillstreamError):
 
 
 class Tenants:
-    """All tenants and API keys, current and looked up without waiting.
+    """All tenants and their API keys, kept current and looked up without waiting.
 
-    Methods that write raise `BrokerUnavailable` or `StoreRefused`, too.
+    Methods that write also raise `BrokerUnavailable` if the broker does not answer, or
+    `StoreRefused`.
     """
 
     def __init__(self, broker: Broker, replicas: int = 1) -> None:
@@ -40,21 +41,21 @@ class Tenants:
     async def open(
         cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
     ) -> Self:
-        """Return the tenants with their keys loaded, kept current until `close`.
+        """Return the tenants and keys once they are loaded; they are kept current until `close`.
 
-        Raises `BrokerUnavailable` if they have not come after `seconds`.
+        Raises `BrokerUnavailable` if they are not loaded after `seconds`.
         """
         tenants = cls(broker, replicas)
         await tenants._view.open(seconds)
         return tenants
 
     async def close(self) -> None:
-        """Stop following changes. Idempotent."""
+        """Stop following changes; what is loaded stays as it is. Idempotent."""
         await self._view.close()
 
     @property
     def keys(self) -> list[ApiKey]:
-        """The records of all API keys."""
+        """The records of all API keys of all tenants, without the keys themselves."""
         return [record for record in self._view.values.values() if isinstance(record, ApiKey)]
 
     @property
@@ -63,15 +64,16 @@ class Tenants:
         return {t.name: t for t in self._view.values.values() if isinstance(t, Tenant)}
 
     def get(self, name: str) -> Tenant | None:
-        """Return a tenant by name; None if it does not exist."""
+        """Return the tenant called `name`; None if there is none."""
         found = self._view.values.get(_TENANT + name)
         return found if isinstance(found, Tenant) else None
 
     def authenticate(self, key: str) -> Tenant | None:
-        """Return the tenant that an API key belongs to; None for an unknown key.
+        """Return the tenant that an API key belongs to; None if there is none.
 
-        The tenant's `key` is set if the key has limits of its own. The key's hash is looked up, so
-        the time this takes says nothing about any key.
+        That is so for an unknown key, and for a tenant that was removed. If the key has limits of
+        its own, they are in the result's `key`. The key's hash is looked up, so the time this takes
+        says nothing about any key.
         """
         record = self._view.values.get(_KEY + hash_key(key))
         if not isinstance(record, ApiKey):
@@ -82,23 +84,26 @@ class Tenants:
         return tenant
 
     def on_change(self, observer: Callable[[], None]) -> None:
-        """Call `observer` after each change, on the event loop; it must neither block nor raise."""
+        """Register `observer` to be called after each change of tenants or keys; returns at once.
+
+        It is called without arguments on the event loop and must neither block nor raise.
+        """
         self._view.on_change(observer)
 
     async def upsert(self, tenant: Tenant, keys: Iterable[str] = ()) -> None:
-        """Add or replace a tenant, and add keys to those that it has.
+        """Add or replace a tenant, and add `keys` (in clear text) to the keys that it has.
 
-        Raises `KeyTaken`, before anything is written, if a key is another tenant's.
+        Raises `KeyTaken`, before anything is written, if a key belongs to another tenant.
         """
         records = _make_records(tenant, [KeySettings(key=SecretStr(key)) for key in keys])
         _refuse_taken_keys(records, self._view.values)
         await self._write(records)
 
     async def apply_config(self, configured: Mapping[str, TenantSettings]) -> None:
-        """Replace all tenants and keys that came from a configuration by those of `configured`.
+        """Replace all tenants and keys that came from a configuration by those in `configured`.
 
-        Tenants and keys no longer in it are removed; those from another source stay. Idempotent.
-        Raises `KeyTaken`, before anything is written, if two tenants have the same key.
+        Tenants and keys that are no longer in it are removed; those from another source stay.
+        Idempotent. Raises `KeyTaken`, before anything is written, if two tenants have the same key.
         """
         kept = self._records_not_from("config")
         records: dict[str, Tenant | ApiKey] = {}
@@ -116,8 +121,8 @@ class Tenants:
         """Set the key given by `--api-key` for the tenant `default`, beside configured keys.
 
         The tenant is created if it does not exist; the key that was set in this way before is
-        removed. Idempotent. Raises `KeyTaken`, before anything is written, if the key is another
-        tenant's.
+        removed. Idempotent. Raises `KeyTaken`, before anything is written, if the key belongs to
+        another tenant.
         """
         kept = self._records_not_from("api_key")
         tenant = Tenant(name=DEFAULT, source="api_key")

@@ -22,7 +22,11 @@ RETURN_STEPS = 64
 
 @dataclass(slots=True, eq=False)
 class EngineRun:
-    """A request in the engine; `pending` tokens must be computed before it decodes (again)."""
+    """One request in the simulated engine: waiting, prefilling or decoding.
+
+    `pending` is the number of tokens whose KV must be computed before the request decodes, or
+    decodes again after a preemption.
+    """
 
     request: SimulatedRequest
     number: int  # in order of arrival
@@ -35,12 +39,13 @@ class EngineRun:
 
     @property
     def priority(self) -> Priority:
+        """The priority at which the engine schedules the request."""
         return self.request.priority
 
 
 @dataclass
 class StepResult:
-    """Outcome of a step: the requests that got their first token, and those that ended."""
+    """Outcome of one step: the requests that got their first token in it, and those that ended."""
 
     first: list[SimulatedRequest] = field(default_factory=list)
     ended: list[SimulatedRequest] = field(default_factory=list)
@@ -56,11 +61,11 @@ class _PriorityRuns:
 
 
 class SimulatedEngine:
-    """Engine that plans and finishes steps over the requests it was given; its owner keeps time.
+    """Engine with continuous batching that only counts tokens; it has no clock of its own.
 
-    Call `begin_step` for the seconds of the next step, or None if there is nothing to do, and
-    `finish_step` when they have passed. A request that is added in between waits for the next step;
-    one that is cancelled in between is removed when the step finishes.
+    The owner calls `begin_step` for the seconds that the next step takes, or None if there is
+    nothing to do, and `finish_step` when that time has passed. A request that is added between the
+    two waits for the next step; one that is cancelled between them is removed by `finish_step`.
     """
 
     def __init__(self, model: StepModel, prefixes: PrefixCacheModel | None = None) -> None:
@@ -83,21 +88,25 @@ class SimulatedEngine:
 
     @property
     def idle(self) -> bool:
-        """True while it has no requests."""
+        """True while the engine has no requests, neither running nor waiting."""
         return not self._runs
 
     @property
     def running(self) -> int:
-        """The number of requests in the batch: prefilling or decoding."""
+        """The number of requests in the batch, prefilling or decoding."""
         return self._count
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait to run, preempted ones included."""
+        """The number of requests that are not in the batch, preempted ones included."""
         return len(self._runs) - self._count
 
     def add(self, request: SimulatedRequest) -> None:
-        """Queue a request; its cost must fit the engine's KV."""
+        """Queue a request, which waits for one of the next steps.
+
+        Its cost (prompt and reserved output) must fit into the engine's KV; AssertionError
+        otherwise.
+        """
         assert request.spec.cost <= self.model.kv_tokens, "it would never fit"
         self._last_number += 1
         run = EngineRun(request, self._last_number, request.spec.prompt_tokens)
@@ -105,23 +114,29 @@ class SimulatedEngine:
         self._by_priority[run.priority].waiting.append(run)
 
     def cached_prefix_hashes(self) -> list[int]:
-        """Return the prefix hashes of what its prefix cache holds, least recently used first."""
+        """Return the hashes of all prompt prefixes in the prefix cache, least recently used first.
+
+        The list is empty without a prefix cache.
+        """
         return list(self._prefixes.hashes) if self._prefixes else []
 
     def cancel(self, request_id: str) -> None:
-        """Remove a request: at once, or when the open step finishes. Idempotent."""
+        """Remove a request: now, or in `finish_step` if a step is open. Ignores unknown ids."""
         if self._open_step is None:
             self._remove(request_id)
         else:
             self._cancelled.append(request_id)
 
     def progress(self) -> Iterator[tuple[SimulatedRequest, int]]:
-        """Yield each request in the engine and the tokens generated for it so far."""
+        """Yield each request, running or waiting, and the tokens generated for it so far."""
         for run in self._runs.values():
             yield run.request, self._generated(run)
 
     def begin_step(self) -> float | None:
-        """Plan a step and return its duration in seconds; None if there is nothing to do."""
+        """Plan a step and return its duration in seconds; None if the engine has no requests.
+
+        After a number, call `finish_step` before the next `begin_step`.
+        """
         assert self._open_step is None, "a step is still open"
         if not self._runs:
             return None
@@ -145,7 +160,11 @@ class SimulatedEngine:
         return seconds
 
     def finish_step(self) -> StepResult:
-        """Finish the open step, once its seconds have passed, and return its outcome."""
+        """Finish the step that `begin_step` opened, and return its outcome.
+
+        Call this when the step's seconds have passed; without an open step it raises
+        AssertionError.
+        """
         assert self._open_step is not None, "no step is open"
         chunks, self._open_step = self._open_step, None
         self.steps += 1

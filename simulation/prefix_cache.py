@@ -9,11 +9,12 @@ BLOCK_TOKENS = 512  # the block size of the Mooncake traces
 
 
 class PrefixCacheModel:
-    """Prefix cache with room for `tokens` prompt tokens.
+    """Model of a worker's prefix cache with space for `tokens` prompt tokens, in blocks of 512.
 
-    A cached block is usable only if all blocks before it in the prompt are cached, too. A block's
-    number stands for the whole prompt up to its end, so it serves as the hash of that prefix;
-    `hashes` has those at hash positions, least recently used first.
+    A prompt is given as the numbers of its blocks. A block's number stands for the whole prompt up
+    to its end, so it serves as the hash of that prefix. A cached block is usable only if all blocks
+    before it in the prompt are cached, too. `hashes` has the prefix hashes of what is cached, least
+    recently used first.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -22,7 +23,10 @@ class PrefixCacheModel:
         self.hashes: OrderedDict[int, None] = OrderedDict()
 
     def match_tokens(self, blocks: Sequence[int]) -> int:
-        """Return how many tokens of a prompt's start are cached; marks their blocks as used."""
+        """Return how many tokens of a prompt's start are cached, a multiple of 512; 0 if none.
+
+        The matched blocks become the most recently used ones.
+        """
         count = 0
         for block in blocks:
             if block not in self._blocks:
@@ -33,7 +37,7 @@ class PrefixCacheModel:
         return count * BLOCK_TOKENS
 
     def insert(self, blocks: Sequence[int]) -> None:
-        """Cache the blocks of a computed prompt, and evict others until all fit."""
+        """Cache all blocks of a computed prompt; if full, evict the least recently used."""
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -46,7 +50,7 @@ class PrefixCacheModel:
 
 
 def hash_prefixes(blocks: Sequence[int]) -> list[int]:
-    """Return the prefix hashes of a prompt given by its blocks, shortest prefix first.
+    """Return the prefix hashes of a prompt that is given by its blocks, shortest prefix first.
 
     A hash position within a block gets the hash of the whole block.
     """

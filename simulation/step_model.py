@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class StepModel:
-    """Times and sizes of an engine; the defaults are those of an A10G with a 7B model.
+    """Durations of an engine's steps and what fits into the engine; defaults: A10G with a 7B model.
 
     A step that decodes takes `step_ms + sequence_ms * batch + context_us * tokens in their KV`; one
     that prefills takes `prefill_ms + token_ms * tokens` more. `kv_tokens` and `max_sequences` are
@@ -22,10 +22,10 @@ class StepModel:
     max_batch_tokens: int = 512
 
     def step_seconds(self, decoding: int, context_tokens: int, prefill_tokens: int) -> float:
-        """Return the seconds of one step.
+        """Return the seconds that one step takes; 0 for an empty step.
 
-        `decoding` sequences with `context_tokens` in their KV decode one token each, and
-        `prefill_tokens` are prefilled.
+        In the step, `decoding` sequences with `context_tokens` tokens of KV in all generate one
+        token each, and `prefill_tokens` prompt tokens are computed.
         """
         ms = 0.0
         if decoding:
@@ -36,7 +36,7 @@ class StepModel:
         return ms / 1000
 
     def speed_up(self, factor: float) -> "StepModel":
-        """Return a model of the same sizes whose times are divided by `factor`."""
+        """Return a model of the same sizes with all times divided by `factor`."""
         return replace(
             self,
             step_ms=self.step_ms / factor,

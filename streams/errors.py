@@ -62,9 +62,10 @@ HTTP_STATUS: dict[str, int] = {
 
 
 class MillstreamError(Exception):
-    """Root of all errors: a sentence for people, a `code` for programs.
+    """Root of all errors: `message` is a sentence for people, `code` is a word for programs.
 
-    `retry_after_seconds` says when to try again; None: a retry is not suggested.
+    `retry_after_seconds` says when to try again; None means that a retry is not suggested.
+    `may_have_succeeded` is True where no answer came, so that the outcome is unknown.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -73,12 +74,15 @@ class MillstreamError(Exception):
 
     @property
     def message(self) -> str:
-        """The sentence for people."""
+        """The error as one sentence for people."""
         return str(self)
 
 
 class BadRequest(MillstreamError):
-    """The request must be changed before it can be served; `field` names the part at fault."""
+    """The request cannot be served unless its sender changes it.
+
+    `field` names the part of the request that is at fault; None if no single part is.
+    """
 
     code = "invalid_request"
 
@@ -88,19 +92,22 @@ class BadRequest(MillstreamError):
 
 
 class UnknownField(BadRequest):
-    """A field that this version does not know."""
+    """The request has a field that this version of Millstream does not know."""
 
     code = "unknown_field"
 
 
 class UnsupportedValue(BadRequest):
-    """A known field with a value that is not supported."""
+    """A known field of the request has a value that is not supported."""
 
     code = "unsupported_value"
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and output together exceed the model's context length or the tenant's limit."""
+    """Prompt and `max_tokens` together exceed the model's context length or the tenant's limit.
+
+    `limit` is in tokens. `owner` says in the message whose limit it is.
+    """
 
     code = "context_length_exceeded"
 
@@ -114,7 +121,10 @@ class ContextLengthExceeded(BadRequest):
 
 
 class InputTooLong(BadRequest):
-    """A single input or prompt exceeds the model's context length or the tenant's limit."""
+    """A single input or prompt alone exceeds the model's context length or the tenant's limit.
+
+    `tokens` and `limit` are in tokens. `owner` says in the message whose limit it is.
+    """
 
     code = "context_length_exceeded"
 
@@ -136,7 +146,7 @@ class OutputTooLong(BadRequest):
 
 
 class TokenOutOfRange(BadRequest):
-    """A token id outside the model's vocabulary."""
+    """The request has a token id outside the model's vocabulary, which is 0..`vocabulary` - 1."""
 
     code = "token_out_of_range"
 
@@ -146,7 +156,10 @@ class TokenOutOfRange(BadRequest):
 
 
 class BadGrammar(BadRequest):
-    """The JSON schema or regular expression cannot be compiled, or is too costly to enforce."""
+    """The grammar that should constrain the output cannot be compiled or is too costly to enforce.
+
+    A grammar is a JSON schema or a regular expression that the client sent with the request.
+    """
 
     code = "bad_grammar"
 
@@ -158,7 +171,7 @@ class Unauthenticated(BadRequest):
 
 
 class Forbidden(BadRequest):
-    """The API key is valid, but its tenant may not do this."""
+    """The API key is valid, but its tenant is not allowed to do what the request asks for."""
 
     code = "forbidden"
 
@@ -174,7 +187,10 @@ class ModelNotFound(BadRequest):
 
 
 class RequestNotFound(BadRequest):
-    """No token log of this request exists: never accepted, another tenant's, or expired by now."""
+    """No token log (the stored answer) exists for this request id.
+
+    The id was never accepted, belongs to another tenant, or its log has expired.
+    """
 
     code = "request_not_found"
 
@@ -184,13 +200,16 @@ class RequestNotFound(BadRequest):
 
 
 class IdempotencyConflict(BadRequest):
-    """The same idempotency key was used before with a different body."""
+    """The request's idempotency key was already used by a request with a different body."""
 
     code = "idempotency_conflict"
 
 
 class PayloadTooLarge(BadRequest):
-    """The body is over the size limit; nothing was published."""
+    """The request's body is over the size limit; nothing of it was published to the broker.
+
+    `size` and `limit` are in bytes.
+    """
 
     code = "payload_too_large"
 
@@ -200,13 +219,16 @@ class PayloadTooLarge(BadRequest):
 
 
 class HeadTooLarge(BadRequest):
-    """The request line and headers of an HTTP request are over a limit."""
+    """The request line or the headers of an HTTP request exceed a limit on their size or number."""
 
     code = "headers_too_large"
 
 
 class TooSlow(BadRequest):
-    """A request was begun but not received completely in time."""
+    """The client began a request but did not send all of it in time.
+
+    `what` names the missing part in the message; `seconds` is the time that was allowed for it.
+    """
 
     code = "request_timeout"
 
@@ -216,7 +238,10 @@ class TooSlow(BadRequest):
 
 
 class LargerThanQuota(BadRequest):
-    """The request alone needs more than a whole quota, so it can never be admitted."""
+    """The request alone needs more than a whole quota allows, so it can never be admitted.
+
+    `field` is the name of the quota, `limit` its size, and `amount` what the request needs of it.
+    """
 
     code = "larger_than_quota"
 
@@ -226,9 +251,10 @@ class LargerThanQuota(BadRequest):
 
 
 class Refused(MillstreamError):
-    """Refused for now: nothing was accepted; a retry after `retry_after_seconds` may succeed.
+    """The service refused the request for now; a retry after `retry_after_seconds` may succeed.
 
-    `estimated_wait_seconds` is how long the request would have waited, where that is the reason.
+    Nothing was accepted, unless `may_have_succeeded` is True. `estimated_wait_seconds` is how long
+    the request would have waited; None where the wait is not the reason.
     """
 
     code = "overloaded"
@@ -245,13 +271,13 @@ class Refused(MillstreamError):
 
 
 class LaneFull(Refused):
-    """The tenant's lane holds as many queued requests as it may."""
+    """The tenant already has as many queued requests for this model and priority as it may have."""
 
     code = "queue_full"
 
 
 class TooManyConnections(Refused):
-    """The tenant or its key has as many connections to this gateway as it may."""
+    """The tenant or its API key has as many open connections to this gateway as it may have."""
 
     code = "too_many_connections"
 
@@ -261,7 +287,10 @@ class TooManyConnections(Refused):
 
 
 class RateLimited(Refused):
-    """A quota has no room for the request at the moment; `field` is the name of the quota."""
+    """The request would exceed a quota at the moment; later, when use has fallen, it may fit.
+
+    `field` is the name of the quota, `limit` its size, and `used` what is in use of it now.
+    """
 
     code = "rate_limit_exceeded"
 
@@ -275,44 +304,53 @@ class RateLimited(Refused):
 
 
 class QuotaSpent(RateLimited):
-    """A daily quota is used up; it has no room for the request before the next day."""
+    """A daily quota is used up: the request cannot be admitted before the next day of UTC."""
 
     code = "insufficient_quota"
 
 
 class Overloaded(Refused):
-    """The model, or a full stream of the broker, cannot take the request in the time it has."""
+    """The model is too busy to serve the request in the time it has, or a broker stream is full."""
 
     code = "overloaded"
 
 
 class TenantBacklog(Refused):
-    """The tenant's own queued requests would make this one late; the model's load would not."""
+    """The tenant's own queued requests would make this request late.
+
+    The model's load alone would not make it late.
+    """
 
     code = "tenant_backlog"
 
 
 class NoWorkers(Refused):
-    """The model is registered, but no worker has served it for a while."""
+    """The model is registered, but no worker has served it for some time."""
 
     code = "no_workers"
 
 
 class BrokerUnavailable(Refused):
-    """NATS did not answer in time: what was sent may or may not have been stored."""
+    """The broker (NATS) did not answer in time or cannot do what was asked at the moment.
+
+    Sent messages may or may not have been stored.
+    """
 
     code = "broker_unavailable"
     may_have_succeeded = True
 
 
 class NotConnected(BrokerUnavailable):
-    """No connection to NATS exists: nothing was sent, so nothing was stored."""
+    """No connection to the broker (NATS) exists: nothing was sent, so nothing was stored."""
 
     may_have_succeeded = False
 
 
 class Ended(MillstreamError):
-    """An accepted request ended in an error terminal; `code` is that terminal's code."""
+    """An accepted request ended without its full answer, by an error or because it was cancelled.
+
+    `code` is the error code of the record that ended the request, or `cancelled`.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -320,5 +358,5 @@ class Ended(MillstreamError):
 
 
 def http_status(code: str) -> int:
-    """Return the HTTP status of a wire code; 500 for an unknown code."""
+    """Return the HTTP status for an error `code`; 500 for an unknown code."""
     return HTTP_STATUS.get(code, 500)

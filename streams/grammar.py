@@ -29,10 +29,10 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def to_llguidance(grammar: Grammar) -> str:
-    """Translate a grammar into llguidance's form; raises `BadGrammar` if it is over a limit.
+    """Return a grammar translated into the form that llguidance, the compiler of grammars, reads.
 
-    A JSON schema that llguidance itself cannot read raises `BadGrammar`, too; a regular expression
-    is not checked here (`check_grammar`).
+    Raises `BadGrammar` if the grammar is over a size limit or is a JSON schema that llguidance
+    cannot read. A regular expression is not checked here; `check_grammar` does that.
     """
     if len(grammar.source) > MAX_CHARACTERS:
         size = len(grammar.source)
@@ -50,9 +50,9 @@ def to_llguidance(grammar: Grammar) -> str:
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raise `BadGrammar` with the compiler's reason if the grammar cannot be compiled.
+    """Compile a grammar as a check; raises `BadGrammar` with the reason if that fails.
 
-    Takes about 1 ms, some 100 ms at worst.
+    Blocks for about 1 ms, some 100 ms at worst.
     """
     failed, messages = LLMatcher.validate_grammar_with_warnings(
         to_llguidance(grammar), limits=LIMITS
@@ -62,7 +62,10 @@ def check_grammar(grammar: Grammar) -> None:
 
 
 def grammar_error(kind: Literal["json_object", "json_schema", "regex"], reason: str) -> BadGrammar:
-    """Turn the compiler's reason into a `BadGrammar`, without the source that the reason quotes."""
+    """Return a `BadGrammar` with the compiler's reason, without the source that the reason quotes.
+
+    At most 200 characters of the reason are kept.
+    """
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     shown = next((line for line in lines if line.startswith("error: ")), lines[0])
     return BadGrammar(f"the {kind} cannot be used: {shown.removeprefix('error: ')[:200]}")

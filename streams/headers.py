@@ -24,15 +24,17 @@ MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """All that the headers of a request say.
+    """A request's routing data: all that is needed to queue it and to choose its worker.
 
-    `cost` is prompt tokens plus the most tokens it may generate; `version` pins a version, if any;
-    `adapter` names one of the model's adapters; `dispatched` is 0 until the dispatcher has
-    published it to WORK. `account` says where its use is counted (`streams/usage_accounts.py`), if
-    anywhere. `estimated_wait_ms` is the wait that was estimated when it was accepted; None if
-    nothing was known. `priority` is the one its client asked for, since the priority of its work
-    may differ. `prefix_hashes` are those of its prompt (`prefix_hashes.to_header`), by which it is
-    sent to a worker that has the start of the prompt cached.
+    `deadline`, `accepted` and `dispatched` are epoch milliseconds; `dispatched` is 0 until the
+    dispatcher has published the request to WORK. `cost` is the prompt tokens plus the most tokens
+    that the request may generate. `version` pins a version of the model, and `adapter` names one of
+    the model's adapters; empty for neither. `account` says where the request's use is counted
+    (`streams/usage_accounts.py`), empty if nowhere. `estimated_wait_ms` is the wait that was
+    estimated when the request was accepted; None if nothing was known. `priority` is the one the
+    client asked for, since the priority of its work may differ. `prefix_hashes` are those of its
+    prompt (`prefix_hashes.to_header`), by which it is sent to a worker that has the start of the
+    prompt cached.
     """
 
     request_id: str
@@ -51,7 +53,7 @@ class Envelope:
     prefix_hashes: str = ""
 
     def to_headers(self) -> dict[str, str]:
-        """Return the NATS headers; fields at their defaults are left out."""
+        """Return the envelope as NATS headers; optional fields at their defaults are left out."""
         headers = {
             "Request": self.request_id,
             "Tenant": self.tenant,
@@ -76,7 +78,10 @@ class Envelope:
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Self:
-        """Parse NATS headers; raises KeyError or ValueError if `to_headers` did not write them."""
+        """Return the envelope that `to_headers` encoded; unknown headers are ignored.
+
+        Raises KeyError for a missing header and ValueError for a malformed one.
+        """
         priority = headers.get(PRIORITY, "")
         return cls(
             request_id=token(headers["Request"]),

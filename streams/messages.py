@@ -27,38 +27,45 @@ def _field_names(record: Any) -> frozenset[str]:
 
 
 def from_wire(record: type[T], wire: Mapping[str, Any]) -> T:
-    """Build `record` from a map, dropping the fields that this version does not know."""
+    """Return an instance of the dataclass `record` with its fields taken from the map `wire`.
+
+    Keys that are no fields of this version are ignored. Raises TypeError if a field without a
+    default is missing. Nested maps are not converted.
+    """
     names = _field_names(record)  # type: ignore[arg-type]  # a class is hashable
     return record(**{k: v for k, v in wire.items() if k in names})
 
 
 def pack(value: Any) -> bytes:
-    """Encode `value` as msgpack; a dataclass, at any depth, becomes a map of its fields."""
+    """Return `value` encoded as msgpack; a dataclass, at any depth, becomes a map of its fields."""
     # `asdict` would copy deeply: 1.7 ms of the event loop for a heartbeat with 1,024 requests
     return msgpack.packb(value, default=vars)  # type: ignore[no-any-return]
 
 
 def unpack(data: bytes) -> Any:
-    """Decode msgpack into plain maps, lists and scalars."""
+    """Return the maps, lists and scalars encoded in msgpack; raises ValueError for other bytes."""
     return msgpack.unpackb(data)
 
 
 def pack_tokens(tokens: list[int]) -> bytes:
-    """Encode token ids as little-endian uint32.
+    """Return token ids encoded as little-endian uint32, 4 bytes each.
 
-    Half of msgpack's size, and a reader that skips them makes no object for each.
+    That is half of msgpack's size, and a reader that skips them makes no object for each.
     """
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
 def unpack_tokens(data: bytes) -> list[int]:
-    """Decode what `pack_tokens` returned."""
+    """Return the token ids that `pack_tokens` encoded.
+
+    Raises `struct.error` if the length is not a multiple of 4 bytes.
+    """
     return list(struct.unpack(f"<{len(data) // 4}I", data))
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A sampled token with its natural log probability and the likeliest alternatives.
+    """A generated token's id, text and natural log probability, with the likeliest alternatives.
 
     `top` has id, text and log probability of each alternative, the likeliest first.
     """
@@ -71,7 +78,10 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Grammar:
-    """A constraint on the output; `source` is the JSON schema or the regular expression."""
+    """A constraint that a request sets on its output: any JSON object, a JSON schema, or a regex.
+
+    `source` is the schema or the regular expression; empty for `json_object`.
+    """
 
     kind: Literal["json_object", "json_schema", "regex"]
     source: str = ""
@@ -79,7 +89,11 @@ class Grammar:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters. `seed` None: derived from the request id, so that attempts agree."""
+    """Sampling parameters of one request.
+
+    `seed` None means that the seed is derived from the request id, so that a second attempt at the
+    request draws the same tokens.
+    """
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -99,7 +113,7 @@ class Sampling:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:
-        """Build it from a map, its grammar included; unknown fields are dropped."""
+        """Return the parameters in a map, its `grammar` included; unknown keys are ignored."""
         sampling = from_wire(cls, wire)
         grammar = wire.get("grammar")
         return replace(sampling, grammar=from_wire(Grammar, grammar)) if grammar else sampling
@@ -107,10 +121,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class AdapterRef:
-    """The copy of a LoRA adapter's record that a request carries: files by path and sha256.
+    """The copy of a LoRA adapter's registry record that a request carries.
 
-    The request carries all of it, so that every attempt runs with the same weights, whatever the
-    registry says by then. `parameters` is the number of its weights.
+    The request carries all of it, so that every attempt runs with the same weights even if the
+    registry has changed since. `files` are sha256 digests (hex) by relative path; `parameters` is
+    the number of the adapter's weights.
     """
 
     name: str
@@ -122,11 +137,12 @@ class AdapterRef:
 
 @dataclass(frozen=True)
 class Request:
-    """Payload of a request and of its work: all that the engine needs, nothing for routing.
+    """Payload of a request, while queued and when dispatched: all that an engine needs to serve it.
 
-    `prompt` holds token ids (`pack_tokens`); `inputs` is for `embed` and `classify`: token ids of
-    each input. `splits` says where in each input the second text of a pair begins, which some
-    models must know; it is empty where there are no pairs.
+    The data for routing are in the message's headers. `prompt` holds token ids (`pack_tokens`) and
+    is for `generate`; `inputs` is for `embed` and `classify`, the token ids of each input. `splits`
+    says where in each input the second text of a pair begins, which some models must know; it is
+    empty where there are no pairs.
     """
 
     kind: RequestKind
@@ -138,12 +154,15 @@ class Request:
     adapter: AdapterRef | None = None
 
     def pack(self) -> bytes:
-        """Encode as msgpack."""
+        """Return the request encoded as msgpack."""
         return pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Decode from msgpack; unknown fields are dropped."""
+        """Return the request that `pack` encoded; unknown fields are ignored.
+
+        Raises ValueError for bytes that are not msgpack, TypeError if a field is missing.
+        """
         wire = unpack(data)
         wire["sampling"] = Sampling.from_wire(wire.get("sampling", {}))
         if adapter := wire.get("adapter"):
@@ -152,12 +171,18 @@ class Request:
 
 
 def accepted_record(key: str, request_id: str) -> dict[str, Any]:
-    """Build the record that tells a NATS producer the request id for its message id `key`."""
+    """Return the token log record that tells a NATS producer which request id its message got.
+
+    `key` is the message id under which the producer published.
+    """
     return {"type": "accepted", "id": key, "request_id": request_id}
 
 
 def started_record(model: str, version: str, attempt: int, worker: str) -> dict[str, Any]:
-    """Build the claim of a token log: behind it, only this attempt may append."""
+    """Return the record with which an attempt claims a token log.
+
+    Only that attempt may append after it. `attempt` counts from 1.
+    """
     return {
         "type": "started",
         "attempt": attempt,
@@ -168,9 +193,9 @@ def started_record(model: str, version: str, attempt: int, worker: str) -> dict[
 
 
 def openai_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> TokenUsage:
-    """Build OpenAI's `usage` object.
+    """Return OpenAI's `usage` object for these token counts.
 
-    `cached_tokens` counts the prompt tokens that were found in a prefix cache.
+    `cached_tokens` is how many of the prompt tokens were found in a prefix cache.
     """
     return {
         "prompt_tokens": prompt_tokens,
@@ -181,7 +206,7 @@ def openai_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int 
 
 
 def cached_tokens(usage: TokenUsage) -> int:
-    """Return the cached prompt tokens of a usage object; 0 where it does not mention them."""
+    """Return how many prompt tokens of a `usage` object were cached; 0 if it does not say."""
     count: int = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return count
 
@@ -189,9 +214,9 @@ def cached_tokens(usage: TokenUsage) -> int:
 def done_record(
     reason: FinishReason, usage: TokenUsage, timing: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Build the terminal of a request that ended normally or was cancelled by its client.
+    """Return the last token log record of a request that ended normally or was cancelled.
 
-    `timing` is milliseconds by stage.
+    `timing` is milliseconds by stage; `usage` is OpenAI's usage object.
     """
     return {
         "type": "done",
@@ -202,7 +227,11 @@ def done_record(
 
 
 def error_record(code: str, message: str, usage: TokenUsage) -> dict[str, Any]:
-    """Build the terminal of a request that failed (`deadline_exceeded`, `engine_failed`, …)."""
+    """Return the last token log record of a request that failed.
+
+    `code` is an error code such as `deadline_exceeded` or `engine_failed`; `usage` is OpenAI's
+    usage object of what was used until then.
+    """
     return {"type": "error", "code": code, "message": message, "usage": usage}
 
 
@@ -211,9 +240,10 @@ TERMINAL_TYPES = frozenset({"done", "error"})
 
 @dataclass(frozen=True)
 class LedgerRecord:
-    """A request's usage as the stream LEDGER holds it, written once.
+    """One request's usage, from which it is billed: written once to the stream LEDGER when it ends.
 
-    `outcome` is a finish reason or an error code; times are epoch milliseconds.
+    `outcome` is a finish reason or an error code; times are epoch milliseconds. `attempts` is how
+    many times workers have begun the request.
     """
 
     request_id: str
@@ -235,21 +265,22 @@ class LedgerRecord:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's free capacity and progress, sent every second and when its credit changes.
+    """A worker's report on one model, sent every second and when its free capacity changes.
 
     `pulled` is, by priority, the highest stream sequence in WORK that this worker has pulled from
-    the pool's shared consumer: work up to there no longer waits to be pulled. `pulled_own` is the
-    same for work that was placed on this worker.
+    the consumer shared by all workers of the pool: work up to there no longer waits to be pulled.
+    `pulled_own` is the same for work that was placed on this worker.
 
-    `holds` are the prefix hashes (`streams/prefix_hashes.py`) that its cache has gained since the
-    last heartbeat, and `dropped` those that it has lost; with `holds_only`, `holds` is all that the
-    cache has.
+    `holds` are the prefix hashes (`streams/prefix_hashes.py`) that the worker's cache has gained
+    since the last heartbeat, and `dropped` those that it has lost. With `holds_only`, `holds` is
+    all that the cache has.
 
-    `room` is the worker's free capacity by priority, where its engine preempts less urgent work for
-    more urgent: sequences (negative: so many wait for a place) and tokens. `progress` has pairs of
-    a stream sequence in WORK and the tokens generated for it so far; each heartbeat has some of the
-    worker's requests. `taken` are the reply subjects of deliveries that it has accepted lately, or
-    of all of them for a new leader; the leader naks them when the worker dies.
+    `room` is the worker's free capacity by priority, as sequences (negative: so many wait for a
+    place) and tokens; only engines that preempt less urgent work for more urgent work report it.
+    `progress` has pairs of a stream sequence in WORK and the tokens generated for that request so
+    far; each heartbeat has some of the worker's requests. `taken` are the reply subjects of the
+    deliveries that the worker has accepted lately, or of all of them for a new leader. If the
+    worker dies, the dispatcher's leader naks these deliveries.
     """
 
     worker: str
@@ -275,10 +306,10 @@ class Heartbeat:
     holds_only: bool = False
 
     def free_capacity(self, priority: str) -> tuple[int, int]:
-        """Return the sequences and KV tokens that are free for a priority.
+        """Return how many sequences and KV tokens are free for requests of `priority`, as a pair.
 
-        Without a `room` for that priority: all free sequences less the waiting ones, and all free
-        tokens.
+        The sequences are negative if more wait than are free. If `room` has no entry for the
+        priority, the pair is all free sequences less the waiting ones, and all free tokens.
         """
         sequences, tokens = self.room.get(
             priority, (self.free_sequences - self.waiting, self.free_tokens)
@@ -286,18 +317,24 @@ class Heartbeat:
         return sequences, tokens
 
     def pack(self) -> bytes:
-        """Encode as msgpack."""
+        """Return the heartbeat encoded as msgpack."""
         return pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Decode from msgpack; unknown fields are dropped."""
+        """Return the heartbeat that `pack` encoded; unknown fields are ignored.
+
+        Raises ValueError for bytes that are not msgpack, TypeError if a field is missing.
+        """
         return from_wire(cls, unpack(data))
 
 
 @dataclass(frozen=True)
 class ServiceTime:
-    """Measured seconds that a request takes after dispatch, by prompt and output tokens."""
+    """Linear estimate of a request's seconds from dispatch on, by its prompt and output tokens.
+
+    The coefficients are measured on requests that have ended.
+    """
 
     first: float = 0.0  # seconds to the first output, without those for each prompt token
     per_prompt_token: float = 0.0
@@ -306,13 +343,14 @@ class ServiceTime:
     first_spread: float = 0.0  # one standard deviation of the seconds to the first output
 
     def first_seconds(self, prompt_tokens: int) -> float:
-        """Return the expected seconds from dispatch to the first output."""
+        """Return the expected seconds from dispatch to the first output for such a prompt."""
         return self.first + self.per_prompt_token * prompt_tokens
 
     def seconds(self, prompt_tokens: int, max_output: int) -> float:
-        """Return the expected seconds from dispatch to the end.
+        """Return the expected seconds from dispatch to the end of a request.
 
-        `max_output` is the most tokens that the request may generate.
+        `max_output` is the most tokens that the request may generate; it is expected to generate
+        the share `output_share` of them.
         """
         output = self.output_share * max_output
         return self.first_seconds(prompt_tokens) + self.per_output_token * output
@@ -323,9 +361,10 @@ class Pressure:
     """A model's load, published to the gateways by its dispatcher several times a second.
 
     `wait_seconds` is, by priority, the estimated wait of a request whose tenant has nothing queued;
-    None while nothing is known. `tenants` has the estimated waits of tenants with a backlog: not of
-    all, but of those that wait longest. `seconds_per_token` is how much each reserved token ahead
-    of a request adds to its wait, beyond the first `room_tokens`, which are admitted at once.
+    None while nothing is known. `tenants` has the estimated waits in seconds, by priority, of those
+    tenants with queued requests that wait longest. `seconds_per_token` is how much each reserved
+    token ahead of a request adds to its wait, beyond the first `room_tokens`, which are admitted at
+    once.
     """
 
     model: str
@@ -340,16 +379,19 @@ class Pressure:
     room_tokens: dict[str, float] = field(default_factory=dict)  # by priority
 
     def estimated_wait(self, tenant: str, priority: str) -> float | None:
-        """Return the estimated wait of a tenant's next request in seconds; None if unknown."""
+        """Return the estimated seconds that a tenant's next request would wait; None if unknown."""
         return self.tenants.get(tenant, {}).get(priority, self.wait_seconds.get(priority))
 
     def pack(self) -> bytes:
-        """Encode as msgpack."""
+        """Return the report encoded as msgpack."""
         return pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Decode from msgpack; unknown fields are dropped."""
+        """Return the report that `pack` encoded; unknown fields are ignored.
+
+        Raises ValueError for bytes that are not msgpack, TypeError if a field is missing.
+        """
         wire = unpack(data)
         if compute := wire.get("compute"):
             wire["compute"] = from_wire(ServiceTime, compute)

@@ -14,26 +14,27 @@ SLOT_SECONDS = 6.0  # open requests of a dead gateway stop counting within one a
 
 
 def minute_number(now: float) -> int:
-    """Return the number of the current minute since the epoch."""
+    """Return the number of the current minute, counted from the epoch; `now` is epoch seconds."""
     return int(now // MINUTE_SECONDS)
 
 
 def utc_day(now: float) -> str:
-    """Return the current day of UTC, as `2026-11-21`."""
+    """Return the current day of UTC, as `2026-11-21`; `now` is epoch seconds."""
     return datetime.fromtimestamp(now, UTC).date().isoformat()
 
 
 def seconds_until_tomorrow(now: float) -> float:
-    """Return the seconds until the next day of UTC."""
+    """Return the seconds until the next day of UTC begins; `now` is epoch seconds."""
     return DAY_SECONDS - now % DAY_SECONDS
 
 
 def open_slots(now: float) -> tuple[int, ...]:
-    """Return the numbers of the slots in which requests that are open now must be counted.
+    """Return the numbers of the slots on whose counters a request that is open now must be counted.
 
-    That is the current slot and, in its second half, also the next one: every gateway counts its
-    open requests there ahead of time, so that the next slot is complete when it begins. A gateway
-    that is dead or frozen does not, and its requests are gone from the next slot.
+    A slot is six seconds; slots are numbered from the epoch, and `now` is epoch seconds. The result
+    is the current slot and, in its second half, also the next one: every gateway counts its open
+    requests there ahead of time, so that the next slot is complete when it begins. A gateway that
+    is dead or frozen does not, and its requests are gone from the next slot.
     """
     number, rest = divmod(now, SLOT_SECONDS)
     current = int(number)
@@ -41,18 +42,19 @@ def open_slots(now: float) -> tuple[int, ...]:
 
 
 def seconds_until_next_half_slot(now: float) -> float:
-    """Return the seconds until the result of `open_slots` changes."""
+    """Return the seconds until the result of `open_slots` changes; `now` is epoch seconds."""
     half = SLOT_SECONDS / 2
     return half - now % half
 
 
 @dataclass(frozen=True)
 class QuotaWindow:
-    """Amounts used in the clock minute that holds `at` (`current`) and in the one before it.
+    """Use of one per-minute quota, read at `at` (epoch seconds), as a sliding window counter.
 
-    The use of the last 60 seconds is estimated as if the earlier minute's use were spread evenly
-    over it ("sliding window counter"). A quota therefore refills steadily, as a token bucket does;
-    in no minute of the clock is more used than the quota.
+    `current` is the amount used in the clock minute that holds `at`, and `previous` that in the
+    minute before. The use of the last 60 seconds is estimated as if `previous` were spread evenly
+    over its minute. A quota therefore refills steadily, as a token bucket does; in no minute of the
+    clock is more used than the quota.
     """
 
     previous: int
@@ -64,7 +66,7 @@ class QuotaWindow:
         return self.at - self.at % MINUTE_SECONDS
 
     def used_at(self, now: float) -> float:
-        """Return the estimated use in the 60 seconds before `now`.
+        """Return the estimated use in the 60 seconds before `now` (epoch seconds).
 
         Assumes that nothing has been added since `at`.
         """
@@ -74,17 +76,21 @@ class QuotaWindow:
         return self.current * max(0.0, 2 - passed)
 
     def without(self, amount: int) -> "QuotaWindow":
-        """Return a copy with `amount` less in the current minute."""
+        """Return a copy in which `amount` less is used in the current minute."""
         return replace(self, current=self.current - amount)
 
     def remaining(self, limit: int, now: float) -> int:
-        """Return how much of the quota `limit` is unused, rounded down; never below 0."""
+        """Return how much of a quota of size `limit` is unused at `now` (epoch seconds).
+
+        The amount is rounded down and never below 0.
+        """
         return max(0, math.floor(limit - self.used_at(now)))
 
     def seconds_until_fits(self, amount: int, limit: int, now: float) -> float:
-        """Return the seconds until `amount` fits under `limit`, if nothing else is added.
+        """Return the seconds from `now` until a quota of size `limit` has room for `amount`.
 
-        `amount` must be at most `limit`.
+        0 means that there is room now. Assumes that nothing else is added. `amount` must be at most
+        `limit`; `now` is epoch seconds.
         """
         room = limit - amount
         if self.used_at(now) <= room:
@@ -96,6 +102,9 @@ class QuotaWindow:
         return max(0.0, self._minute_start + minutes * MINUTE_SECONDS - now)
 
     def seconds_until_empty(self, now: float) -> float:
-        """Return the seconds until no use is counted any more, if nothing is added."""
+        """Return the seconds from `now` (epoch seconds) until the estimated use is 0.
+
+        Assumes that nothing is added.
+        """
         minutes = 2 if self.current > 0 else 1 if self.previous > 0 else 0
         return max(0.0, self._minute_start + minutes * MINUTE_SECONDS - now) if minutes else 0.0

@@ -42,7 +42,10 @@ def new_id() -> str:
 
 
 class Settings(BaseModel):
-    """Settings of one command: read once at start, never changed."""
+    """Settings of one command, read once at start and never changed.
+
+    An unknown key or a value of the wrong type raises pydantic's ValidationError.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -53,12 +56,12 @@ class Settings(BaseModel):
 
     @property
     def shutdown_timeout_seconds(self) -> float:
-        """Seconds that the process may live on after the first signal."""
+        """Seconds that the process may still run after the first SIGTERM or SIGINT."""
         return CLOSING_SECONDS
 
 
 class DiscoverySettings(Settings):
-    """Settings of a command that finds a running `millstream up` by its data directory."""
+    """Settings of a command that finds a running `millstream up` through its data directory."""
 
     data_dir: Path = Field(
         DATA_DIR, description="data directory of the `millstream up` to look for"
@@ -77,7 +80,7 @@ class ClientSettings(DiscoverySettings):
 
 
 class ServiceSettings(ClientSettings):
-    """Settings of a long-running service."""
+    """Settings that every long-running service has: broker, name, time to drain, stream layout."""
 
     log_level: LogLevel = Field("info", description="least severe log event to write")
     id: Slug = Field(
@@ -93,11 +96,18 @@ class ServiceSettings(ClientSettings):
 
     @property
     def shutdown_timeout_seconds(self) -> float:
+        """Seconds that the service may still run after the first SIGTERM or SIGINT.
+
+        They are `drain_seconds` plus 2 s for closing connections.
+        """
         return self.drain_seconds + CLOSING_SECONDS
 
 
 class QuotaSettings(BaseModel):
-    """Quotas of a tenant or of one of its keys, summed over all gateways; None: unlimited."""
+    """Quotas of a tenant or of one of its API keys; None means unlimited.
+
+    Each quota applies to the sum over all gateways.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -113,7 +123,10 @@ class QuotaSettings(BaseModel):
 
 
 class KeySettings(QuotaSettings):
-    """A tenant's API key: the bare key, or a table with limits of its own."""
+    """One API key of a tenant, with limits that apply to this key beside the tenant's own.
+
+    A bare string is taken as a key without limits.
+    """
 
     max_connections: int | None = Field(None, ge=1, description="connections to each gateway")
     frames_per_second: int | None = Field(

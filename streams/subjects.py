@@ -2,7 +2,7 @@
 
 Tokens of a subject match `[a-z0-9][a-z0-9_-]{0,62}`. Tenants, routes and ids must match as they are
 (`token`); names with other characters, such as model names, are escaped (`escape`). A function
-whose docstring says "Filter" returns a pattern with wildcards. Pure.
+whose docstring says "filter" returns a pattern with wildcards. Pure.
 """
 
 import re
@@ -21,7 +21,7 @@ _LEAD = "e_z"  # marks a name whose first character had to be escaped; `_z` is n
 
 
 class InvalidToken(ValueError):
-    """A name that cannot be one token of a subject; `value` is the name as it came."""
+    """A name cannot be used as one part of a NATS subject; `value` is the name as it came."""
 
     def __init__(self, value: str) -> None:
         super().__init__(
@@ -31,7 +31,7 @@ class InvalidToken(ValueError):
 
 
 class Priority(StrEnum):
-    """Urgency of a request; the members are in order, most urgent first."""
+    """Urgency of a request; the members are in order, the most urgent first."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
@@ -46,14 +46,17 @@ _URGENCY = {priority: index for index, priority in enumerate(Priority)}
 
 
 def token(value: str) -> str:
-    """Return `value` if it is one subject token, else raise `InvalidToken`."""
+    """Return `value` unchanged if it is a valid token (one part of a NATS subject).
+
+    Raises `InvalidToken` unless it matches `[a-z0-9][a-z0-9_-]{0,62}`.
+    """
     if not _TOKEN.match(value):
         raise InvalidToken(value)
     return value
 
 
 def escape(name: str) -> str:
-    """Turn any name into one subject token; `unescape` reverses it.
+    """Return `name` encoded as one token of a NATS subject; `unescape` reverses the encoding.
 
     `[a-z0-9-]` stay, `_` becomes `__`, other UTF-8 bytes become `_xx`. Raises `InvalidToken` for an
     empty name and for one whose escaped form is longer than a token may be.
@@ -71,19 +74,25 @@ def _escape_character(c: str) -> str:
 
 
 def unescape(escaped: str) -> str:
-    """Return the name that `escape` was given."""
+    """Return the name that `escape` encoded.
+
+    For a token that `escape` did not return, the result is meaningless or a ValueError is raised.
+    """
     raw = escaped.removeprefix(_LEAD)
     decoded = _ESCAPED.sub(lambda m: "_" if m[1] == "_" else chr(int(m[1], 16)), raw)
     return decoded.encode("latin-1").decode()
 
 
 def shard(request_id: str, shards: int) -> int:
-    """Return the shard of a request's token log: stable over processes and releases (CRC-32)."""
+    """Return the number, 0 to `shards` - 1, of the stream that holds a request's token log.
+
+    The number is the same in all processes and releases (CRC-32 of the id).
+    """
     return zlib.crc32(request_id.encode()) % shards
 
 
 class Lane(NamedTuple):
-    """A tenant's queue for one model and priority."""
+    """One tenant's queue for one model and priority."""
 
     tenant: str
     model: str
@@ -91,7 +100,11 @@ class Lane(NamedTuple):
 
 
 class LogAddress(NamedTuple):
-    """The address of one request's token log."""
+    """Tenant, route and request id, which together locate one request's token log.
+
+    The route says where the request's replies go: to a gateway, by its id, or to a name that a
+    producer chose.
+    """
 
     tenant: str
     route: str
@@ -99,7 +112,7 @@ class LogAddress(NamedTuple):
 
 
 class PoolKey(NamedTuple):
-    """The workers of one model version, as one priority of work sees them."""
+    """The workers of one model version, for work of one priority."""
 
     model: str
     version: str
@@ -107,29 +120,45 @@ class PoolKey(NamedTuple):
 
 
 def request(lane: Lane) -> str:
-    """Subject on which a lane's requests are queued."""
+    """Return the subject on which a lane's requests are queued.
+
+    Raises `InvalidToken` for a tenant or model whose name cannot be part of a subject.
+    """
     return f"{PREFIX}.request.{token(lane.tenant)}.{escape(lane.model)}.{lane.priority}"
 
 
 def requests_by(tenant: str) -> str:
-    """Filter: every queued request of one tenant."""
+    """Return the filter (a subject with wildcards) for all queued requests of one tenant.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.request.{token(tenant)}.>"
 
 
 def requests_of(model: str) -> str:
-    """Filter: every queued request for one model."""
+    """Return the filter (a subject with wildcards) for all tenants' queued requests for one model.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.request.*.{escape(model)}.*"
 
 
 @lru_cache(maxsize=_CACHED_SUBJECTS)
 def parse_lane(subject: str) -> Lane:
-    """Parse the subject of a request or of an ingress message into its lane."""
+    """Return the lane named by the subject of a queued request or of a producer's submission.
+
+    Raises ValueError for a subject of another form.
+    """
     _, _, tenant, model, priority = subject.split(".")
     return Lane(tenant, unescape(model), Priority(priority))
 
 
 def work(pool: PoolKey, placement: str = ANY) -> str:
-    """Subject of work for a pool, placed on one worker or on `ANY`."""
+    """Return the subject on which dispatched requests (work) for a pool of workers are published.
+
+    `placement` is the one worker that shall get the work; `ANY` lets every worker of the pool pull
+    it. Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return (
         f"{PREFIX}.work.{escape(pool.model)}.{escape(pool.version)}"
         f".{pool.priority}.{token(placement)}"
@@ -138,13 +167,19 @@ def work(pool: PoolKey, placement: str = ANY) -> str:
 
 @lru_cache(maxsize=_CACHED_SUBJECTS)
 def parse_work(subject: str) -> PoolKey:
-    """Parse the subject of work into its pool; raises ValueError for one of another form."""
+    """Return the pool (model, version and priority) named by the subject of dispatched work.
+
+    Raises ValueError for a subject of another form. The placement is not checked.
+    """
     _, _, model, version, priority, _ = subject.split(".")
     return PoolKey(unescape(model), unescape(version), Priority(priority))
 
 
 def is_work(subject: str) -> bool:
-    """Return whether `work` can have built this subject; operators may publish on any other."""
+    """Return whether `work` can have built this subject; raises nothing.
+
+    Operators may have published on any other subject of the stream WORK.
+    """
     try:
         parse_work(subject)
         token(placement(subject))
@@ -154,17 +189,27 @@ def is_work(subject: str) -> bool:
 
 
 def placement(subject: str) -> str:
-    """Return the worker that work on this subject was placed on, or `ANY`."""
+    """Return the last part of a work subject: the worker that the work was placed on, or `ANY`.
+
+    The subject is not checked.
+    """
     return subject.rpartition(".")[2]
 
 
 def work_placed_on(model: str, version: str, worker: str) -> str:
-    """Filter: work of any priority that was placed on one worker."""
+    """Return the filter (a subject with wildcards) for work of any priority placed on one worker.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.work.{escape(model)}.{escape(version)}.*.{token(worker)}"
 
 
 def log(address: LogAddress, shards: int) -> str:
-    """Subject of a request's token log."""
+    """Return the subject on which the records of a request's token log are stored.
+
+    `shards` is the number of streams over which all logs are spread. Raises `InvalidToken` for a
+    name that cannot be part of a subject.
+    """
     tenant, route, request_id = address
     return (
         f"{PREFIX}.token.{shard(request_id, shards)}.{token(tenant)}.{token(route)}"
@@ -173,165 +218,259 @@ def log(address: LogAddress, shards: int) -> str:
 
 
 def log_on_any_route(tenant: str, request_id: str, shards: int) -> str:
-    """Filter: a request's token log, for a reader that does not know its route."""
+    """Return the filter for a request's token log, for a reader that does not know its route.
+
+    The route says where replies go. Raises `InvalidToken` for a name that cannot be part of a
+    subject.
+    """
     return f"{PREFIX}.token.{shard(request_id, shards)}.{token(tenant)}.*.{token(request_id)}"
 
 
 def log_of_any_tenant(request_id: str, shards: int) -> str:
-    """Filter: a request's token log, for a reader that knows only its id."""
+    """Return the filter for a request's token log, for a reader that knows only the request id.
+
+    Raises `InvalidToken` for an id that cannot be part of a subject.
+    """
     return f"{PREFIX}.token.{shard(request_id, shards)}.*.*.{token(request_id)}"
 
 
 def parse_log(subject: str) -> LogAddress:
-    """Parse the subject of a token log or of a reply into the log's address."""
+    """Return the address of the token log that the subject of a log or of a reply belongs to.
+
+    Only the last three parts of the subject are read; raises ValueError if there are fewer.
+    """
     tenant, route, request_id = subject.split(".")[-3:]
     return LogAddress(tenant, route, request_id)
 
 
 def replies_to(route: str) -> str:
-    """Filter: all replies to one route."""
+    """Return the filter (a subject with wildcards) for all replies to one route.
+
+    A route is a gateway's id or a name that a producer chose. Raises `InvalidToken` for a name that
+    cannot be part of a subject.
+    """
     return f"{PREFIX}.reply.*.{token(route)}.>"
 
 
 def reply_on_any_route(tenant: str, request_id: str) -> str:
-    """Filter: the replies of one request, whichever route they go to."""
+    """Return the filter for the replies to one request, whichever gateway or producer they go to.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.reply.{token(tenant)}.*.{token(request_id)}"
 
 
 def cancel(tenant: str, request_id: str) -> str:
-    """Subject that cancels a request."""
+    """Return the subject on which a message asks the services to cancel a request.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.cancel.{token(tenant)}.{token(request_id)}"
 
 
 def reader(tenant: str, request_id: str) -> str:
-    """Subject that asks the gateways whether one of them has a reader of a request."""
+    """Return the subject for asking all gateways whether one of them has a reader of a request.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.reader.{token(tenant)}.{token(request_id)}"
 
 
 def find(tenant: str, request_id: str) -> str:
-    """Subject that asks dispatchers, gateways and workers whether one of them knows a request."""
+    """Return the subject for asking dispatchers, gateways and workers who knows a request.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.find.{token(tenant)}.{token(request_id)}"
 
 
 def parse_request_id(subject: str) -> tuple[str, str]:
-    """Parse a `cancel`, `reader` or `find` subject into tenant and request id."""
+    """Return tenant and request id, the last two parts of a `cancel`, `reader` or `find` subject.
+
+    Raises ValueError for a subject with fewer than two parts.
+    """
     tenant, request_id = subject.split(".")[-2:]
     return tenant, request_id
 
 
 def drain(worker: str) -> str:
-    """Subject that tells a worker to drain and leave."""
+    """Return the subject on which a worker is told to drain: finish or hand over its work, and end.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.drain.{token(worker)}"
 
 
 def alive(worker: str) -> str:
-    """Subject that asks a worker whether it is alive.
+    """Return the subject for asking a worker whether it is alive.
 
-    If it is not, the broker answers that there are no responders.
+    If the worker is not connected, the broker answers that there are no responders. Raises
+    `InvalidToken` for a name that cannot be part of a subject.
     """
     return f"{PREFIX}.alive.{token(worker)}"
 
 
 def written(worker: str) -> str:
-    """Subject that asks a worker for records of a token log that it writes."""
+    """Return the subject for asking a worker for records of a token log that the worker writes.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.written.{token(worker)}"
 
 
 def fleet(model: str, worker: str) -> str:
-    """Subject of a worker's heartbeats."""
+    """Return the subject on which a worker publishes its heartbeats about a model.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.fleet.{escape(model)}.{token(worker)}"
 
 
 def muster(model: str) -> str:
-    """Subject that asks the workers of a model for a heartbeat now."""
+    """Return the subject on which all workers of a model are asked to send a heartbeat now.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.muster.{escape(model)}"
 
 
 def pressure(model: str) -> str:
-    """Subject on which a model's dispatcher publishes its `Pressure`."""
+    """Return the subject on which a model's dispatcher publishes the model's load (`Pressure`).
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.pressure.{escape(model)}"
 
 
 def ledger(tenant: str, model: str) -> str:
-    """Subject of the ledger records of one tenant and model."""
+    """Return the subject on which the usage records of one tenant and model are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
 
 
 def usage(tenant: str, scope: str, meter: str, day: str) -> str:
-    """Subject of the counter of what a tenant, or one of its keys, has used on a day."""
+    """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
+
+    `scope` says which of them, `meter` what is counted, and `day` is a day of UTC as `2026-11-21`.
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.usage.{token(tenant)}.{token(scope)}.{meter}.{token(day)}"
 
 
 def usage_on(day: str) -> str:
-    """Filter: the usage counters of all tenants for a day."""
+    """Return the filter (a subject with wildcards) for all usage counters of a day.
+
+    `day` is a day of UTC as `2026-11-21`.
+    """
     return f"{PREFIX}.usage.*.*.*.{token(day)}"
 
 
 def rate(tenant: str, scope: str, meter: str, slot: int) -> str:
-    """Subject of the counter of a minute or of a quota slot, by its number since the epoch."""
+    """Return the subject of the counter of what a tenant, or one of its keys, uses in a short time.
+
+    `slot` is the number, since the epoch, of a minute or of a quota slot of six seconds. Raises
+    `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.rate.{token(tenant)}.{token(scope)}.{meter}.{slot}"
 
 
 def attempts(tenant: str, request_id: str) -> str:
-    """Subject on which workers store notes of how their attempts at a request went."""
+    """Return the subject on which workers store notes on their attempts at a request.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.attempt.{token(tenant)}.{token(request_id)}"
 
 
 def dead(tenant: str, model: str) -> str:
-    """Subject of the dead letters of one tenant and model."""
+    """Return the subject on which the dead letters (failed work) of a tenant and model are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.dead.{token(tenant)}.{escape(model)}"
 
 
 def replay(name: str) -> str:
-    """Subject of the record of how a dead letter, by its name, was replayed."""
+    """Return the subject on which the replay of the dead letter called `name` is recorded.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.replay.{token(name)}"
 
 
 def dead_of(tenant: str | None, model: str | None) -> str:
-    """Filter: the dead letters of one tenant and model; None: of all."""
+    """Return the filter for the dead letters of one tenant and one model; None stands for all.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.dead.{token(tenant) if tenant else '*'}.{escape(model) if model else '*'}"
 
 
 def parse_dead(subject: str) -> tuple[str, str]:
-    """Parse the subject of a dead letter into tenant and model."""
+    """Return tenant and model from the subject of a dead letter.
+
+    Raises ValueError for a subject that does not have four parts.
+    """
     _, _, tenant, model = subject.split(".")
     return tenant, unescape(model)
 
 
 def submissions(tenant: str) -> str:
-    """Filter: the submissions of one tenant's producers."""
+    """Return the filter (a subject with wildcards) for requests that a tenant submits over NATS.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.submit.{token(tenant)}.*.*"
 
 
 def fleet_of(model: str) -> str:
-    """Filter: the heartbeats of one model's workers."""
+    """Return the filter (a subject with wildcards) for the heartbeats of one model's workers.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.fleet.{escape(model)}.*"
 
 
 def ledger_of(model: str) -> str:
-    """Filter: the ledger records of one model for all tenants."""
+    """Return the filter (a subject with wildcards) for all tenants' usage records of one model.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.ledger.*.{escape(model)}"
 
 
 def work_of(model: str) -> str:
-    """Filter: all work for one model."""
+    """Return the filter (a subject with wildcards) for all dispatched work of one model.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.work.{escape(model)}.>"
 
 
 def report(model: str) -> str:
-    """Subject that asks a model's leader for its lanes and workers, or for a request or tenant."""
+    """Return the subject for asking the dispatcher that leads a model what it knows.
+
+    The question is about the model's queues and workers, or about one request or tenant. Raises
+    `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.report.{escape(model)}"
 
 
 def checkpoint(model: str) -> str:
-    """Subject on which a model's leader stores what its successor must know of the tenants."""
+    """Return the subject on which a model's dispatcher stores its tenants' state for its successor.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
 def parse_ack_subject(reply: str) -> tuple[int, int]:
-    """Parse a delivery's reply subject (ADR-15).
+    """Return a delivery's number and its message's sequence in the stream.
 
-    Returns how often the message has been delivered so far, and its sequence in the stream.
+    `reply` is the delivery's reply subject (ADR-15). The number is how often the message has been
+    delivered, this delivery included. Raises IndexError or ValueError for any other subject.
     """
     fields = reply.split(".")
     if len(fields) > 9:  # $JS.ACK.<domain>.<account>.<stream>.<consumer>.…, maybe a token more

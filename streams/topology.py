@@ -33,31 +33,38 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Scale:
-    """Replicas of each stream and number of token log shards: a laptop has one of each."""
+    """Size of an installation: copies of each stream, and streams over which token logs are spread.
+
+    A laptop has one of each.
+    """
 
     replicas: int = 1
     shards: int = 1
 
 
 def token_stream_name(shard: int) -> str:
-    """Return the name of the stream of one shard of token logs."""
+    """Return the name of the token log stream with the number `shard`."""
     return f"TOKENS_{shard}"
 
 
 def token_stream_of(request_id: str, shards: int) -> str:
-    """Return the name of the stream that holds a request's token log."""
+    """Return the name of the stream that holds a request's token log, of `shards` such streams."""
     return token_stream_name(subjects.shard(request_id, shards))
 
 
 def ingress_stream_name(tenant: str) -> str:
-    """Return the name of the stream on which a tenant's producers publish."""
+    """Return the name of the stream on which a tenant's producers submit requests over NATS.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
     return f"INGRESS_{subjects.token(tenant)}"
 
 
 def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
-    """Return the configurations of all streams but the ingress streams (one per tenant).
+    """Return the configurations of all streams except the ingress streams (one for each tenant).
 
-    `max_queued` bounds every lane; a lower limit of a tenant is enforced by the gateways.
+    `max_queued` is the most requests that any lane (one tenant's queue for a model and priority)
+    may hold; a lower limit of a tenant is enforced by the gateways.
     """
     return [
         _requests(max_queued),
@@ -155,26 +162,27 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
 
 
 def ingress_stream(tenant: str) -> StreamConfig:
-    """Return the stream on which one tenant's producers publish.
+    """Return the configuration of the stream on which one tenant's producers submit requests.
 
-    One stream per tenant, so that a `Nats-Msg-Id` deduplicates only within the tenant.
+    There is one stream for each tenant, so that a `Nats-Msg-Id` deduplicates only within the
+    tenant.
     """
     return _queue(ingress_stream_name(tenant), subjects.submissions(tenant), 64 * MIB)
 
 
 def ingress_consumer() -> ConsumerConfig:
-    """Return the consumer of an ingress stream that all gateways share."""
+    """Return the configuration of the consumer of an ingress stream, which all gateways share."""
     return ConsumerConfig(
         durable_name="gateways", ack_policy=AckPolicy.EXPLICIT, ack_wait=10, max_ack_pending=1000
     )
 
 
 def index_consumer(model: str, leader: str) -> ConsumerConfig:
-    """Return a leader's consumer of a model's queued requests.
+    """Return the configuration of a dispatcher's consumer of all queued requests of a model.
 
-    It delivers headers only, and a request stays un-acked until it is dispatched.
-    Each leader makes its own: a frozen predecessor that wakes up pulls from a consumer that no
-    longer exists.
+    It delivers headers only, and a request stays unacknowledged until it is dispatched. `leader` is
+    a name for this leadership: each leader makes its own consumer, so that a frozen predecessor
+    that wakes up pulls from a consumer that no longer exists.
     """
     return ConsumerConfig(
         durable_name=f"dispatcher_{subjects.escape(model)}_{leader}",
@@ -188,14 +196,17 @@ def index_consumer(model: str, leader: str) -> ConsumerConfig:
 
 
 def is_index_of(consumer: str, index: str) -> bool:
-    """Return whether both names are of index consumers of the same model, of any leader."""
+    """Return whether the consumer name `consumer` is that of an index consumer of the same model.
+
+    `index` is the name of one such consumer; the two may be of different leaders.
+    """
     return consumer.rpartition("_")[0] == index.rpartition("_")[0]
 
 
 def work_consumer(pool: PoolKey, ack_wait_seconds: float) -> ConsumerConfig:
-    """Return a pool's shared consumer for one priority.
+    """Return the configuration of the consumer that all workers of a pool share, for one priority.
 
-    Work of a worker that dies is delivered again after the ack wait.
+    If a worker dies, its work is delivered again, to any worker, after `ack_wait_seconds`.
     """
     model, version = subjects.escape(pool.model), subjects.escape(pool.version)
     return ConsumerConfig(
@@ -211,9 +222,10 @@ def work_consumer(pool: PoolKey, ack_wait_seconds: float) -> ConsumerConfig:
 def worker_consumer(
     model: str, version: str, worker: str, ack_wait_seconds: float
 ) -> ConsumerConfig:
-    """Return a worker's own consumer, for the work that was placed on it.
+    """Return the configuration of a worker's own consumer, for the work that was placed on it.
 
-    The broker removes it once nobody has pulled for `IDLE_CONSUMER_SECONDS`.
+    The broker removes the consumer once nobody has pulled for `IDLE_CONSUMER_SECONDS`. A delivery
+    that is not acknowledged is repeated after `ack_wait_seconds`.
     """
     names = subjects.escape(model), subjects.escape(version), worker
     return ConsumerConfig(
@@ -228,7 +240,10 @@ def worker_consumer(
 
 
 def consumer_name_for(subject: str) -> str:
-    """Return the name of the consumer that receives work on this subject."""
+    """Return the name of the consumer that receives dispatched work on this subject.
+
+    Raises ValueError if it is not a work subject.
+    """
     pool, placement = subjects.parse_work(subject), subjects.placement(subject)
     if placement == subjects.ANY:
         return work_consumer(pool, ack_wait_seconds=1).durable_name or ""

@@ -12,7 +12,7 @@ TENANT_SCOPE = "tenant"  # the scope of a tenant's own quotas; `key_scope` has t
 
 
 class Meter(StrEnum):
-    """The quantity that a counter counts."""
+    """Quantity that one usage counter counts; the value is a part of the counter's NATS subject."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -21,34 +21,43 @@ class Meter(StrEnum):
 
 
 def key_scope(name: str) -> str:
-    """Return the scope of one key's quotas, by the key's name."""
+    """Return the counter scope for one API key, named `name`: `key-` followed by the name.
+
+    A scope says whose use a counter counts: the tenant's (`TENANT_SCOPE`) or one key's.
+    """
     return f"key-{name}"
 
 
 @dataclass(frozen=True)
 class Price:
-    """Price of a prompt token and of a generated token, in 10⁻¹² of the currency."""
+    """Price of one prompt token and of one generated token, in units of 10⁻¹² of the currency."""
 
     prompt: int = 0
     completion: int = 0
 
     @classmethod
     def per_million(cls, prompt: float, completion: float) -> Self:
-        """Convert prices as operators write them: currency units for a million tokens."""
+        """Return the price per token, given prices as operators write them.
+
+        `prompt` and `completion` are in currency units for a million tokens. Each price per token
+        is rounded to a whole number of 10⁻¹² of the currency.
+        """
         picos = PICO // _MILLION
         return cls(round(prompt * picos), round(completion * picos))
 
     def spend_for(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """Return the price of these tokens, in 10⁻¹² of the currency."""
+        """Return the cost of these tokens, as an integer in 10⁻¹² of the currency."""
         return prompt_tokens * self.prompt + completion_tokens * self.completion
 
 
 @dataclass(frozen=True)
 class Account:
-    """The counters on which a request is counted, and the tokens and spend reserved there.
+    """The usage counters on which one request is counted, and the tokens and spend reserved there.
 
-    It travels with the request and its ledger record, so that any service can settle it. `scopes`
-    are the tenant's and its key's; `day` is the day of UTC on which the reservation was made.
+    The account travels with the request and its ledger record, so that any service can later
+    correct the counters to the real use. `scopes` name whose counters they are: the tenant's and
+    its API key's. `day` is the UTC day of the reservation, as `2026-11-21`. `spend` is in 10⁻¹² of
+    the currency.
     """
 
     tenant: str
@@ -59,26 +68,30 @@ class Account:
     price: Price
 
     def pack(self) -> str:
-        """Encode as the value of the header `Account`."""
+        """Return the account as one line of text, the value of the request header `Account`."""
         numbers = (self.tokens, self.spend, self.price.prompt, self.price.completion)
         return " ".join((self.tenant, ",".join(self.scopes), self.day, *map(str, numbers)))
 
     @classmethod
     def unpack(cls, packed: str) -> Self:
-        """Decode what `pack` returned; raises ValueError for anything else."""
+        """Return the account that `pack` encoded; raises ValueError for text of another form."""
         tenant, scopes, day, *numbers = packed.split()
         tokens, spend, prompt, completion = map(int, numbers)
         return cls(tenant, tuple(scopes.split(",")), day, tokens, spend, Price(prompt, completion))
 
     @property
     def reserved(self) -> dict[str, int]:
-        """Amounts that the reservation added, by counter subject."""
+        """Amounts that the reservation added to the token and spend counters, by counter subject.
+
+        Amounts of 0 are left out. Spend is in 10⁻¹² of the currency.
+        """
         return self._counter_amounts(self.tokens, self.spend)
 
     def correction(self, prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         """Return the amounts to add, by counter subject, so that the counters show the real use.
 
-        The arguments are the tokens that the request has used; amounts may be negative.
+        The arguments are the tokens that the request has really used. An amount is negative where
+        less was used than reserved; amounts of 0 are left out. Spend is in 10⁻¹² of the currency.
         """
         tokens = prompt_tokens + completion_tokens - self.tokens
         return self._counter_amounts(

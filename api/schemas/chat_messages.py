@@ -81,14 +81,17 @@ class CalledFunction(Body):
 
 
 class CalledTool(Body):
-    """A tool call in an earlier message of the assistant."""
+    """A tool call in an assistant message of the chat so far."""
 
     id: str
     type: Literal["function"]
     function: CalledFunction
 
     def to_template(self) -> dict[str, Any]:
-        """Return the call as chat templates expect it: with its arguments as an object."""
+        """Return the call in the shape that chat templates expect.
+
+        It is OpenAI's shape, but with the arguments as an object instead of JSON text.
+        """
         arguments = json.loads(self.function.arguments or "{}")
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": "function", "function": function}
@@ -98,7 +101,7 @@ CalledTools = Annotated[list[CalledTool], Field(max_length=MAX_CALLS, fail_fast=
 
 
 class ChatMessage(Body):
-    """One message of a chat. A message of our own responses may be sent back as it is."""
+    """One message of a chat. A message from a response may be sent back unchanged later."""
 
     role: Role
     content: Content
@@ -127,7 +130,11 @@ class ChatMessage(Body):
         return self
 
     def to_template(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it; `developer` is their `system` role."""
+        """Return the message in the shape that chat templates expect.
+
+        The role `developer` becomes `system`, the name by which templates know that role. A `name`
+        is kept only for the role `tool`.
+        """
         role = "system" if self.role == "developer" else self.role
         parsed: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:

@@ -74,23 +74,30 @@ class OpenAIGenerationBody(GenerationBody):
 
         @property
         def prompts(self) -> Sequence[str | TokenIds | None]:
-            """The prompts to continue, each by itself; for a chat one None."""
+            """The prompts to continue, each a request of its own.
+
+            For a chat it is a list of one None, since `messages` takes the place of the prompt.
+            """
 
     @property
     def choice_count(self) -> int:
-        """The number of answers that each prompt is to get."""
+        """The number of answers (`n`) that each prompt is to get; 1 if the body does not say."""
         return self.n or 1
 
     @property
     def lane_priority(self) -> Priority:
-        """The `priority` of the body, or else the priority that its service tier stands for."""
+        """The priority with which the request is queued.
+
+        It is the body's `priority`. Without one it follows from `service_tier`: `priority` means
+        interactive, `flex` means batch, and any other tier means standard.
+        """
         if self.priority:
             return Priority(self.priority)
         return _TIER_PRIORITIES.get(self.service_tier or "default", Priority.STANDARD)
 
     @property
     def include_usage(self) -> bool:
-        """True if the stream is to end with the usage."""
+        """True if a stream must end with a chunk that has the token counts (`usage`)."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -167,19 +174,26 @@ class ChatRequest(OpenAIGenerationBody):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of, as chat templates expect them; None for none."""
+        """The tools that the prompt tells the model of, in the shape that chat templates expect.
+
+        None if the body has no tools, or forbids calls with a `tool_choice` of `none`.
+        """
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.to_template() for tool in self.tools]
 
     @property
     def forces_tools(self) -> bool:
-        """True if `tool_choice` makes a call compulsory."""
+        """True if `tool_choice` is `required` or names a function: a call is compulsory."""
         return self.tool_choice not in (None, "none", "auto")
 
     @property
     def forced_functions(self) -> list[Function]:
-        """The functions of which the model must call one, if `forces_tools`."""
+        """The functions of which the answer must call one; use it only if `forces_tools` is True.
+
+        It is the named function alone, or all functions of `tools` if any of them may be called. It
+        is empty if `tool_choice` names a function that `tools` does not have.
+        """
         functions = [tool.function for tool in self.tools or ()]
         if isinstance(self.tool_choice, NamedToolChoice):
             return [each for each in functions if each.name == self.tool_choice.name][:1]
@@ -187,7 +201,11 @@ class ChatRequest(OpenAIGenerationBody):
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar that forces a tool call, or else the one that the client asked for."""
+        """The grammar that constrains the output; None if any text is allowed.
+
+        If a tool call is forced, it is the grammar of that call, else the one that the client asked
+        for.
+        """
         if not self.forces_tools:
             return super().grammar
         if isinstance(self.tool_choice, NamedToolChoice):

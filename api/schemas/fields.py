@@ -47,7 +47,11 @@ PriorityName = Literal["interactive", "standard", "batch"]
 
 
 def describe_value(value: object) -> str:
-    """Return a value as error messages quote it: shortened, a container as its type and length."""
+    """Return a value as error messages quote it, in at most 40 characters.
+
+    A list, an object or bytes are shown as their type and length, anything else as its shortened
+    `repr`.
+    """
     if isinstance(value, dict | list | bytes):
         return f"{type(value).__name__} of {len(value)}"
     text = repr(value)
@@ -57,20 +61,29 @@ def describe_value(value: object) -> str:
 
 
 def wrong_value(reason: str) -> PydanticCustomError:
-    """Return the error that a validator raises for a wrong value; pydantic adds the field's path.
+    """Return the error that a pydantic validator must raise for a wrong value.
 
-    `reason` continues a sentence that begins with the path.
+    `reason` is the rest of a sentence that begins with the field's path; the path is added later
+    (`parsing.to_bad_request`), and the client gets a `BadRequest`.
     """
     return PydanticCustomError(WRONG, "{reason}", {"reason": reason})
 
 
 def unsupported_value(reason: str) -> PydanticCustomError:
-    """Return the error for a value that is valid at OpenAI and not supported here."""
+    """Return the error that a pydantic validator must raise for a value that is not supported.
+
+    `reason` is the rest of a sentence that begins with the field's path. The client gets an
+    `UnsupportedValue`, since OpenAI's API accepts the value.
+    """
     return PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": reason})
 
 
 class OnlyValues:
-    """Annotation of an unsupported field of OpenAI's: it takes the no-op `values` alone."""
+    """Annotation of a field of OpenAI's that is not supported.
+
+    The field accepts only the given `values`, which ask for nothing; any other value is refused
+    with `unsupported_value`.
+    """
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -171,7 +184,10 @@ LogitBias = Annotated[
 
 
 def is_token_ids(value: object) -> TypeGuard[TokenIds]:
-    """Return True for a non-empty list of integers (not booleans); the vocabulary is not known."""
+    """Return True if `value` is a non-empty list of integers; booleans do not count as integers.
+
+    The ids are not compared with any vocabulary; `api.tokenizer.check_token_ids` does that.
+    """
     if not isinstance(value, list):
         return False
     if len(value) <= _PIECE_ITEMS:
@@ -221,9 +237,10 @@ Prompts = Annotated[
 
 
 def check_plain_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Return `value` if it is plain JSON within `MAX_VALUES` and `MAX_DEPTH`; else raise.
+    """Return `value` unchanged if it is JSON of at most `MAX_VALUES` values, nested to `MAX_DEPTH`.
 
-    msgpack has types that JSON lacks, and some parsers of JSON recurse.
+    Raises the error of `wrong_value` otherwise. This is checked because msgpack has types that JSON
+    lacks, and because some JSON parsers recurse and would fail on deep nesting.
     """
     level: list[Any] = [value]
     left = MAX_VALUES
@@ -256,7 +273,10 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(check_plain_json)]
 
 
 class Body(BaseModel):
-    """Base of all schemas: strict types, unknown fields are refused, instances are frozen."""
+    """Base of all schemas: values must have the exact type, unknown fields are refused.
+
+    Instances are immutable. A body with more than `MAX_FIELDS` fields is refused as a whole.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
 
@@ -280,5 +300,5 @@ class InferenceBody(Body):
 
     @property
     def lane_priority(self) -> Priority:
-        """The priority of the tenant's lane in which the request waits."""
+        """The priority with which the request is queued; standard if the body names none."""
         return Priority(self.priority or Priority.STANDARD)

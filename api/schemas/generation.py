@@ -56,7 +56,7 @@ class GenerationBody(InferenceBody):
 
     @property
     def template_messages(self) -> list[dict[str, Any]] | None:
-        """The messages to answer; None for a prompt."""
+        """The chat messages to answer, in the form that chat templates take; None for a prompt."""
         return None
 
     @property
@@ -66,12 +66,15 @@ class GenerationBody(InferenceBody):
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """The client's own limit of the output, in tokens; None without one."""
+        """The most output tokens that the client asked for; None if the body sets no limit."""
         return None
 
     @property
     def requested_logprobs(self) -> int | None:
-        """The number of likeliest alternatives that come with each token; None for no logprobs."""
+        """The number of likeliest alternatives to return with each output token's log probability.
+
+        0 means the chosen token's log probability alone; None means no log probabilities.
+        """
         return None
 
     @property
@@ -82,13 +85,14 @@ class GenerationBody(InferenceBody):
 
     @property
     def grammar_field(self) -> str:
-        """The field that the grammar came from, to be named in an error about it."""
+        """The name of the body's field that `grammar` came from, for an error about the grammar."""
         return "structured_outputs" if self.structured_outputs else "response_format"
 
     def to_sampling(self) -> Sampling:
-        """Return the engine's sampling parameters, with OpenAI's defaults for missing fields.
+        """Return the sampling parameters for the engine, with OpenAI's defaults for missing fields.
 
-        A missing `max_tokens` becomes 0: its default depends on more than the request.
+        A missing `max_tokens` becomes 0. The caller replaces it, because its default depends on the
+        endpoint, the model, the tenant and the length of the prompt.
         """
         return Sampling(
             max_tokens=self.requested_max_tokens or 0,

@@ -21,7 +21,11 @@ Encoding = Literal["json", "msgpack"]
 
 
 def decode(data: bytes | str, encoding: Encoding = "json") -> dict[str, Any]:
-    """Return the map that `data` holds; raises `BadRequest` if it is not one."""
+    """Return the object (a map) that `data` encodes in JSON or msgpack.
+
+    Raises `BadRequest` if `data` cannot be decoded, holds something other than an object, or has
+    too many parts (`payload_limits.MAX_PARTS`).
+    """
     try:
         payload = _load(data, encoding)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -42,7 +46,10 @@ def _load(data: bytes | str, encoding: Encoding) -> Any:
 
 
 def parse(record: type[B], wire: Mapping[str, Any]) -> B:
-    """Return `wire` as a `record`; raises `BadRequest` naming the first field at fault."""
+    """Return `wire`, a decoded object, as an instance of the schema class `record`.
+
+    Raises `BadRequest`, or a subclass of it, with the path and the value of the first wrong field.
+    """
     try:
         return record.model_validate(wire)
     except ValidationError as error:
@@ -50,22 +57,30 @@ def parse(record: type[B], wire: Mapping[str, Any]) -> B:
 
 
 def parse_frame(wire: Mapping[str, Any]) -> Frame:
-    """Return a WebSocket client's frame. Raises `BadRequest`; `find_frame_id` finds its id then."""
+    """Return the frame that a WebSocket client sent as the schema class that its `type` names.
+
+    Raises `BadRequest` for an unknown type or a wrong field. `find_frame_id` then tells which of
+    the client's requests the error is about.
+    """
     kind = wire.get("type")
     return parse(_schema_of_type(kind, FRAMES), wire)
 
 
 def find_frame_id(wire: Mapping[str, Any]) -> str | None:
-    """Return the client's own id of a frame that may otherwise be invalid; None if that is too."""
+    """Return the `id` that a WebSocket client gave a frame, even if the frame is otherwise invalid.
+
+    None if the id is missing, or is not a text of 1 to 128 characters.
+    """
     frame_id = wire.get("id")
     return frame_id if isinstance(frame_id, str) and 1 <= len(frame_id) <= MAX_ID else None
 
 
 def parse_submission(wire: Mapping[str, Any], model: str, priority: str) -> SubmissionBody:
-    """Return a NATS producer's submission; `model` and `priority` are those of its subject.
+    """Return the request that a NATS producer published, with its subject's model and priority.
 
-    Without a `type` it is an embedding if it has an `input`, else a generation. Raises
-    `BadRequest`, also if the body names another model or priority than the subject.
+    `wire` is the decoded body. If it has no `type` it is an embedding if it has an `input`, else a
+    generation. Raises `BadRequest` for an unknown type, for a wrong field, and for a body that
+    names another model or priority than its subject.
     """
     whole = {**wire, "model": model, "priority": priority}
     for name in wire.keys() & {"model", "priority"}:
@@ -84,7 +99,12 @@ def _schema_of_type(kind: object, known: Mapping[str, type[B]]) -> type[B]:
 
 
 def to_bad_request(error: ErrorDetails) -> BadRequest:
-    """Return one of pydantic's errors as a sentence with the field's path and its value."""
+    """Return the error for a client from one of pydantic's errors.
+
+    Its message is one sentence with the field's path and value. The result is an `UnknownField` for
+    a field that the schema does not have, an `UnsupportedValue` for a valid value of OpenAI's that
+    is not supported, and else a plain `BadRequest`.
+    """
     path = _path(error["loc"])
     if error["type"] == "extra_forbidden":
         return UnknownField(f"unknown field {path}", path)

@@ -16,15 +16,21 @@ T = TypeVar("T")
 
 
 def check_json(data: bytes) -> None:
-    """Raise `BadRequest` for more than `MAX_PARTS` parts; invalid JSON may pass."""
+    """Raise `BadRequest` if `data` has more than `MAX_PARTS` objects, lists and texts in all.
+
+    Field names count as texts. The parts are counted without parsing, so invalid JSON may pass; the
+    parser must still refuse it.
+    """
     if has_more(data, (b"{", b"[", b'"'), MAX_PARTS):
         raise BadRequest(f"this holds more than {MAX_PARTS} objects, lists and texts")
 
 
 def has_more(data: bytes, characters: tuple[bytes, ...], limit: int) -> bool:
-    """Return True if more than `limit` of these `characters` stand outside of JSON texts.
+    """Return True if `data`, a JSON text, has more than `limit` of the given structural characters.
 
-    A text counts as one `"`; more than `limit` texts are too many, whatever `characters` are.
+    Characters inside of JSON strings are not counted, and each string counts as one `"`. More than
+    `limit` strings also give True, even if `"` is not among `characters`. `data` is not parsed and
+    may be invalid.
     """
     if len(data) <= limit or _count(data, characters) <= limit:
         return False
@@ -39,9 +45,11 @@ def _count(data: bytes, characters: tuple[bytes, ...]) -> int:
 
 
 def unpack(data: bytes) -> Any:
-    """Unpack msgpack; raises `BadRequest` once there are more than `MAX_PARTS` maps and lists.
+    """Return the value that `data` encodes in msgpack.
 
-    Raises `ValueError` for extension types, and as msgpack does for invalid data.
+    Raises `BadRequest` as soon as there are more than `MAX_PARTS` maps and lists. Raises
+    `ValueError` for extension types, and `ValueError` or another of msgpack's own errors for bytes
+    that are not msgpack.
     """
     count = _part_counter(MAX_PARTS)
     return msgpack.unpackb(

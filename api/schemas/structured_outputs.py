@@ -35,7 +35,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's `response_format`: any text, any JSON object, or JSON that a schema allows."""
+    """OpenAI's `response_format`: any text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -59,7 +59,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's `structured_outputs`: exactly one of a JSON schema, a regular expression, choices.
 
-    The regular expression must match the whole output; of the choices the output is one.
+    The whole output matches the regular expression, or is exactly one of the choices.
     """
 
     json_schema: Schema | str | None = Field(default=None, alias="json")

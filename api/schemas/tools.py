@@ -37,7 +37,10 @@ class Tool(Body):
     function: Function
 
     def to_template(self) -> dict[str, Any]:
-        """Return the tool as chat templates expect it."""
+        """Return the tool in the shape that chat templates expect.
+
+        It is OpenAI's shape without `strict` and without fields that are null.
+        """
         fields = vars(self.function).items()  # `model_dump` copies every value of the parameters
         function = {name: value for name, value in fields if name != "strict" and value is not None}
         return {"type": "function", "function": function}
@@ -94,14 +97,18 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 
 def arguments_grammar(function: Function) -> Grammar:
-    """Return the grammar of a function's arguments; without parameters it is an empty object."""
+    """Return the grammar of a JSON object of arguments for one call of `function`.
+
+    For a function that declares no parameters, only an empty object is allowed.
+    """
     return Grammar("json_schema", json.dumps(function.parameters or _NO_PARAMETERS))
 
 
 def calls_grammar(functions: Sequence[Function], parallel: bool) -> Grammar:
-    """Return the grammar of a list of calls, `[{"name": ..., "arguments": {...}}, ...]`.
+    """Return the grammar of a JSON list of calls, `[{"name": ..., "arguments": {...}}, ...]`.
 
-    The list has at least one call, and exactly one if not `parallel`.
+    Each call must be of one of `functions`, with arguments by its schema. The list has one or more
+    calls if `parallel` is True, else exactly one.
     """
     schema: dict[str, Any] = {
         "type": "array",

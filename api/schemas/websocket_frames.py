@@ -20,7 +20,7 @@ IdempotencyKey = Annotated[str, Field(min_length=1, max_length=MAX_IDEMPOTENCY_K
 
 
 class GenerateSubmission(GenerationBody):
-    """A generation: a prompt to continue or messages to answer, exactly one of the two."""
+    """A request to generate text: either a prompt to continue or messages to answer, never both."""
 
     prompt: Prompt | None = None
     messages: Chat | None = None
@@ -59,15 +59,15 @@ class GenerateSubmission(GenerationBody):
 
 
 class EmbedSubmission(EmbeddingBody):
-    """An embedding: texts or token ids to embed."""
+    """A request for embeddings of texts or of lists of token ids."""
 
 
 class ClassifySubmission(ClassificationBody):
-    """A classification: texts or token ids to classify."""
+    """A request to classify texts or lists of token ids."""
 
 
 class GenerateFrame(GenerateSubmission):
-    """Starts a generation under the client's own `id`."""
+    """Starts a generation. The client chooses `id`, which marks all frames about this request."""
 
     type: Literal["generate"]
     id: FrameId
@@ -75,7 +75,7 @@ class GenerateFrame(GenerateSubmission):
 
 
 class EmbedFrame(EmbedSubmission):
-    """Starts an embedding under the client's own `id`."""
+    """Starts an embedding. The client chooses `id`, which marks all frames about this request."""
 
     type: Literal["embed"]
     id: FrameId
@@ -83,7 +83,7 @@ class EmbedFrame(EmbedSubmission):
 
 
 class ClassifyFrame(ClassifySubmission):
-    """Starts a classification under the client's own `id`."""
+    """Starts a classification. The client chooses `id`, which marks all frames about it."""
 
     type: Literal["classify"]
     id: FrameId
@@ -91,14 +91,18 @@ class ClassifyFrame(ClassifySubmission):
 
 
 class CancelFrame(Body):
-    """Ends the request with this `id` early."""
+    """Cancels the request that was started under this `id` on the same socket."""
 
     type: Literal["cancel"]
     id: FrameId
 
 
 class ResumeFrame(Body):
-    """Resumes a request of an earlier socket behind the token with index `after` (-1: all)."""
+    """Asks for the output of a request from an earlier socket, under a new `id`.
+
+    The output begins with the token after index `after`; -1 asks for all of it. `request_id` is the
+    one that the earlier socket's `accepted` frame named.
+    """
 
     type: Literal["resume"]
     id: FrameId

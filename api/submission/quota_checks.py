@@ -20,7 +20,7 @@ Totals = Mapping[str, int]
 
 @dataclass(frozen=True)
 class RequestAmounts:
-    """The most that one request may use: all of its prompt, and all that it may generate."""
+    """The most that one request may use: its whole prompt and all tokens that it may generate."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,18 +39,24 @@ class RequestAmounts:
 
 @dataclass(frozen=True)
 class QuotaScope:
-    """A tenant, or one of its keys, with quotas."""
+    """A tenant or one of its API keys, with its quotas; each has counters of its own."""
 
     tenant: str
     name: str
     limits: QuotaLimits = field(compare=False)
 
     def rate_subject(self, meter: Meter, slot: int) -> str:
-        """Return the subject of this scope's counter for a minute, or for a lease."""
+        """Return the NATS subject of this scope's counter of `meter` for one short period.
+
+        `slot` is the number of a minute, or of a six-second lease for the meter of open requests.
+        """
         return subjects.rate(self.tenant, self.name, meter, slot)
 
     def usage_subject(self, meter: Meter, day: str) -> str:
-        """Return the subject of this scope's counter for a day of UTC."""
+        """Return the NATS subject of this scope's counter of `meter` for a day.
+
+        `day` is a day of UTC, as `2026-11-21`.
+        """
         return subjects.usage(self.tenant, self.name, meter, day)
 
     @property
@@ -60,7 +66,10 @@ class QuotaScope:
 
 
 def quota_scopes(tenant: Tenant) -> list[QuotaScope]:
-    """Return the scopes whose quotas a request must meet: its tenant and its key, if limited."""
+    """Return the tenant and the API key used, as scopes, as far as each has quotas.
+
+    A request must meet the quotas of all of them. Empty if neither has any.
+    """
     scopes = [QuotaScope(tenant.name, TENANT_SCOPE, tenant)]
     if tenant.key:
         scopes.append(QuotaScope(tenant.name, key_scope(tenant.key.name), tenant.key))
@@ -69,7 +78,7 @@ def quota_scopes(tenant: Tenant) -> list[QuotaScope]:
 
 @dataclass(frozen=True)
 class PerMinuteCheck:
-    """A limit of requests or tokens in a sliding minute."""
+    """A limit of requests or tokens in the last 60 seconds, and what one request adds."""
 
     scope: QuotaScope
     meter: Meter
@@ -77,17 +86,27 @@ class PerMinuteCheck:
     amount: int
 
     def increments(self, now: float) -> dict[str, int]:
-        """Return what the request adds, by counter subject; the minute before is only read."""
+        """Return the amounts that the request adds at `now` (epoch seconds), by counter subject.
+
+        The counter of the minute before has an amount of 0: it is only read.
+        """
         current, previous = self._subjects(now)
         return {current: self.amount, previous: 0}
 
     def read_window(self, totals: Totals, now: float) -> QuotaWindow:
-        """Return the use of the minute, this request included."""
+        """Return the use of the last 60 seconds at `now` (epoch seconds), this request included.
+
+        `totals` has the counters' values after the increments were added.
+        """
         current, previous = self._subjects(now)
         return QuotaWindow(totals[previous], totals[current], now)
 
     def find_refusal(self, totals: Totals, now: float) -> RateLimited | None:
-        """Return the refusal that the new totals give, if they exceed the limit."""
+        """Return the error to raise if the request exceeds the limit; None if it is within.
+
+        `totals` has the counters' values after the increments were added at `now` (epoch seconds).
+        The error says after how many seconds the request would fit.
+        """
         window = self.read_window(totals, now).without(self.amount)
         wait = window.seconds_until_fits(self.amount, self.limit, now)
         if not wait:
@@ -103,19 +122,30 @@ class PerMinuteCheck:
 
 @dataclass(frozen=True)
 class ConcurrencyCheck:
-    """A limit of requests that have not ended; each lease in which one may live counts it."""
+    """A limit of requests that are open, that is, accepted or being submitted and not ended.
+
+    Open requests are counted in leases, counters of six seconds each; a request counts in each
+    lease that is current while it is open.
+    """
 
     scope: QuotaScope
     limit: int
 
     def increments(self, now: float) -> dict[str, int]:
-        """Return what the request adds, by counter subject: 1 in each current lease."""
+        """Return the amounts that the request adds, by counter subject: 1 in each current lease.
+
+        `now` is in epoch seconds. There are one or two current leases, since they overlap.
+        """
         return {
             self.scope.rate_subject(Meter.OPEN, lease): 1 for lease in quota_windows.open_slots(now)
         }
 
     def find_refusal(self, totals: Totals, now: float) -> RateLimited | None:
-        """Return the refusal that the new totals give, if they exceed the limit."""
+        """Return the error to raise if more requests are open than allowed; None otherwise.
+
+        `totals` has the counters' values after the increments were added at `now` (epoch seconds).
+        The highest one counts.
+        """
         highest = max(totals[subject] for subject in self.increments(now))
         if highest <= self.limit:
             return None
@@ -124,10 +154,11 @@ class ConcurrencyCheck:
 
 @dataclass(frozen=True)
 class DailyCheck:
-    """A limit of tokens or spend in a day of UTC; reservations are settled with the ledger.
+    """A limit of tokens or spend in a day of UTC, and what one request reserves of it.
 
-    `limit` is in the quota's own unit; `amount` and the counters are in parts of which `unit` make
-    one of it.
+    What the request did not use is given back when its ledger record is written. `limit` is in the
+    quota's own unit; `amount` and the counters are in a smaller one, of which `unit` make one
+    (10^12 for spend, 1 for tokens).
     """
 
     scope: QuotaScope
@@ -137,11 +168,15 @@ class DailyCheck:
     unit: int = 1
 
     def increments(self, now: float) -> dict[str, int]:
-        """Return what the request adds, by counter subject."""
+        """Return the amount that the request adds, by counter subject; `now` is epoch seconds."""
         return {self.scope.usage_subject(self.meter, quota_windows.utc_day(now)): self.amount}
 
     def find_refusal(self, totals: Totals, now: float) -> QuotaSpent | None:
-        """Return the refusal that the new totals give, if they exceed the limit."""
+        """Return the error to raise if the request exceeds the day's limit; None if it is within.
+
+        `totals` has the counters' values after the increments were added at `now` (epoch seconds).
+        The error's retry time is the seconds until the next day of UTC.
+        """
         (total,) = (totals[subject] for subject in self.increments(now))
         if total <= self.limit * self.unit:
             return None
@@ -157,7 +192,10 @@ QuotaCheck = PerMinuteCheck | ConcurrencyCheck | DailyCheck
 def build_account(
     scopes: Sequence[QuotaScope], amounts: RequestAmounts, now: float
 ) -> Account | None:
-    """Return the account of a request's use of the day; None if no scope has a daily quota."""
+    """Return what a request reserves on the day's counters; None if no scope has a daily quota.
+
+    `now`, in epoch seconds, decides the day.
+    """
     daily = [scope for scope in scopes if scope.has_daily_quota]
     if not daily:
         return None
@@ -166,9 +204,10 @@ def build_account(
 
 
 def build_checks(scope: QuotaScope, amounts: RequestAmounts) -> Iterator[QuotaCheck]:
-    """Yield a check for each quota of a scope.
+    """Yield one check for each quota of a scope.
 
-    Raises `LargerThanQuota` if the request alone exceeds a quota, and so can never meet it.
+    Raises `LargerThanQuota`, while it is iterated, if the request alone needs more than a whole
+    quota and could therefore never be admitted.
     """
     limits = scope.limits
     if limits.requests_per_minute is not None:

@@ -39,7 +39,12 @@ EXPIRY_CHECK_SECONDS = 1.0
 
 
 class Quotas:
-    """Reserves and settles quotas for this gateway's requests. `open` it, then `run` it."""
+    """Reserves and settles the quotas of this gateway's requests, on counters kept by the broker.
+
+    A reservation counts the most that a request may use, before the request is queued. When the
+    request ends, the counters are corrected to the real use. Call `open` first; `run` must be
+    running, as it publishes all corrections.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._clock = broker, broker.clock
@@ -48,11 +53,19 @@ class Quotas:
         self._jobs: asyncio.Queue[QuotaJob] = asyncio.Queue()
 
     async def open(self) -> None:
-        """Subscribe to the ledger, whose records end reservations."""
+        """Subscribe to the ledger, the stream of ended requests, whose records end reservations.
+
+        Raises `BrokerUnavailable` if the broker cannot be reached.
+        """
         await self._broker.subscribe_raw(subjects.ALL_LEDGERS, self._on_ledger)
 
     async def run(self) -> None:
-        """Count open requests in each new lease, and publish corrections; runs until cancelled."""
+        """Keep the counters right until cancelled: publish corrections and renew leases.
+
+        A lease is a counter for six seconds, on which the open requests are counted anew; those of
+        a gateway that died are missing from the next one. A correction that the broker does not
+        take is logged and dropped, not raised.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew_leases(), name="leases")
             while True:
@@ -62,12 +75,14 @@ class Quotas:
     async def reserve(
         self, tenant: Tenant, request_id: str, amounts: RequestAmounts, seconds: float
     ) -> Reservation | None:
-        """Reserve the most that a request may use, in all quotas of its tenant and key.
+        """Count the most that a request may use on its tenant's and API key's quotas; check these.
 
-        Returns None if there are no quotas, or if this gateway has a reservation of the request
-        already. A reservation ends with the request, when it is released, or after `seconds`.
-        Raises `RateLimited`, `QuotaSpent`, `LargerThanQuota` or `BrokerUnavailable`; then nothing
-        is reserved.
+        Waits for one round trip to the broker. Returns None, and adds nothing, if neither has
+        quotas or if this gateway already has a reservation for `request_id`. The reservation ends
+        when the request ends, when it is released, or after `seconds`. Raises `RateLimited`,
+        `QuotaSpent` or `LargerThanQuota` if a quota does not allow the request, and
+        `BrokerUnavailable`. After an error or a cancellation the request has no reservation: what
+        was already counted is taken back, or expires within two minutes.
         """
         scopes = quota_scopes(tenant)
         if not scopes or self._reservations.get(request_id):
@@ -89,14 +104,20 @@ class Quotas:
         return reservation
 
     def packed_account(self, request_id: str) -> str:
-        """Return the account that the message carries, so that others can settle it; else empty."""
+        """Return the record of what a request has reserved on the counters of the day, as one line.
+
+        The line travels in the request's headers, so that other services can settle those counters.
+        Empty if there is no reservation here, or no daily quota.
+        """
         reservation = self._reservations.get(request_id)
         return reservation.account.pack() if reservation and reservation.account else ""
 
     def release(self, reservation: Reservation) -> None:
-        """Give back all of a reservation, whose request was not accepted. Call it only once.
+        """Give back everything that `reservation` has added to counters.
 
-        This is also for a request that was accepted under another reservation.
+        For a request that was not accepted, or was already accepted under another reservation.
+        Returns at once; `run` publishes the changes. Call it once for a reservation: a second call
+        would give its share of the minute's requests back again.
         """
         if self._reservations.pop(reservation.request_id):
             self._schedule_publish(
@@ -109,14 +130,20 @@ class Quotas:
         )
 
     def release_unconfirmed(self, reservation: Reservation) -> None:
-        """Give back the concurrency of a request of which it is unknown whether it was accepted.
+        """Stop counting a request as open if it is unknown whether the broker has accepted it.
 
-        If it was it is cancelled, and the rest of the reservation is settled then.
+        The caller cancels the request in case it was accepted. The rest of its reservation is kept,
+        and is settled when the request ends or expires. Returns at once; `run` publishes the
+        changes.
         """
         self._schedule_publish(self._reservations.close_concurrency(reservation.request_id))
 
     def rate_limit_headers(self, tenant: Tenant) -> list[tuple[bytes, bytes]]:
-        """Return the `x-ratelimit-*` headers of a tenant with quotas per minute; else empty."""
+        """Return the `x-ratelimit-*` headers (name, value) for a response to a tenant.
+
+        They are built from the use that this gateway saw last, without asking the broker. Empty for
+        a tenant without quotas per minute.
+        """
         scopes = quota_scopes(tenant)
         return self._minute_usage.build(scopes, self._clock.now()) if scopes else []
 
@@ -171,7 +198,12 @@ class Quotas:
         )
 
     def settle(self, request_id: str, tokens: int) -> None:
-        """End the reservation of a request that has ended and used `tokens`. Idempotent."""
+        """End the reservation of a request that has ended, having used `tokens` in all.
+
+        The difference to what was reserved is added to the counters of the minute. Returns at once;
+        `run` publishes the changes. Does nothing if there is no reservation for the request here.
+        Idempotent.
+        """
         if reservation := self._reservations.pop(request_id):
             corrections = {
                 s: tokens - reserved for s, reserved in reservation.token_increments.items()

@@ -10,25 +10,31 @@ _EMPTY_WINDOW = QuotaWindow(0, 0, 0.0)
 
 
 class RateLimitHeaders:
-    """Builds the headers from the use of each quota as this gateway last saw it.
+    """Builds `x-ratelimit-*` headers from the use of each quota per minute that was recorded last.
 
-    A quota of which nothing was seen counts as unused.
+    One instance serves a whole gateway, and does not know of requests at other gateways since then.
+    A quota that was never recorded counts as unused.
     """
 
     def __init__(self) -> None:
         self._windows: dict[tuple[QuotaScope, Meter], QuotaWindow] = {}
 
     def record(self, check: PerMinuteCheck, totals: Totals, now: float, *, refused: bool) -> None:
-        """Remember the use that a request's totals show; a refused request is taken off it."""
+        """Remember the use of a quota that `totals`, read after a request was added, show at `now`.
+
+        If the request was `refused`, its own amount is subtracted first. `now` is in epoch seconds.
+        """
         window = check.read_window(totals, now)
         self._windows[check.scope, check.meter] = (
             window.without(check.amount) if refused else window
         )
 
     def build(self, scopes: Iterable[QuotaScope], now: float) -> list[tuple[bytes, bytes]]:
-        """Return the headers for requests and for tokens, of the scope that has the least left.
+        """Return the headers as pairs of name and value: limit, remaining and reset.
 
-        `now` is in epoch seconds.
+        There are three for requests and three for tokens, each set from the scope (tenant or key)
+        that has the least left. A quantity that no scope limits has no headers. `now` is in epoch
+        seconds.
         """
         limits = {Meter.REQUESTS: "requests_per_minute", Meter.TOKENS: "tokens_per_minute"}
         headers: list[tuple[bytes, bytes]] = []
@@ -56,7 +62,7 @@ def _header_lines(
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as OpenAI writes it, in Go's form: `6m0s`, `1.5s`, `120ms`, `0s`."""
+    """Return a duration in the form of OpenAI's headers (Go's): `6m0s`, `1.5s`, `120ms`, `0s`."""
     milliseconds = round(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -21,13 +21,19 @@ from streams.messages import AdapterRef, Request, pack_tokens
 
 @dataclass(frozen=True)
 class DeadlineLimits:
-    """The deadline of a request that names none, and the latest one may name; in seconds."""
+    """The deadline of a request that names none, and the longest that a request may name.
+
+    Both are in seconds after acceptance.
+    """
 
     default_seconds: float
     max_seconds: float
 
     def deadline_seconds(self, submission: Submission) -> float:
-        """Return a request's deadline in seconds; raises `BadRequest` if it is out of range."""
+        """Return the submission's deadline, in seconds after its acceptance.
+
+        Raises `BadRequest` if the client asked for one that is not above 0 or is over the maximum.
+        """
         if submission.deadline_ms is None:
             return self.default_seconds
         limit = self.max_seconds * 1000
@@ -39,10 +45,11 @@ class DeadlineLimits:
 
 @dataclass(frozen=True)
 class PackedRequest:
-    """A request within all token limits, encoded for the worker.
+    """A request within all token limits, encoded as workers take it.
 
-    `cost` is in tokens: those of the prompt and the most it may generate. `prompt_hashes` is the
-    header by which dispatchers find workers that hold a prefix of the prompt.
+    `cost` is the number of its prompt tokens plus the most tokens that it may generate.
+    `prompt_hashes` is the header by which the dispatcher finds workers whose cache holds a prefix
+    of the prompt.
     """
 
     payload: bytes
@@ -59,12 +66,12 @@ def pack_request(
     splits: Sequence[int] = (),
     adapter: AdapterRef | None = None,
 ) -> PackedRequest:
-    """Check the token limits and return the packed request.
+    """Check a submission against the token limits of model and tenant, and return it encoded.
 
-    `encoded` is the prompt, or each input, as token ids. `splits` are for inputs that are pairs:
-    the index in each where the second text begins. Raises `BadRequest` for what has no tokens,
-    `ContextLengthExceeded`, `InputTooLong` or `OutputTooLong`, and `UnsupportedValue` for a model
-    of another task.
+    `encoded` has the token ids of the prompt, or of each input. `splits` are for inputs that are
+    pairs: the index in each where the second text begins. Raises `BadRequest` for a prompt or input
+    without tokens, `ContextLengthExceeded`, `InputTooLong` or `OutputTooLong` for one over a limit,
+    and `UnsupportedValue` for a model that serves another kind of request.
     """
     if model.task != submission.kind:
         raise UnsupportedValue(
@@ -166,7 +173,11 @@ def _check_dimensions(requested: int | None, model: Model) -> None:
 
 
 def check_tools(submission: Submission, model: Model) -> None:
-    """Raise `UnsupportedValue` if the model's template has no tools or writes unknown calls."""
+    """Raise `UnsupportedValue` if the submission has tools that its model cannot be told of.
+
+    That is so if the model's chat template does not handle tools, or makes the model write calls in
+    a form that is not known here. Without tools nothing is checked.
+    """
     if submission.tools and detect_format(model.chat_template) is None:
         raise UnsupportedValue(
             f"the chat template of the model {model.name!r} has no tools that are known here",

@@ -16,9 +16,10 @@ from streams.usage_accounts import Account, Meter
 class Reservation:
     """All that one request has added to quota counters.
 
-    `concurrency_scopes` limit how many requests are open. `request_increments` and
-    `token_increments` were added to counters of a minute, by subject. By `expires_at` (epoch
-    seconds) the request has ended, or was never accepted.
+    `concurrency_scopes` are the tenant and key whose limit of open requests it counts towards.
+    `request_increments` and `token_increments` are the amounts added to counters of the minute, by
+    counter subject. `account` has those of the day, None without a daily quota. By `expires_at`
+    (epoch seconds) the request has certainly ended, or was never accepted.
     """
 
     request_id: str
@@ -31,7 +32,10 @@ class Reservation:
 
 
 class Reservations:
-    """All reservations of this gateway, by request id. Times are epoch seconds."""
+    """The reservations of this gateway's requests that have not ended, one for each request id.
+
+    Times are epoch seconds.
+    """
 
     def __init__(self) -> None:
         self._by_request: dict[str, Reservation] = {}
@@ -39,16 +43,18 @@ class Reservations:
         self._leases: tuple[int, ...] = ()
 
     def get(self, request_id: str) -> Reservation | None:
-        """Return a request's reservation; None if it has none here."""
+        """Return the reservation of a request; None if there is none here."""
         return self._by_request.get(request_id)
 
     def __len__(self) -> int:
         return len(self._by_request)
 
     def roll_leases(self, now: float) -> dict[str, int]:
-        """Return what must be added to leases that have begun since the last call, by subject.
+        """Return the amounts to add to leases that began since the last call, by counter subject.
 
-        Call it before `add`, so that a new request is not counted twice.
+        A lease is a counter for six seconds, on which each gateway counts its open requests anew.
+        Empty if no lease has begun. Call it before `add`, so that a new request is not counted
+        twice.
         """
         leases = quota_windows.open_slots(now)
         fresh = set(leases) - set(self._leases)
@@ -60,12 +66,16 @@ class Reservations:
         }
 
     def add(self, reservation: Reservation) -> None:
-        """Count a request as open from now on; the caller adds it to the current leases."""
+        """Keep a reservation, and count its request as open from now on.
+
+        The caller adds the request to the counters of the current leases; later ones come from
+        `roll_leases`.
+        """
         self._by_request[reservation.request_id] = reservation
         self._open_counts.update(reservation.concurrency_scopes)
 
     def pop(self, request_id: str) -> Reservation | None:
-        """Remove a request that is not open any more; None if it has no reservation here."""
+        """Remove and return the reservation of a request that has ended; None if it has none."""
         reservation = self._by_request.pop(request_id, None)
         for scope in reservation.concurrency_scopes if reservation else ():
             self._open_counts[scope] -= 1
@@ -74,9 +84,10 @@ class Reservations:
         return reservation
 
     def close_concurrency(self, request_id: str) -> dict[str, int]:
-        """Stop counting a request as open, and keep its account to be settled.
+        """Stop counting a request as open, but keep the rest of its reservation to be settled.
 
-        Returns what must be added to the leases, as `lease_decrements` does.
+        Returns the amounts to add to the counters of the current leases, -1 each, by counter
+        subject; empty if there is no reservation for the request.
         """
         if (reservation := self.pop(request_id)) is None:
             return {}
@@ -84,7 +95,10 @@ class Reservations:
         return self.lease_decrements(reservation)
 
     def lease_decrements(self, reservation: Reservation) -> dict[str, int]:
-        """Return what must be added to the leases once a reservation has ended, by subject."""
+        """Return the amounts to add to the current leases when a reservation ends, by subject.
+
+        Each is -1. Empty if the request was not counted as open.
+        """
         return {
             scope.rate_subject(Meter.OPEN, lease): -1
             for scope in reservation.concurrency_scopes
@@ -92,7 +106,7 @@ class Reservations:
         }
 
     def list_expired(self, now: float) -> list[Reservation]:
-        """Return the reservations whose `expires_at` has come."""
+        """Return the reservations that expire at `now` (epoch seconds) or before; removes none."""
         return [
             reservation
             for reservation in self._by_request.values()

@@ -18,12 +18,14 @@ AnyBody = GenerationBody | EmbeddingBody | ClassificationBody | RerankRequest
 
 @dataclass(frozen=True)
 class Submission:
-    """A request whose body was checked, not yet tokenised.
+    """One request of a client whose body was checked and which has not been tokenised yet.
 
-    `prompt` is text or token ids; `chat` is a list of messages, with the `tools` that may be called
-    in answer; `inputs` are for `embed` and `classify`, where a `query` is paired with each of them.
-    A `sampling.max_tokens` of 0 means `default_max_tokens`, which is the endpoint's, or else the
-    model's, as far as limits allow. `grammar_field` names the field that `sampling.grammar` was in.
+    `prompt` is text or token ids. `chat` is a list of messages, and `tools` are those that the
+    answer may call. `inputs` are for `embed` and `classify`; if there is a `query`, it is paired
+    with each of them. A `sampling.max_tokens` of 0 means that the client set no limit: then
+    `default_max_tokens`, the endpoint's default, counts, and without that the model's, in both
+    cases cut to what the limits allow. `grammar_field` is the body's field that `sampling.grammar`
+    came from.
     """
 
     kind: RequestKind
@@ -44,7 +46,11 @@ class Submission:
 
     @classmethod
     def from_body(cls, body: AnyBody, default_max_tokens: int | None = None) -> Self:
-        """Return the submission of a body or frame; of several prompts it has the first."""
+        """Return the submission for a checked body or frame.
+
+        Of a body with several prompts it has the first one only; use `all_from_body` for such a
+        body.
+        """
         common = (body.model, body.lane_priority, body.deadline_ms)
         if isinstance(body, EmbeddingBody):
             return cls("embed", *common, inputs=body.input, dimensions=body.dimensions)
@@ -68,7 +74,11 @@ class Submission:
     def all_from_body(
         cls, body: OpenAIGenerationBody, default_max_tokens: int | None
     ) -> list[Self]:
-        """Return the submissions of a body, one for each prompt; a chat is one."""
+        """Return one submission for each prompt of a body, in order; a chat gives exactly one.
+
+        Each has `choices`, the number of answers to its prompt; `split_choices` divides it into
+        these.
+        """
         first = replace(
             cls.from_body(body, default_max_tokens),
             choices=body.choice_count,
@@ -77,9 +87,10 @@ class Submission:
         return [replace(first, prompt=prompt) for prompt in body.prompts]
 
     def split_choices(self) -> list[Self]:
-        """Return one submission for each answer.
+        """Return one submission for each of the `choices` answers, in order.
 
-        With a seed each answer gets a seed of its own, so that they differ and can be repeated.
+        If the client set a seed, answer `i` gets the seed plus `i`, so the answers differ and can
+        be reproduced.
         """
         return [self._with_choice_seed(choice) for choice in range(self.choices)]
 
@@ -90,12 +101,19 @@ class Submission:
         return replace(self, sampling=replace(self.sampling, seed=seed + choice))
 
     def sampling_with(self, max_tokens: int, stops: list[str]) -> Sampling:
-        """Return the sampling with the limit that was found and further stop strings."""
+        """Return the sampling parameters with the limit `max_tokens` and with `stops` added.
+
+        `stops` are stop strings in addition to those of the client.
+        """
         return replace(self.sampling, max_tokens=max_tokens, stop=[*self.sampling.stop, *stops])
 
     @property
     def digest(self) -> str:
-        """A SHA-256 of all fields; submissions under one idempotency key must have the same."""
+        """The SHA-256 of all fields, in hexadecimal.
+
+        Two submissions under one idempotency key are the same request only if their digests are
+        equal.
+        """
         # `vars`, since `asdict` copies every token: 50 ms of the event loop for a long prompt
         whole = json.dumps(vars(self), default=vars, sort_keys=True)
         return hashlib.sha256(whole.encode()).hexdigest()

@@ -20,7 +20,12 @@ from streams.subjects import Lane
 
 @dataclass(frozen=True)
 class ValidatedRequest:
-    """A submission that passed all checks, with model, tokens, lane and deadline."""
+    """One request that has passed all checks but those of load and quotas, ready to be queued.
+
+    `lane` is the queue of its tenant, model and priority. `pinned_version` is the model version
+    that must serve it; empty means the default version at the time of dispatch. `deadline_seconds`
+    count from its acceptance.
+    """
 
     tenant: Tenant
     submission: Submission
@@ -34,17 +39,18 @@ class ValidatedRequest:
 
     @property
     def amounts(self) -> RequestAmounts:
-        """The most that the request may use, to be reserved in its quotas."""
+        """The most that the request may use, to be reserved in the quotas of its tenant."""
         prompt = self.packed.prompt_tokens
         return RequestAmounts(prompt, self.packed.cost - prompt, self.model.price)
 
     def build_envelope(
         self, request_id: str, route: str, account: str, wait_seconds: float | None, now_ms: int
     ) -> Envelope:
-        """Return the headers of the message that is published.
+        """Return the headers of the message with which the request is queued.
 
-        `now_ms` is the time of acceptance, in epoch ms; `wait_seconds` is the estimated wait, None
-        if it is not known.
+        `route` is where the replies go, and `account` is from `Quotas.packed_account`.
+        `wait_seconds` is the estimated wait, None if it is not known. `now_ms` is the time of
+        acceptance in epoch ms, from which the deadline counts.
         """
         return Envelope(
             request_id=request_id,
@@ -63,7 +69,7 @@ class ValidatedRequest:
 
 
 class SubmissionValidator:
-    """Validates submissions for this gateway; nothing is queued here."""
+    """Checks submissions against model, tenant and limits, and tokenises them; queues nothing."""
 
     def __init__(
         self,
@@ -77,7 +83,12 @@ class SubmissionValidator:
         self._tokenizers, self._grammars = tokenizers, grammars
 
     async def validate(self, tenant: Tenant, submission: Submission) -> list[ValidatedRequest]:
-        """Return a validated request for each choice of the submission. Raises any `BadRequest`."""
+        """Return one validated request for each choice of the submission, in order.
+
+        Raises a subclass of `BadRequest` that says what the client must change, such as
+        `ModelNotFound`, `ContextLengthExceeded` or `PayloadTooLarge`. Raises `ArtifactChanged` if
+        the model's tokeniser cannot be read on this machine.
+        """
         started_at = time.monotonic()
         model, version, adapter = self._registry.resolve_target(submission.model)
         seconds = self._deadlines.deadline_seconds(submission)

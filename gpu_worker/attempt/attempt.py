@@ -43,10 +43,12 @@ LAST_WORKER_GRACE_SECONDS = 3.0
 
 
 class Attempt:
-    """Owns one delivery until its terminal is stored or another attempt has taken over.
+    """One worker's try at one request, from the delivery of its work to the acknowledgement.
 
-    `run` does all of the work, once; the owner passes the engine's outputs to `receive_output` and
-    may end the attempt early by `stop`.
+    The model server makes one for each request that the broker delivers and awaits `run` once,
+    which does all of the work. It passes the engine's outputs to `receive_output` and may end the
+    attempt early by `stop`. The attempt is over when the request's last record is stored, or when
+    another attempt takes over.
     """
 
     def __init__(
@@ -84,7 +86,10 @@ class Attempt:
         )
 
     def receive_output(self, output: Output) -> None:
-        """Take the engine's next output for this request. Must be called on the event loop."""
+        """Take the engine's next output for this request; `run` stores it later.
+
+        Returns at once. Must be called on the event loop.
+        """
         if not self._timer.first_output_at_ms:
             self._timer.mark_first_output()
         self._generated += len(output.tokens)
@@ -95,13 +100,15 @@ class Attempt:
 
     @property
     def is_active(self) -> bool:
-        """True until the attempt is told to stop."""
+        """True until the attempt is told to stop, by `stop` or another method."""
         return self._stop_reason is None
 
     def stop(self, reason: StopReason) -> None:
-        """End the attempt early: the engine drops the sequence by its next step.
+        """Tell the attempt to end early; returns at once, and `run` ends it.
 
-        Only the first call counts; its reason decides how the request ends.
+        The engine drops the sequence by its next step. Only the first call counts. If the engine
+        has finished the request by then, it ends as finished. Otherwise `RELEASED` leaves it to
+        other workers, and any other reason ends it for the client.
         """
         if self._stop_reason is None:
             self._stop_reason = reason
@@ -109,19 +116,24 @@ class Attempt:
             self._wake.set()
 
     def read_cached_log(self, query: RecordsQuery) -> RecordPage:
-        """Return the queried records, of those that this attempt knows to be stored in its log."""
+        """Return the queried records of this request's token log, from the worker's memory.
+
+        Only records that this attempt knows to be stored are returned; the page may be empty.
+        """
         return self._token_log.cache.read_page(query)
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether this attempt starts alone in the engine, so that a failure now is its own."""
+        """True while this attempt starts alone in the engine: a failure now is its own fault."""
         return self._poison_guard.is_quarantined
 
     def handle_engine_failure(self, error: str, culprit_known: bool) -> None:
-        """Stop, because the engine has failed; `culprit_known`: some attempt was quarantined in it.
+        """Stop this attempt because its engine has failed with `error`; returns at once.
 
-        The quarantined attempt ends its request as exhausted. The others are released; the failure
-        is recorded for those that were in the engine, unless the culprit is known.
+        `culprit_known` means that some attempt was quarantined in the engine (starting alone), and
+        so was to blame. That attempt ends its request with the error `attempts_exhausted`. The
+        others return their work for other workers; unless the culprit is known, each that was in
+        the engine is recorded as failed.
         """
         if self.is_quarantined:
             self._final_history = self._poison_guard.build_poison_history(error)
@@ -132,29 +144,39 @@ class Attempt:
         self.stop(StopReason.RELEASED)
 
     def abandon(self) -> None:
-        """Stop without settling the work, which belongs to another worker by now.
+        """Stop this attempt without acknowledging its work, which another worker may have by now.
 
-        Outputs made so far are still stored if the broker allows it, which restores a lost log.
+        Returns at once. Outputs made so far are still stored if the broker allows it, which also
+        restores a log that the broker has lost.
         """
         self.may_be_reassigned = True
         self.stop(StopReason.RELEASED)
 
     def accept_redelivery(self, delivery: Delivery) -> None:
-        """Adopt a new delivery of the same work, which the broker sent after the ack wait."""
+        """Acknowledge `delivery` in place of the earlier delivery of the same work.
+
+        The broker redelivers work whose ack wait has run out. From now on the work counts as this
+        worker's again, and `extend_ack_wait` takes effect again.
+        """
         self.delivery, self.received_at, self.may_be_reassigned = delivery, time.monotonic(), False
 
     async def extend_ack_wait(self) -> None:
-        """Report the work as in progress, unless the broker may have given it to another worker."""
+        """Tell the broker that the work is in progress, which restarts its ack wait.
+
+        Does nothing once the broker may have given the work to another worker. Raises
+        `BrokerUnavailable` if the message cannot be sent.
+        """
         if not self.may_be_reassigned:
             await self.delivery.in_progress()
 
     async def run(self) -> FinishedRequest | None:
-        """Serve the request to its terminal, then acknowledge the work.
+        """Serve the request to its end, then acknowledge the work; call it once.
 
-        Returns the finished request, or None when this attempt does not end it: it was fenced or
-        released, failed (the work is returned and tried again), lost the broker (the work comes
-        back after its ack wait), or found the terminal stored already. Raises `BrokerUnavailable`
-        if the work cannot be settled.
+        Returns the finished request when its last record and its usage record are stored. Returns
+        None when this attempt does not end the request: another attempt has claimed the token log,
+        it was released, it failed (the work is returned and tried again), it lost the broker (the
+        work comes back after its ack wait), or the log had ended before. Raises `BrokerUnavailable`
+        if the work can be neither acknowledged nor returned.
         """
         try:
             finished = await self._serve()
@@ -289,25 +311,29 @@ class Attempt:
 
     @property
     def stored_tokens(self) -> int:
-        """The number of tokens that all attempts together have stored so far."""
+        """Number of tokens stored in the request's log so far, by all attempts together."""
         return self._tokens
 
     @property
     def seconds_left(self) -> float | None:
-        """The seconds until its end if it generates to its limit; None below two tokens."""
+        """Seconds until the attempt ends if the request generates to its token limit at this pace.
+
+        None while no pace is known: before the first output, and below two tokens.
+        """
         left = self.envelope.cost - self.envelope.prompt_tokens - self._tokens
         return self._timer.estimate_seconds(left, self._generated)
 
     @property
     def priority(self) -> Priority:
-        """The priority of the lane through which the work came."""
+        """Priority at which the work was dispatched; the client's own may be higher."""
         return subjects.parse_work(self.delivery.subject).priority
 
     @property
     def first_output_goal(self) -> float | None:
-        """When the first output is due by the model's goal for the client's priority: epoch ms.
+        """Time by which the first output is due by the model's latency goal, in epoch milliseconds.
 
-        None if the model has no such goal.
+        The goal is that of the priority which the client asked for; None if the model has no such
+        goal.
         """
         goals = self._identity.goals.get(Priority(self.envelope.priority or self.priority))
         ms = goals.time_to_first_token_ms if goals else None

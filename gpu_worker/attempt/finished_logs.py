@@ -23,9 +23,11 @@ class _RetainedLog(NamedTuple):
 
 
 class FinishedLogs:
-    """The newest finished logs, up to `max_bytes` together, each for the lifetime of a token log.
+    """The newest finished token logs of one model on this worker, `max_bytes` in all.
 
-    Times are seconds of any one clock.
+    A token log holds the output records of one request. Each is kept for the lifetime of a log on
+    the brokers (`LOG_SECONDS`), unless newer logs take its place. `now` is in seconds of any one
+    clock.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -35,7 +37,10 @@ class FinishedLogs:
         self._bytes = 0
 
     def add(self, finished: FinishedLog, now: float) -> None:
-        """Keep a log, in place of an earlier one of the same request; the oldest ones may go."""
+        """Keep a finished log, in place of an earlier one of the same request.
+
+        The oldest logs are dropped until the rest fit in `max_bytes` together.
+        """
         key = finished.address.tenant, finished.address.request_id
         self._remove(key)
         self._logs[key] = _RetainedLog(finished, now)
@@ -43,7 +48,7 @@ class FinishedLogs:
         self._trim(now)
 
     def get(self, tenant: str, request_id: str, now: float) -> FinishedLog | None:
-        """Return the log of a tenant's request; None if it is not, or no longer, kept."""
+        """Return the finished log of a tenant's request, or None if it is not kept here."""
         self._trim(now)
         retained = self._logs.get((tenant, request_id))
         return retained.log if retained else None
@@ -62,9 +67,10 @@ class FinishedLogs:
 
 
 async def restore_log(finished: FinishedLog) -> None:
-    """Store the records of a log that the brokers have lost.
+    """Store again on the broker those records of a finished log that the broker has lost.
 
-    Best effort: a failure is only logged, since the reader that misses the log asks again.
+    Best effort: `BrokerUnavailable` is logged and not raised, since a reader that misses the log
+    asks again. Changes nothing if no record is missing.
     """
     try:
         await finished.restore()

@@ -14,10 +14,12 @@ MAX_CHUNK_TOKENS = 256
 
 @dataclass
 class OutputBuffer:
-    """Outputs of one request that wait for the append in flight and go out in the next one.
+    """The engine's outputs for one request that are to be appended to its token log next.
 
-    `vectors` are float32 little-endian rows, `labels` name their columns (classifiers alone);
-    `final_output` is the output with a finish reason or an error, once there is one.
+    An output is what one engine step made for the request: tokens with their text, or vectors.
+    While one append is under way, new outputs collect in a fresh buffer. `vectors` are float32
+    little-endian rows, `labels` name their columns (classifiers alone); `final_output` is the
+    output with a finish reason or an error, None until it comes.
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -26,7 +28,7 @@ class OutputBuffer:
     final_output: Output | None = None
 
     def add(self, output: Output) -> None:
-        """Take the engine's next output for the request."""
+        """Add the engine's next output; one with finish reason or error becomes `final_output`."""
         if output.tokens or output.text:
             self.outputs.append(output)
         self.vectors += output.vectors or ()
@@ -35,13 +37,15 @@ class OutputBuffer:
             self.final_output = output
 
     def iter_chunks(self, index: int, characters: int) -> Iterator[dict[str, Any]]:
-        """Yield the tokens as `chunk` records of up to 256 tokens.
+        """Yield the buffered tokens and their text as `chunk` records of up to 256 tokens.
 
-        `index` is how many tokens the log has before them, `characters` how much text: with it a
-        reader that begins behind some tokens need not read what came before.
+        `index` is the number of tokens, and `characters` the number of text characters, that the
+        log holds before the first of these chunks. Each chunk states both for its own start, so
+        that a reader need not read the records of tokens that it already has.
 
-        An output is never split: its text belongs to its tokens, and an attempt that continues
-        behind some of them must neither miss nor repeat any.
+        The tokens of one output always share a chunk, which exceeds 256 tokens if that output alone
+        does. Their text belongs to them as a whole: an attempt that continues after a chunk must
+        neither miss nor repeat any.
         """
         group: list[Output] = []
         for output in self.outputs:
@@ -56,9 +60,10 @@ class OutputBuffer:
             yield _chunk(group, index, characters)
 
     def iter_results(self, index: int) -> Iterator[dict[str, Any]]:
-        """Yield the vectors as `result` records of up to 64 kB, or one vector if that is larger.
+        """Yield the buffered vectors as `result` records of up to 64 kB; nothing without vectors.
 
-        `index` is how many vectors the log has before them.
+        A vector that is larger alone gets a record of its own. `index` is the number of vectors
+        that the log holds before the first of these.
         """
         rows = max(1, MAX_RESULT_BYTES // len(self.vectors[0])) if self.vectors else 1
         labels = {"labels": self.labels} if self.labels else {}

@@ -27,12 +27,16 @@ QUARANTINE_OUTPUTS = 8
 
 
 class PoisonGuard:
-    """One attempt's view of its request's history, and the notes that it adds to it.
+    """Keeps one request from crashing engine after engine; one instance for each attempt at it.
 
-    Call `load_history` after the claim, `request_start` and `record_start` before the request
-    starts in the engine, `record_progress` while it runs, `release_start` and `record_outcome` at
-    the end. A suspect, a request whose next failure would be its last, is quarantined while it
-    starts, and starts alone: if the engine or the process fails then, that request was to blame.
+    `history` tells how earlier attempts went, and this attempt adds notes to it for later ones. A
+    suspect is a request whose next failure would be its last. It is quarantined while it starts,
+    with no other request starting: if the engine or the process fails then, the suspect was to
+    blame.
+
+    The attempt calls `load_history` after it has claimed the token log, `request_start` and
+    `record_start` before the request starts in the engine, `record_progress` while it runs, and
+    `release_start` and `record_outcome` at the end.
     """
 
     def __init__(
@@ -47,10 +51,11 @@ class PoisonGuard:
         self._cleared_at = 0  # stored outputs with which the start is over
 
     async def load_history(self, before: LogContents) -> None:
-        """Read the request's history, given the log as it was before this attempt's claim.
+        """Read how earlier attempts at the request went into `history`.
 
-        Retries while the broker does not answer, for as long as the claim does: an attempt that
-        gave up here would cost its request another ack wait. Raises `BrokerUnavailable` after that.
+        `before` is the token log as it was before this attempt claimed it. While the broker does
+        not answer, retries for 30 s, as long as the claim does: an attempt that gave up here would
+        cost its request another ack wait. Raises `BrokerUnavailable` after that.
         """
         self._attempt = before.attempts + 1
         self.history = await retry_for(
@@ -59,13 +64,20 @@ class PoisonGuard:
         )
 
     def request_start(self, begin: Callable[[], None]) -> None:
-        """Call `begin`, now or later, when the request may start; a suspect waits to be alone."""
+        """Queue the request to start in the engine, and return at once.
+
+        `begin` is called once, perhaps before this returns, when the request may start. A suspect
+        may start only while no other request is starting. Call `release_start` later, whether or
+        not the request has started.
+        """
         self._start = self._start_queue.enqueue(self.history.is_suspect, begin)
 
     async def record_start(self, stored: int) -> None:
-        """Record that the request starts behind `stored` outputs, and quarantine it if suspect.
+        """Record that the request is about to start with `stored` tokens or vectors in its log.
 
-        Raises `BrokerUnavailable` or `StoreRefused`.
+        A suspect is quarantined: a note of that is stored before this returns, since the start may
+        end this very process. Raises `BrokerUnavailable` or `StoreRefused` if the note cannot be
+        stored. For other requests nothing is stored or raised.
         """
         self._cleared_at = stored + 1
         if self.history.is_suspect:
@@ -74,9 +86,11 @@ class PoisonGuard:
             self.is_quarantined = True
 
     async def record_progress(self, stored: int) -> None:
-        """Note that `stored` outputs are stored by now, and end the start when they are enough.
+        """Record that the log now has `stored` tokens or vectors; end the start if they suffice.
 
-        One new output is enough, eight for a quarantined request, which leaves quarantine then.
+        One new token or vector is enough. A quarantined request needs eight; it then leaves
+        quarantine, with a note of that (best effort). Once the start is over, other requests may
+        start.
         """
         if self._start and stored >= self._cleared_at:
             if self.is_quarantined:
@@ -85,17 +99,27 @@ class PoisonGuard:
             self.release_start()
 
     def release_start(self) -> None:
-        """Let other requests start. Idempotent."""
+        """End the request's start, or take it out of the start queue, so that others can start.
+
+        Idempotent.
+        """
         if self._start:
             self._start_queue.release(self._start)
             self._start = None
 
     async def record_outcome(self, kind: NoteKind, error: str = "") -> None:
-        """Best effort: record the attempt's outcome. A missing record is treated as a crash."""
+        """Store a note of how this attempt went, for later attempts and the operator.
+
+        Best effort: an error is logged and not raised. An attempt without a note counts as one
+        whose worker has crashed.
+        """
         await self._try_to_store_note(kind, error)
 
     def build_poison_history(self, error: str) -> AttemptHistory:
-        """Return the history with this attempt added as one that failed in quarantine."""
+        """Return the history plus this attempt as one that failed, with `error`, by its own fault.
+
+        Nothing is stored, and `history` does not change.
+        """
         note = self._make_note("broke", error)
         return self.history.with_attempt(
             PastAttempt(note.attempt, note.worker, FaultScope.OWN, note.error, note.at)

@@ -12,7 +12,11 @@ _MEASURED_TOKENS = 2  # the fewest that tell a pace: it is measured from the fir
 
 @dataclass
 class StageTimer:
-    """When an attempt reached its stages, in epoch milliseconds; it is pulled when this is made."""
+    """Times at which one attempt reached its stages, in epoch milliseconds.
+
+    Make it when the work is pulled: that time becomes `pulled_at_ms`. `first_output_at_ms` is 0
+    until the engine's first output. `now` returns epoch seconds.
+    """
 
     now: Callable[[], float]  # epoch seconds
     pulled_at_ms: float = 0.0
@@ -23,13 +27,15 @@ class StageTimer:
         self.pulled_at_ms = self.now() * 1000
 
     def mark_first_output(self) -> None:
-        """Record that the engine has made the first output just now."""
+        """Record the present time as that of the engine's first output; call it once."""
         self.first_output_at_ms, self._first_output_monotonic = self.now() * 1000, time.monotonic()
 
     def estimate_seconds(self, tokens: int, generated: int) -> float | None:
-        """Return the seconds for so many more tokens at the pace of the `generated` ones so far.
+        """Return the seconds that `tokens` more tokens will take at the mean pace so far.
 
-        None while the pace cannot be told: before the first output, or below two tokens.
+        The pace is that of the `generated` tokens since the first output. Returns None while no
+        pace is known: before the first output, and below two tokens. Zero tokens or fewer take 0
+        seconds once there is an output.
         """
         if not self.first_output_at_ms or (tokens > 0 and generated < _MEASURED_TOKENS):
             return None
@@ -37,9 +43,11 @@ class StageTimer:
         return max(0, tokens) * elapsed / max(1, generated - 1)
 
     def stage_durations(self, envelope: Envelope) -> dict[str, float]:
-        """Return the milliseconds of each stage, and `total`, for an attempt that ends now.
+        """Return the milliseconds of each stage, by name, for an attempt that ends now.
 
-        Never below zero: the clocks of two machines may differ a little.
+        The stages are `queue`, `dispatch`, `prefill` (to the first output, or to now without one),
+        `decode`, and `total` since the request was accepted. No value is below zero, although the
+        clocks of two machines may differ a little.
         """
         now = self.now() * 1000
         first = self.first_output_at_ms or now
@@ -56,7 +64,8 @@ class StageTimer:
 class DeadlineTimer:
     """Context manager that calls `call` once if its block is still running after `seconds`.
 
-    Calls it at once, on entering, if `seconds` is zero or less.
+    The call is made on the event loop, and on entering if `seconds` is zero or less; the block
+    itself is not interrupted.
     """
 
     def __init__(self, seconds: float, call: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class QueuedStart:
-    """One request in the queue; `on_admitted` is called when it may start.
+    """One request's place in a `StartQueue`; `on_admitted` is called once, when it may start.
 
     An exclusive one starts alone: no other is starting at the same time.
     """
@@ -21,9 +21,10 @@ class QueuedStart:
 
 
 class StartQueue:
-    """First come, first served: an exclusive start waits for those before it, and later ones wait.
+    """Decides which requests may start in one engine now, first come, first served.
 
-    A start lasts from its admission to its `release`.
+    A start lasts from its admission until its `release`. Starts run side by side, but an exclusive
+    one is admitted only when no other is under way, and those behind it wait until it is released.
     """
 
     def __init__(self) -> None:
@@ -31,9 +32,10 @@ class StartQueue:
         self._starting: set[QueuedStart] = set()
 
     def enqueue(self, exclusive: bool, on_admitted: Callable[[], None]) -> QueuedStart:
-        """Queue a request; `on_admitted` is called when it may start, perhaps before this returns.
+        """Queue a request and return its place in the queue, which `release` needs.
 
-        `release` must follow once it has started, or no longer wants to.
+        `on_admitted` is called when the request may start, perhaps before this returns. The caller
+        must call `release` once the request has started, or if it no longer wants to start.
         """
         start = QueuedStart(exclusive, on_admitted)
         self._waiting.append(start)
@@ -41,7 +43,10 @@ class StartQueue:
         return start
 
     def release(self, start: QueuedStart) -> None:
-        """End a start that is over, or leave the queue; admit those that may follow. Idempotent."""
+        """End a start that was admitted, or remove one that waits, and admit those that may follow.
+
+        Calls their `on_admitted` before it returns. Idempotent.
+        """
         if start in self._waiting:
             self._waiting.remove(start)
         self._starting.discard(start)

@@ -13,7 +13,7 @@ from streams.messages import LedgerRecord, TokenUsage
 
 
 class StopReason(Enum):
-    """Why an attempt was told to stop before its engine was done."""
+    """Reason for which an attempt was told to stop before its engine had finished the request."""
 
     CANCELLED = "cancelled"
     EXPIRED = "deadline_exceeded"
@@ -23,7 +23,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class FinishedRequest:
-    """An ended request, for observers: its ledger record, and its milliseconds by stage."""
+    """A request that has ended, for metrics: its usage record, and the milliseconds by stage."""
 
     record: LedgerRecord
     timing: dict[str, float]
@@ -36,9 +36,12 @@ def build_terminal(
     timing: dict[str, float],
     failures: int,
 ) -> dict[str, Any]:
-    """Return the last record of the token log.
+    """Return a request's terminal: the last record of its token log, of type `done` or `error`.
 
-    The engine's own end or error (`end`) counts before the reason for which it was stopped.
+    `end` is the engine's last output, if the engine has finished the request. Its error or finish
+    reason decides; otherwise `stop_reason` does: exhausted and expired become errors, anything else
+    is `done` with the reason `cancelled`. `timing` is in milliseconds by stage; `failures` is the
+    number of failed attempts, for the message of an exhausted request.
     """
     if end and end.error:
         return messages.error_record(end.error.code, str(end.error), usage)
@@ -61,9 +64,10 @@ def build_ledger_record(
     first_output_at_ms: float,
     finished_at_ms: int,
 ) -> LedgerRecord:
-    """Return the ledger record of a request that ended with this terminal.
+    """Return the ledger record (the usage that is billed) of a request that ended with `terminal`.
 
-    Times are epoch milliseconds; `first_output_at_ms` is 0 if there was no output.
+    `attempts` counts the attempts at the request. Times are epoch milliseconds;
+    `first_output_at_ms` is 0 if there was no output.
     """
     usage = terminal["usage"]
     return LedgerRecord(

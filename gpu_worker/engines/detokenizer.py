@@ -14,17 +14,19 @@ PROMPT_TAIL = 6  # prompt tokens used as context, as in vLLM and TGI
 
 
 class Decoder(Protocol):
-    """The method of `tokenizers.Tokenizer` that detokenising needs."""
+    """The one method of `tokenizers.Tokenizer` that detokenising needs."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids, without that of special tokens unless told otherwise."""
 
 
 class Detokenizer:
-    """Decodes a growing list of tokens in O(1) each, with the same spaces as decoding it at once.
+    """Turns one sequence's tokens into text as they come, at a cost of O(1) each.
 
-    Only a window of tokens is decoded: the pending ones, whose text is not out yet, behind the last
-    ones whose text is out, as context, since many decoders treat the first token of a text
-    specially.
+    The joined text has the same spaces as all tokens decoded at once. `prompt` is only context,
+    whose text is not returned. Only a window of tokens is decoded for each new one: the pending
+    ones, whose text is not out yet, after the last ones whose text is out, since many decoders
+    treat the first token of a text specially.
     """
 
     def __init__(
@@ -36,7 +38,10 @@ class Detokenizer:
         self._move_to_context()
 
     def push(self, token: int) -> str:
-        """Add a token; returns the text that it completes, or none inside a character."""
+        """Add a token and return the text that it completes; empty inside a character.
+
+        After 64 tokens without a whole character, invalid bytes are returned as U+FFFD.
+        """
         self._pending.append(token)
         text = self._text()
         if text.endswith(REPLACEMENT_CHARACTER) and len(self._pending) < MAX_PENDING:
@@ -67,9 +72,9 @@ class Detokenizer:
 
 
 class StopStringFilter:
-    """Cuts a growing text at the first stop string, and holds back what may begin one.
+    """Cuts one growing text before its first stop string, and holds back what may begin one.
 
-    `hit` is True once a stop string has been found.
+    `hit` is True once a stop string has been found. Without stop strings all text passes at once.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -79,7 +84,11 @@ class StopStringFilter:
         self.hit = False
 
     def push(self, text: str) -> str:
-        """Add text; returns what certainly comes before any stop string, nothing after a hit."""
+        """Add text, and return all that certainly comes before any stop string.
+
+        The result may be empty and may include text held back earlier. After a hit it is always
+        empty.
+        """
         if self.hit or not self._stops:
             return "" if self.hit else text
         text = self._held + text
@@ -90,7 +99,10 @@ class StopStringFilter:
         return text[:sure]
 
     def flush(self) -> str:
-        """Return the text held back that, at the end, did not begin a stop string."""
+        """Return the text still held back, at the end of the output; empty after a hit.
+
+        It looked like the beginning of a stop string, but none followed.
+        """
         held, self._held = self._held, ""
         return held
 
@@ -103,7 +115,7 @@ class StopStringFilter:
 
 
 class TextStream:
-    """The text of one sequence, token by token, up to its first stop string."""
+    """The text of one sequence, token by token, up to and without its first stop string."""
 
     def __init__(
         self,
@@ -121,7 +133,11 @@ class TextStream:
         return self._stops.hit
 
     def push(self, token: int) -> str:
-        """Add a token; returns the text that is certain by now, which may be empty."""
+        """Add a token and return the text that is certain by now; may be empty.
+
+        Text is held back while a character is incomplete or a stop string may have begun. Once
+        `stopped`, the result is always empty.
+        """
         return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> str:

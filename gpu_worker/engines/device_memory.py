@@ -19,12 +19,16 @@ _LIBC = ctypes.CDLL(None)
 
 
 def default_device() -> torch.device:
-    """The GPU if torch sees one, else the CPU."""
+    """Return the GPU if torch sees one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that could be allocated now, within the limit of the container, if there is one."""
+    """Return the bytes that could be allocated on the device now.
+
+    For a CPU that is the machine's available memory, or what the container's limit leaves if that
+    is less.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _read_fields(Path("/proc/meminfo"))["MemAvailable"] * 1024
@@ -32,15 +36,19 @@ def free_bytes(device: torch.device) -> int:
 
 
 def kv_budget_bytes(device: torch.device) -> int:
-    """Bytes of the free memory that one worker may fill with KV."""
+    """Return the bytes of the memory free now that one worker may fill with KV cache.
+
+    These are 92 % on a GPU and 25 % on a CPU, whose memory other programs and workers use, too.
+    """
     return int(free_bytes(device) * SHARES[device.type])
 
 
 def measure_peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
-    """Run `work`; returns the most bytes that it held at once, beyond those held before.
+    """Run `work`, and return the most bytes that it held at once beyond those held before.
 
-    On a GPU these are the bytes that the allocator took for it, with those that it cannot use for
-    anything else. On a CPU they are those that the process touched, other threads' included.
+    On a GPU these are the bytes that torch's allocator reserved for it, including pieces too
+    fragmented for other use. On a CPU they are the memory that the whole process touched, by other
+    threads too. Raises what `work` raises.
     """
     release_cached_memory(device)
     if device.type == "cuda":
@@ -55,9 +63,11 @@ def measure_peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def measure_kept_bytes(device: torch.device, work: Callable[[], None]) -> int:
-    """Run `work`; returns by how many bytes the free memory has shrunk after it.
+    """Run `work`, and return by how many bytes the free memory has shrunk after it.
 
-    Recorded CUDA graphs keep a memory pool, and memory of the driver.
+    Freed memory is given back before and after, so that only what stays allocated counts: recorded
+    CUDA graphs, for example, keep a memory pool and memory of the driver. Never below zero. Raises
+    what `work` raises.
     """
     release_cached_memory(device)
     before = free_bytes(device)
@@ -67,7 +77,10 @@ def measure_kept_bytes(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def model_bytes(model: nn.Module) -> int:
-    """Bytes of a model's tensors in this process; tensors that layers share count once."""
+    """Return the bytes of a model's tensors in this process, of a sharded tensor its own part.
+
+    Tensors that layers share count once.
+    """
     places = [d for m in model.modules() for d in (m._parameters, m._buffers, vars(m))]
     tensors = {id(t): t for place in places for t in place.values() if isinstance(t, torch.Tensor)}
     parts = (t.to_local() if isinstance(t, DTensor) else t for t in tensors.values())
@@ -75,7 +88,10 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Return freed memory, which allocators would keep, to the device or the operating system."""
+    """Give freed memory, which allocators would keep, back to the device or operating system.
+
+    Collects garbage first, which takes some time.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -84,7 +100,10 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True if an allocation failed; on a CPU that is a RuntimeError, recognised by its text."""
+    """Return True if the error says that an allocation failed, on a GPU or a CPU.
+
+    On a CPU torch raises a RuntimeError, which is recognised by its text.
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)

@@ -7,19 +7,20 @@ from torch import Tensor
 
 
 def to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a tensor of `values` on the device, through pinned memory on CUDA.
+    """Return a tensor of `values` on the device, without waiting for the device.
 
-    From memory that is not pinned, torch would wait until the device has finished all queued work.
+    On CUDA the copy goes through pinned memory: from other memory, torch would wait until the
+    device has finished all queued work.
     """
     made = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)
 
 
 def to_host(*tensors: Tensor) -> list[list[float]]:
-    """Copy tensors of one device to the host in one transfer; returns a flat list for each.
+    """Copy tensors of one device to the host in one transfer; return a flat list for each.
 
-    This is the only time that a step waits for the device. Numbers travel as float64, which
-    represents every token id and every float32 exactly.
+    Waits until the device has computed them, the only such wait in a step. Numbers travel as
+    float64, which represents every token id and every float32 exactly.
     """
     numbers: list[float] = torch.cat([t.flatten().to(torch.float64) for t in tensors]).tolist()
     rest = iter(numbers)

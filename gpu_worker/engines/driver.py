@@ -18,9 +18,10 @@ Deliver = Callable[[list[Output]], None]
 
 
 class EngineCrashed(Exception):
-    """A step raised an error: the engine's state can no longer be trusted.
+    """A step of an engine raised an error, so the engine's state can no longer be trusted.
 
-    The error has no traceback, whose frames would keep the engine's memory; the log has it.
+    `device_lost` is True if no engine in this process can be trusted. The step's own error is not
+    attached, since the frames of its traceback would keep the engine's memory; the log has it.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -29,11 +30,11 @@ class EngineCrashed(Exception):
 
 
 class Driver:
-    """Runs an engine in its own thread; call every method on the event loop that made the driver.
+    """Runs one engine in a thread of its own; the methods are for the event loop that made it.
 
     `deliver` is called on that loop with the outputs of each step that had any. The future
-    `crashed` fails with `EngineCrashed` if a step raises, after which nothing is delivered; the
-    future `closed` completes when the engine is closed.
+    `crashed` fails with `EngineCrashed` if a step raises, after which nothing is delivered. The
+    future `closed` completes when the engine is closed and its memory free, after a crash too.
     """
 
     def __init__(self, engine: Engine, deliver: Deliver, name: str) -> None:
@@ -52,15 +53,22 @@ class Driver:
         self._thread.start()
 
     def add(self, sequence: Sequence) -> None:
-        """Give the engine a sequence before its next step."""
+        """Hand a sequence to the engine before its next step; returns at once."""
         self._send(lambda engine: engine.add(sequence))
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request; its `cancelled` output follows unless it finishes before. Idempotent."""
+        """Have the engine drop a request before its next step; returns at once. Idempotent.
+
+        A `cancelled` output of the request is delivered, unless it has finished by then. An unknown
+        request is ignored.
+        """
         self._send(lambda engine: engine.cancel(request_id))
 
     async def cancel_and_wait(self, request_id: str) -> None:
-        """Drop a request, and wait until no output of it can be delivered any more."""
+        """Have the engine drop a request, and wait until no output of it can be delivered any more.
+
+        That is after the engine's current step, or as soon as `abandon` is called.
+        """
         dropped: asyncio.Future[None] = self._loop.create_future()
         self._awaited_drops.add(dropped)
         dropped.add_done_callback(self._awaited_drops.discard)
@@ -69,17 +77,24 @@ class Driver:
         await dropped
 
     def seconds_in_step(self) -> float:
-        """Seconds that the engine has spent in its current step; 0 while it is idle."""
+        """Return the seconds that the engine has spent in its current step; 0 while it is idle."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
     def abandon(self) -> None:
-        """Deliver nothing from now on, and release all callers of `cancel_and_wait`."""
+        """Deliver nothing from now on, and end every wait in `cancel_and_wait`.
+
+        Returns at once; the thread runs on. For an engine that has failed or is about to be
+        stopped.
+        """
         self._abandoned = True
         _resolve(list(self._awaited_drops))
 
     async def stop(self) -> None:
-        """End the thread after the current step and free the engine; returns when that is done."""
+        """End the thread after the engine's current step, and return when the engine is closed.
+
+        A step that hangs makes this wait forever. Cancelling ends the wait, not the stop.
+        """
         self._stopping = True
         self._has_commands.set()
         await asyncio.shield(self.closed)

@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class EngineError(Exception):
-    """One sequence cannot be run; the others are unharmed. `code` is the wire code of the error."""
+    """One sequence cannot be run; others are unharmed. `code` is the error code for the client."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -29,20 +29,23 @@ class DeviceLost(Exception):
 
 
 class DoesNotFit(MillstreamError):
-    """A model does not fit into the memory that it may use."""
+    """A model needs more memory than it may take."""
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """One request as the engine sees it.
+    """One request as an engine sees it: a prompt to continue, or inputs to embed or classify.
 
-    `generated` are tokens that an earlier attempt has already stored: the engine continues behind
-    them and returns neither them nor their text, `text`, again. `inputs` is set for unary work
-    (embed, classify): one list of token ids per input. `splits` are the positions in each input at
-    which the second text of a pair begins; empty without pairs. `goal` is when the first output is
-    wanted; a later one is not an error. Engines with priorities make sequences of the lowest
-    `priority` wait, or give way, first. A cached prefix is used for the same `tenant` alone: how
-    fast an answer comes would tell one tenant what others have asked.
+    `generated` are tokens that an earlier attempt has already stored: the engine continues after
+    them and returns neither them nor their `text` again. `inputs` is set instead of `prompt` for
+    embed and classify: one list of token ids per input. `splits` are the positions in each input at
+    which the second text of a pair begins; empty without pairs. `dimensions` is the wanted length
+    of vectors (None: the model's).
+
+    `deadline` and `goal` (when the first output is wanted; a later one is not an error) are
+    monotonic seconds. Engines with priorities make sequences of the lowest `priority` wait, or give
+    way, first. A cached prefix is used for the same `tenant` alone: how fast an answer comes would
+    tell one tenant what others have asked.
     """
 
     request_id: str
@@ -62,7 +65,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class UpstreamUsage:
-    """Tokens of a request as counted by another server that ran it for the engine."""
+    """Tokens of one request as counted by another server, which ran it for a remote engine."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -70,7 +73,7 @@ class UpstreamUsage:
 
 @dataclass(frozen=True)
 class Output:
-    """The result of one step for one sequence.
+    """The result of one step for one sequence: new tokens and their text, vectors, or its end.
 
     The sequence has left the engine if `finish` or `error` is set. `text` may lag behind `tokens`
     while a character or a possible stop string is incomplete; the finishing output carries all text
@@ -93,35 +96,51 @@ class Output:
 
 @dataclass(frozen=True)
 class FreeCapacity:
-    """The sequences and KV tokens that an engine could still take now; evictable cache is free."""
+    """The sequences and KV tokens that an engine could still take now.
+
+    Memory of cached prompts that can be evicted counts as free.
+    """
 
     sequences: int
     tokens: int
 
 
 class Engine(Protocol):
-    """One model version, loaded and warm."""
+    """One loaded and warm model version; the interface that every engine implements.
+
+    One thread owns an engine and calls all of its methods: `add` and `cancel` between steps, `step`
+    while it is not `idle`.
+    """
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence. One that cannot run comes back from the next `step` as an error."""
+        """Take a sequence to run; returns at once and never raises for a sequence that cannot run.
 
-    def cancel(self, request_id: str) -> None:
-        """Drop a sequence; its `cancelled` output comes from the next `step`. Idempotent."""
-
-    def step(self) -> list[Output]:
-        """Run one forward pass over the running batch.
-
-        Returns soon (within a few milliseconds) when nothing is due, never raises for the fault of
-        one sequence.
+        Such a one comes back from the next `step` as an output with an error.
         """
 
-    def free_capacity(self) -> FreeCapacity: ...
+    def cancel(self, request_id: str) -> None:
+        """Drop a sequence; the next `step` returns its `cancelled` output. Idempotent.
+
+        A sequence that has finished or is unknown is ignored.
+        """
+
+    def step(self) -> list[Output]:
+        """Run one forward pass over the running batch, and return the outputs that it made.
+
+        When nothing is due, returns an empty list within a few milliseconds. The fault of one
+        sequence is returned as that sequence's error. An exception means that the engine itself has
+        failed.
+        """
+
+    def free_capacity(self) -> FreeCapacity:
+        """Return how many more sequences and KV tokens the engine could take now."""
 
     @property
     def idle(self) -> bool:
-        """True when `step` would have nothing to do until the next `add`."""
+        """True while `step` would have nothing to compute or return until the next `add`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Drop all sequences without an output, and free the memory of the model."""
 
 
 @runtime_checkable
@@ -129,7 +148,10 @@ class Throttled(Protocol):
     """An engine whose capacity also depends on others, such as the server that it forwards to."""
 
     def concurrency_limit(self) -> int:
-        """Return how many sequences may run at once just now. Safe to call from any thread."""
+        """Return how many sequences may run at once now, those that run included.
+
+        Safe to call from any thread.
+        """
 
 
 @runtime_checkable
@@ -137,11 +159,9 @@ class ReportsCache(Protocol):
     """An engine that caches prompt prefixes or adapters, and can list them."""
 
     def cached_prefix_hashes(self) -> Collection[int]:
-        """Return the hashes of what is cached (`streams/prefix_hashes.py`).
+        """Return the hashes of cached prompt prefixes or adapters, least recently used first.
 
-        The least recently used come first.
-
-        Safe to call from any thread.
+        They are made as in `streams/prefix_hashes.py`. Safe to call from any thread.
         """
 
 
@@ -151,11 +171,17 @@ class ReportsStats(Protocol):
 
     @property
     def stats(self) -> EngineStats:
-        """Current counters, always the same object. Safe from any thread, also after `close`."""
+        """Counters of the engine: always the same object, which the engine keeps current.
+
+        Safe to read from any thread, also after `close`.
+        """
 
 
 @runtime_checkable
 class Preemptive(Protocol):
-    """An engine that preempts less urgent sequences for more urgent ones, if `preempts` is True."""
+    """An engine that, if `preempts` is True, interrupts less urgent sequences for more urgent ones.
+
+    An interrupted sequence waits and goes on later.
+    """
 
     preempts: bool

@@ -8,9 +8,9 @@ StepPart = Literal["schedule", "build", "forward", "sample", "report"]
 
 @dataclass
 class EngineStats:
-    """An engine's counters since its start, gauges of its last step, and seconds by part of a step.
+    """Counters of one engine since its start, gauges of its last step, and seconds by step part.
 
-    Written by the engine's thread alone; read from any.
+    Written by the engine's thread alone; may be read from any thread.
     """
 
     steps: int = 0

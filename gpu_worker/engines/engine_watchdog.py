@@ -7,7 +7,7 @@ from streams.errors import MillstreamError
 
 
 class EngineHung(MillstreamError):
-    """A step does not end. Its thread cannot be stopped, so the process has to end."""
+    """A step of an engine does not end. Its thread cannot be stopped, so the process has to end."""
 
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(f"the engine of {model} has been in one step for {seconds:.0f} s")
@@ -17,9 +17,10 @@ class EngineHung(MillstreamError):
 async def wait_for_failure(
     driver: Driver, model: str, timeout_seconds: float
 ) -> EngineCrashed | EngineHung | None:
-    """Wait until the engine fails, and return how; None when it was closed instead.
+    """Wait until the engine fails, and return its failure; None if it was closed instead.
 
-    A step that takes longer than `timeout_seconds` counts as hung.
+    A step that takes longer than `timeout_seconds` counts as hung, which is noticed up to a quarter
+    of that time later. The failure is returned, never raised.
     """
     ends = {driver.crashed, driver.closed}
     while True:

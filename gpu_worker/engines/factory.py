@@ -20,7 +20,10 @@ ENGINES = {
 
 
 def free_memory() -> tuple[int, float]:
-    """Return the free bytes of the device, and the share of them that one worker may fill."""
+    """Return the free bytes of the default device, and the share (0 to 1) one worker may fill.
+
+    Imports torch, as engines with a model do.
+    """
     openmp.load_runtime()
     memory = import_module("gpu_worker.engines.device_memory")
     device = memory.default_device()
@@ -28,14 +31,21 @@ def free_memory() -> tuple[int, float]:
 
 
 def loaded_size_ratio(directory: Path) -> float:
-    """Return the size of a model's loaded weights over that of its files."""
+    """Return how many times the size of its files a model's weights take once loaded.
+
+    More than 1 where the device needs a wider dtype than the files have. Imports torch.
+    """
     openmp.load_runtime()
     device = import_module("gpu_worker.engines.device_memory").default_device()
     return float(import_module("gpu_worker.engines.precision").loaded_size_ratio(directory, device))
 
 
 def build(engine: str, directory: Path | None, options: Mapping[str, object]) -> Engine:
-    """Load an engine and warm it up. Raises ValueError that names an unknown engine or option."""
+    """Import an engine by its name, load it from `directory` and warm it up; return it.
+
+    Blocks until that is done. Raises ValueError for an unknown engine name and for an unknown or
+    malformed option, which it names; raises what loading raises.
+    """
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}")
     openmp.load_runtime()

@@ -15,7 +15,7 @@ IMAGE_TOKENS = "<start_of_image>", "<end_of_image>"
 
 
 def read_tokenizer(path: Path) -> GemmaTokenizer:
-    """Return a Gemma model's BPE tokeniser, which puts `<bos>` before each text."""
+    """Return the BPE tokeniser of a Gemma model's GGUF file; it puts `<bos>` before each text."""
     fields = GGUFReader(path).fields
     tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
     types: list[int] = fields["tokenizer.ggml.token_type"].contents()

@@ -47,11 +47,13 @@ class _MockSequence:
 
 
 class MockEngine:
-    """Emits each sequence's first word `ttft_ms` after it starts, then one every `itl_ms`.
+    """An engine without a model: emits words at a set pace, to test and measure the other parts.
 
-    At most `sequences` run at once, the others wait; a more urgent one preempts the newest of the
+    Each sequence's first word comes `ttft_ms` after it starts, then one every `itl_ms`. At most
+    `sequences` run at once and the others wait; a more urgent one interrupts the newest of the
     least urgent. `kv_tokens` bounds the announced free capacity and the length of a sequence. The
     engine reports which prompts a prefix cache of that size would hold; they are not any faster.
+    `clock` returns seconds and `sleep` waits for some.
     """
 
     preempts = True
@@ -87,10 +89,11 @@ class MockEngine:
         sequences: int = 256,
         kv_tokens: int = 1_000_000,
     ) -> "MockEngine":
-        """Make the engine with the signature of the other engines; `directory` is ignored."""
+        """Return a mock engine. `directory`, which every engine's `load` takes, is ignored."""
         return cls(ttft_ms, itl_ms, sequences, kv_tokens)
 
     def add(self, sequence: Sequence) -> None:
+        """Take a sequence. One that cannot run comes back from the next `step` with an error."""
         assert sequence.request_id not in self._sequences, f"{sequence.request_id} is here already"
         if refusal := self._limits.find_refusal(sequence):
             self._ready.append(Output(sequence.request_id, error=refusal))
@@ -105,6 +108,7 @@ class MockEngine:
         self._admit()
 
     def cancel(self, request_id: str) -> None:
+        """Drop a sequence; the next `step` returns its `cancelled` output. Idempotent."""
         if state := self._sequences.get(request_id):
             held = state.stops.flush() if state.stops else ""
             end = Output(request_id, text=held, finish="cancelled", cached=state.cached)
@@ -112,7 +116,10 @@ class MockEngine:
             self._remove(state)
 
     def step(self) -> list[Output]:
-        """Emit one word of every sequence that is due; sleep up to a millisecond if none is."""
+        """Emit one word of each sequence that is due, and return these outputs.
+
+        If none is due, sleeps up to a millisecond first; the list may then be empty.
+        """
         if not self._ready:
             self._nap()
         outputs, self._ready = self._ready, []
@@ -126,19 +133,21 @@ class MockEngine:
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
+        """Return the sequences that could start at once, and the KV tokens not reserved."""
         free = self._free - len(self._waiting)
         return FreeCapacity(max(0, free), max(0, self._kv_tokens - self._reserved))
 
     def cached_prefix_hashes(self) -> list[int]:
-        """Hashes of the prompt prefixes that would be cached, least recently used first."""
+        """Return the hashes of prompt prefixes that would be cached, least recently used first."""
         return self._prefix_cache.cached_prefix_hashes()
 
     @property
     def idle(self) -> bool:
+        """True when there is no sequence and no output to return."""
         return not self._sequences and not self._ready
 
     def close(self) -> None:
-        """Drop every sequence without an output."""
+        """Drop every sequence; none of them gets an output."""
         self._sequences.clear()
         self._waiting.clear()
         self._running.clear()

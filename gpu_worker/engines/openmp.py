@@ -19,9 +19,10 @@ _SPINNING = {  # how long a thread spins at a barrier before it sleeps, unless t
 
 
 def load_runtime() -> None:
-    """Load Intel's runtime where it is installed, so that torch's calls find it before libgomp.
+    """Load Intel's OpenMP runtime, where it is installed, for torch to use in place of libgomp.
 
-    If torch has been imported already, it keeps its own runtime.
+    Call this before torch is imported: a torch that has been imported keeps its own runtime. Also
+    sets how long threads spin at a barrier, unless the environment sets that. Safe to repeat.
     """
     for key, value in _SPINNING.items():
         os.environ.setdefault(key, value)

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 
 
 def choose_dtype(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """Return the checkpoint's dtype, or float32 where a CPU would have to emulate it.
+    """Return the dtype to compute in: the checkpoint's, or float32 where a CPU would emulate that.
 
     A CPU emulates float16 always, and bfloat16 without AVX-512 or Arm's instructions for it: there
     a product of bfloat16 matrices takes up to six times as long as one of float32.
@@ -17,9 +17,10 @@ def choose_dtype(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
 
 
 def loaded_size_ratio(directory: Path, device: torch.device) -> float:
-    """Return the size of a model's loaded weights over that of its files.
+    """Return how many times the size of its files a model's weights take once loaded.
 
-    Returns 1 if config.json names no dtype or cannot be read; loading reports that error.
+    It is 1 if the weights keep their dtype. It is also 1 if config.json names no dtype or cannot be
+    read; nothing is raised, since loading will report that.
     """
     try:
         config = json.loads((directory / "config.json").read_text())
@@ -30,7 +31,7 @@ def loaded_size_ratio(directory: Path, device: torch.device) -> float:
 
 
 def has_bfloat16_matmul() -> bool:
-    """True if oneDNN multiplies bfloat16 matrices on this CPU, and packs them."""
+    """Return True if oneDNN can pre-pack and multiply bfloat16 matrices on this CPU."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

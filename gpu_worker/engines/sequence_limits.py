@@ -16,7 +16,10 @@ from streams.errors import (
 
 
 def count_reserved_tokens(sequence: Sequence) -> int:
-    """Return the most KV tokens that a sequence may come to occupy."""
+    """Return the most KV tokens that a sequence may come to occupy.
+
+    These are its prompt and the most that it may generate, or the tokens of all its inputs.
+    """
     if sequence.inputs:
         return sum(map(len, sequence.inputs))
     return len(sequence.prompt) + sequence.sampling.max_tokens
@@ -24,7 +27,7 @@ def count_reserved_tokens(sequence: Sequence) -> int:
 
 @dataclass(frozen=True)
 class SequenceLimits:
-    """The limits of one engine: token ids below `vocabulary`, prompt and output within `tokens`.
+    """The limits of one engine: token ids below `vocabulary`, prompt plus output within `tokens`.
 
     `grammars` and `adapters` tell whether the engine supports them. An engine that does not must
     refuse them: it would serve something else in their place.
@@ -36,7 +39,11 @@ class SequenceLimits:
     adapters: bool = False
 
     def find_refusal(self, sequence: Sequence) -> EngineError | None:
-        """Return the error for a sequence that cannot run here, or None."""
+        """Return the error for a sequence that cannot run on this engine; None for one that can.
+
+        Nothing is raised. The first fault found decides: an adapter or a grammar that the engine
+        does not support, a prompt or input that is empty or too long, or an unknown token id.
+        """
         try:
             self._raise_if_invalid(sequence)
         except BadRequest as error:

@@ -7,7 +7,10 @@ from streams import prefix_hashes
 
 
 class SimulatedPrefixCache:
-    """An LRU cache of prompt prefixes, by hash, with room for `tokens` tokens."""
+    """An LRU cache of prompt prefixes with room for `tokens` tokens, which stores hashes alone.
+
+    A prompt is given as the hashes of its prefixes, shortest first (`streams/prefix_hashes.py`).
+    """
 
     def __init__(self, tokens: int) -> None:
         self._tokens, self._used = tokens, 0
@@ -16,13 +19,19 @@ class SimulatedPrefixCache:
         ] = {}  # tokens between a prefix and the next shorter one
 
     def match_prefix(self, prompt: Sequence[int]) -> int:
-        """Return how many leading tokens of a prompt are cached, and mark them as used."""
+        """Return how many leading tokens of a prompt are cached, and mark their prefixes as used.
+
+        `prompt` is given as the hashes of its prefixes. 0 means that none is cached.
+        """
         there = list(takewhile(self._tokens_by_hash.__contains__, prompt))
         self._touch(there)
         return sum(self._tokens_by_hash[mark] for mark in there)
 
     def insert(self, prompt: Sequence[int]) -> None:
-        """Add a prompt, by its hashes, evicting the least recently used."""
+        """Add all prefixes of a prompt, and evict the least recently used beyond the cache's size.
+
+        `prompt` is given as the hashes of its prefixes.
+        """
         lengths = [0, *islice(prefix_hashes.hash_positions(1 << 40), len(prompt))]
         for mark, (before, length) in zip(prompt, pairwise(lengths), strict=True):
             if mark not in self._tokens_by_hash:
@@ -34,7 +43,7 @@ class SimulatedPrefixCache:
             self._used -= self._tokens_by_hash.pop(oldest)
 
     def cached_prefix_hashes(self) -> list[int]:
-        """Hashes of the cached prefixes, least recently used first."""
+        """Return the hashes of the cached prefixes, least recently used first."""
         return list(self._tokens_by_hash)
 
     def _touch(self, used: Sequence[int]) -> None:

@@ -9,7 +9,10 @@ from gpu_worker.engines.engine_stats import EngineStats, StepPart
 
 @contextmanager
 def measure(stats: EngineStats, part: StepPart) -> Iterator[None]:
-    """Context manager that adds the seconds of its block to `stats`, also if the block raises."""
+    """Add the seconds that the `with` block takes to one part of the step in `stats`.
+
+    A block that raises is counted, too.
+    """
     started = perf_counter()
     try:
         yield

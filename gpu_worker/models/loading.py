@@ -26,14 +26,17 @@ _Stamp = tuple[str, int, int, int]  # path, inode, size, time of the last change
 
 @dataclass
 class LoadStages:
-    """The stages of one load: the current one, and the seconds that each earlier one took."""
+    """Times the stages of one model load; all times are in seconds.
+
+    `current` is the stage under way, empty before the first; `seconds` has those that have ended.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     current: str = ""
     _since: float = field(default_factory=time.monotonic)
 
     def begin(self, name: str) -> None:
-        """Begin a stage, which ends the one before it."""
+        """Begin the stage `name`, and record how long the one before it took."""
         now = time.monotonic()
         if self.current:
             self.seconds[self.current] = now - self._since
@@ -46,17 +49,21 @@ class LoadStages:
 
 
 class Loader:
-    """Loads engines in daemon threads, so that a slow load cannot keep the process from ending."""
+    """Loads engines in daemon threads, so that a slow load cannot keep the process from ending.
+
+    Files whose hashes it has verified are not verified again until one of them changes.
+    """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._verified: dict[Path, list[_Stamp]] = {}
 
     async def load(self, model: Model, version: Version, memory_bytes: int | None) -> Engine:
-        """Return a warm engine that takes at most `memory_bytes` (None: the memory that is free).
+        """Verify, load and warm up a model version, and return its engine.
 
-        Raises what verifying or loading raises. Cancelling does not stop the thread; its result is
-        discarded.
+        The engine takes at most `memory_bytes` (None: the memory that is free). Waits for as long
+        as the load takes, and logs its stage every five seconds. Raises what verifying or loading
+        raises. Cancelling does not stop the load's thread; the engine it makes is discarded.
         """
         stages = LoadStages()
         building = run_in_thread(
@@ -109,14 +116,15 @@ class Loader:
 
 
 def weight_bytes(version: Version) -> int:
-    """Return the size of a version's weight files in bytes; 0 for an engine without any."""
+    """Return the size of a version's weight files on disk, in bytes; 0 if it has none."""
     return _size(version, WEIGHT_SUFFIXES)
 
 
 def run_in_thread(call: Callable[[], T], name: str) -> "asyncio.Future[T]":
-    """Run `call` in a daemon thread, and return a future of what it returns or raises.
+    """Start `call` in a daemon thread, and return a future of what it returns or raises.
 
-    The process can end without waiting for the thread; cancelling the future does not stop it.
+    Returns at once; must be called on the event loop. The process can end without waiting for the
+    thread, and cancelling the future does not stop it.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

@@ -18,25 +18,29 @@ WORKING_MEMORY_SHARE = 0.25
 
 
 def estimate_needed_bytes(weight_bytes: int, adapter_bytes: int = 0) -> int:
-    """Return the least bytes to plan for a model: its weights, a quarter of that, its adapters."""
+    """Return the least memory, in bytes, with which a model is planned to work.
+
+    That is its weights, a quarter of their size for steps and KV cache, and its LoRA adapters.
+    """
     return weight_bytes + int(weight_bytes * WORKING_MEMORY_SHARE) + adapter_bytes
 
 
 def compute_budget(free_bytes: int, needed: Iterable[int], share: float) -> int:
-    """Return the budget in bytes when none is set: what all models need, plus `share` of the rest.
+    """Return the bytes that all models together may take, where the operator has set no limit.
 
-    The rest is the free memory that they leave; the budget never exceeds `free_bytes`.
+    That is the sum of what the models need, plus `share` (0 to 1) of the free memory beyond it, and
+    never more than `free_bytes`.
     """
     total = sum(needed)
     return min(free_bytes, total + int(max(0, free_bytes - total) * share))
 
 
 def divide_budget(budget: int, needed: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes that each model gets when it is loaded: its need or more; 0 for a need of 0.
+    """Return, by model name, the bytes that each model may take of `budget` when it is loaded.
 
-    Let n be how many of the largest models fit in the budget together. Each model gets its need
-    and an nth of what those n leave, so that any n models always fit. Raises `DoesNotFit` for a
-    model that is too large alone.
+    Let n be how many of the largest models fit in the budget together. Each model gets its need and
+    an nth of what those n leave, so that any n models always fit. A model that needs 0 gets 0.
+    Raises `DoesNotFit` for a model that is too large alone.
     """
     largest = sorted(((need, name) for name, need in needed.items() if need), reverse=True)
     fitting = taken = 0
@@ -55,10 +59,11 @@ def divide_budget(budget: int, needed: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Decision:
-    """The planner's next step, and the time to ask again even if nothing has changed.
+    """The planner's next step, for its caller to carry out: `load`, `evict`, or neither.
 
-    `draining` models accept nothing new; `evict` is an idle one of them; `load` fits in the free
-    memory. `next_check_at` is on the caller's clock; infinite: only after a change.
+    `load` names a model that fits in the free memory, `evict` an idle model to close. `draining`
+    models must accept nothing new, since they are to be evicted. Call `decide` again after a
+    change, and at `next_check_at` (on the caller's clock; infinite: only after a change).
     """
 
     load: str | None = None
@@ -76,11 +81,12 @@ class _LoadedModel:
 
 @dataclass
 class EvictionPlanner:
-    """Tracks which models are loaded and decides which to load or evict next.
+    """Tracks which of one worker's models are loaded, and decides which to load or evict next.
 
-    `shares` and `budget` are bytes; no share is larger than the budget. The caller reports what it
-    has done: `mark_loading` before memory is taken, `mark_closed` when it was given back. Times are
-    seconds of any one clock.
+    `budget` and `shares` (the memory of each model) are bytes; no share is larger than the budget.
+    A loaded model is kept for at least `min_residency_seconds`. The planner loads nothing: its
+    caller does, and reports it by `mark_loading` before memory is taken and `mark_closed` when it
+    was given back. `now` is in seconds of any one clock.
     """
 
     budget: int
@@ -91,30 +97,36 @@ class EvictionPlanner:
 
     @property
     def loaded(self) -> Set[str]:
+        """Names of the models that take memory: those loaded and those being loaded."""
         return self._loaded.keys()
 
     @property
     def free_bytes(self) -> int:
+        """Bytes of the budget that no loaded or loading model takes."""
         return self.budget - sum(self.shares[name] for name in self._loaded)
 
     def mark_loading(self, name: str, now: float) -> None:
-        """Count a model's memory as taken from now on."""
+        """Record that a model is being loaded: its memory counts as taken, and it no longer waits.
+
+        Its share must fit in the free memory.
+        """
         assert self.shares[name] <= self.free_bytes, f"{name} does not fit"
         self._loaded[name] = _LoadedModel(now, now)
         self._waiting = [other for other in self._waiting if other != name]
 
     def mark_ready(self, name: str, now: float) -> None:
-        """Record that a model's engine is ready; its minimum residency begins."""
+        """Record that a model's engine is ready; its minimum residency begins at `now`."""
         self._loaded[name] = _LoadedModel(now, now)
 
     def mark_closed(self, name: str) -> None:
-        """Count a model's memory as free: it was closed, has crashed or could not be loaded."""
+        """Record that a model takes no memory: it was closed, has crashed or failed to load."""
         del self._loaded[name]
 
     def observe(self, busy: Set[str], now: float) -> None:
-        """Record which models have work now: loaded ones count as used, the others start to wait.
+        """Record that the models named in `busy`, and no others, have work now.
 
-        A model without work waits no longer.
+        Loaded ones count as used; the others begin to wait for an engine or keep their place. A
+        model that no longer has work stops waiting.
         """
         for name, model in self._loaded.items():
             if name in busy or model.is_busy:
@@ -125,7 +137,12 @@ class EvictionPlanner:
         self._waiting += [n for n in self.shares if n in busy - self.loaded - {*self._waiting}]
 
     def decide(self, now: float) -> Decision:
-        """Return the next step for the first waiting model; the others wait, so none starves."""
+        """Return the next step for the model that has waited longest; changes nothing.
+
+        The other models wait until that one is loaded, so that none starves. There is nothing to
+        load or evict if no model waits, or if the models to be evicted are still busy or too newly
+        loaded.
+        """
         if not self._waiting:
             return Decision()
         first = self._waiting[0]

@@ -27,9 +27,11 @@ BACKOFF_RESET_SECONDS = 30.0  # an engine that ran for this long begins a new ro
 
 @dataclass
 class ManagedModel:
-    """One model of the worker, with or without an engine; times are monotonic seconds.
+    """One model of the worker, with or without a loaded engine; times are monotonic seconds.
 
-    `memory_bytes` is its share of memory (None: not bounded).
+    `memory_bytes` is its share of memory (None: not bounded). `ready_at` is when its engine was
+    ready, 0 without one. `failures` counts failures in a row, after which nothing is loaded before
+    `backoff_until`.
     """
 
     server: ModelServer
@@ -41,9 +43,10 @@ class ManagedModel:
     backoff_until: float = 0.0
 
     def record_failure(self, now: float) -> float:
-        """Count a failure and return the seconds until the next try: 1, 2, 4 … up to 60.
+        """Count a failed load or a crash at `now`, and return the seconds until the next try.
 
-        An engine that was ready for more than 30 s before it failed starts again at one second.
+        These are 1, 2, 4 … up to 60 for failures in a row. An engine that was ready for more than
+        30 s before it failed starts again at one second.
         """
         steady = self.ready_at and now - self.ready_at > BACKOFF_RESET_SECONDS
         self.failures = 1 if steady else self.failures + 1
@@ -53,7 +56,11 @@ class ManagedModel:
 
 
 class ModelManager:
-    """Decides which of a worker's models have an engine, by loading, evicting and backing off."""
+    """Loads and evicts the engines of one worker's models, and backs off from those that fail.
+
+    `models` has all configured models by name. A model that has work but no engine is loaded as
+    soon as the planner finds memory for it.
+    """
 
     def __init__(
         self, models: Mapping[str, ManagedModel], planner: EvictionPlanner, loader: Loader
@@ -65,24 +72,30 @@ class ModelManager:
 
     @property
     def servers(self) -> list[ModelServer]:
+        """Model servers of all configured models, with or without an engine."""
         return [managed.server for managed in self._models.values()]
 
     async def close(self) -> None:
-        """Stop every engine and give back its memory."""
+        """Stop every engine and free its memory; waits for the step that each one is in."""
         for server in self.servers:
             await server.stop_engine()
 
     async def preload(self) -> None:
-        """Load models in the order given, each if it still fits. Raises what loading raises."""
+        """Load models in the order given, skipping each that does not fit in the memory still free.
+
+        Returns when these are ready. Raises what loading raises; no further model is loaded then.
+        """
         for name, managed in self._models.items():
             if self._planner.shares[name] <= self._planner.free_bytes:
                 self._planner.mark_loading(name, time.monotonic())
                 await self._load_engine(name, managed)
 
     async def run(self) -> None:
-        """Load and evict engines until cancelled.
+        """Load and evict engines, as requests come and go, until cancelled.
 
-        Raises `EngineCrashed` or `EngineHung`, in an exception group, when the process has to end.
+        A crashed engine or a failed load is tried again after a pause. Raises `EngineCrashed` or
+        `EngineHung`, in an exception group, when only a new process can help; all work has been
+        released to other workers by then.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._load_and_evict(), name="load-and-evict")

@@ -15,16 +15,21 @@ log = structlog.get_logger()
 
 
 class AckKeepalive:
-    """Keeps the work of `attempts` from being redelivered; the mapping stays its owner's."""
+    """Keeps the broker from redelivering the work of running attempts to other workers.
+
+    `attempts` are those of one model server, by request id; the mapping is read at each turn and
+    never changed here.
+    """
 
     def __init__(self, broker: Broker, attempts: Mapping[str, Attempt]) -> None:
         self._broker, self._attempts = broker, attempts
 
     async def run(self, seconds: float, ack_wait_seconds: float) -> None:
-        """Report all work as in progress every `seconds`, until cancelled.
+        """Tell the broker every `seconds` that all work is in progress, until cancelled.
 
-        A frozen process falls silent. When it wakes up after the ack wait, it stays silent about
-        the work it held before: another worker may have it by now, whose death a report would hide.
+        If the process was frozen for longer than the ack wait, it stays silent about the work that
+        it held before: another worker may have that by now, and reports from here would hide that
+        worker's death. Nothing is raised while the broker is unavailable.
         """
         extended_at = time.monotonic()
         while True:
@@ -38,9 +43,9 @@ class AckKeepalive:
                 log.warning("ack_wait_not_extended", reason=str(error))
 
     async def abandon_when_cut_off(self, ack_wait_seconds: float) -> None:
-        """Abandon all attempts whenever the worker is cut off from the broker, until cancelled.
+        """Abandon all attempts whenever the worker has lost touch with the broker, until cancelled.
 
-        Their ack waits have run out by then, so that other workers have the work.
+        That is after nearly two ack waits without an answer: other workers have the work by then.
         """
         while True:
             await wait_until_cut_off(self._broker, ack_wait_seconds)

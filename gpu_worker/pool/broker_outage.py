@@ -9,7 +9,11 @@ _CHECKS_PER_ACK_WAIT = 4
 
 
 async def wait_until_cut_off(broker: Broker, ack_wait_seconds: float) -> None:
-    """Return when no server has answered for nearly two ack waits, never later than after two."""
+    """Wait until no server has answered for nearly two ack waits, and return before two are over.
+
+    Does not return while servers answer: they are asked about four times in each ack wait. A
+    reconnect counts as an answer. Nothing is raised.
+    """
     pause = ack_wait_seconds / _CHECKS_PER_ACK_WAIT
     max_silence = 2 * (ack_wait_seconds - pause)  # the last check takes two pauses
     responded_at = time.monotonic()

@@ -13,10 +13,11 @@ FULL_REPORT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class CacheReport:
-    """The cache fields of a heartbeat, as packed prefix hashes.
+    """The part of a heartbeat that tells which prompt prefixes a worker's engine has cached.
 
-    `holds` are hashes that the cache has gained since the last report, `dropped` those that it has
-    lost. With `holds_only` the report is full: `holds` is all that is reported as cached.
+    `holds` are the packed hashes of prefixes that the cache has gained since the last report,
+    `dropped` those of prefixes that it has lost. With `holds_only` the report is full: `holds` is
+    all that the cache has.
     """
 
     holds: bytes = b""
@@ -25,7 +26,10 @@ class CacheReport:
 
 
 class CacheReporter:
-    """Builds cache reports of changes alone, by remembering what was reported last."""
+    """Builds one model server's cache reports; most have only the changes since the last one.
+
+    `now` is in seconds of any one clock.
+    """
 
     def __init__(self) -> None:
         self._reported: frozenset[int] = frozenset()
@@ -36,13 +40,15 @@ class CacheReporter:
         self._reported_at = self._fully_reported_at = float("-inf")
 
     def is_due(self, now: float) -> bool:
-        """Return whether 0.1 s have passed since the last report; `now` is in seconds."""
+        """Return True if no report was made in the last 0.1 s, or none since `reset`."""
         return now - self._reported_at >= REPORT_SECONDS
 
     def report(self, cached: Sequence[int], now: float) -> CacheReport:
-        """Return the report due now, given all cached prefix hashes, least recently used first.
+        """Return the next report, and remember it as sent.
 
-        It is full every ten seconds and after `reset`, else it has the changes since the last one.
+        `cached` are all prefix hashes in the cache, least recently used first; only the last 2,048
+        count. The report is full if there was no full one for ten seconds or since `reset`, else it
+        has the changes since the last report.
         """
         before, self._reported = self._reported, frozenset(cached[-MAX_HASHES:])
         self._reported_at = now

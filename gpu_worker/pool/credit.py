@@ -20,13 +20,13 @@ class _HeldRequest:
 
 
 class Credit:
-    """The sequences and KV tokens that a worker can still accept beside the requests it holds.
+    """The sequences and KV tokens that one model server can still accept beside what it holds.
 
-    `capacity` is the free capacity of the idle engine. The tokens reserved are the most that the
-    held requests may come to occupy at once. `concurrency_limit` is how many sequences the engine
-    would run at once now, which is less than its maximum while it is throttled. Where the engine
-    preempts less urgent work for more urgent (`preempts`), held requests of a lower priority take
-    no credit from a higher one.
+    A held request was accepted and has not ended. `capacity` is the free capacity of the idle
+    engine; the most KV tokens that held requests may come to occupy at once are reserved.
+    `concurrency_limit` is how many sequences the engine would run at once now, which is less than
+    its maximum while it is throttled. Where the engine preempts less urgent work for more urgent
+    (`preempts`), held requests of a lower priority take no credit from a higher one.
     """
 
     def __init__(self, capacity: FreeCapacity, preempts: bool = False) -> None:
@@ -35,12 +35,18 @@ class Credit:
         self._recent_requests, self._mean_cost = 0, 0.0  # how many, and their tokens per request
 
     def resize(self, capacity: FreeCapacity, preempts: bool = False) -> None:
-        """Use the capacity of another engine, as it is while idle; held requests stay."""
+        """Take over the capacity of another engine; `capacity` is its free capacity while idle.
+
+        Held requests stay held, and the concurrency limit becomes the new engine's maximum.
+        """
         self.max_sequences, self.kv_tokens = capacity.sequences, capacity.tokens
         self.concurrency_limit, self.preempts = capacity.sequences, preempts
 
     def reserve(self, request_id: str, prompt_tokens: int, cost: int, priority: Priority) -> None:
-        """Hold a request; `cost` is its prompt tokens and the most that it may generate."""
+        """Hold a request until `release`: it takes a sequence and up to `cost` KV tokens.
+
+        `cost` is its prompt tokens plus the most tokens that it may generate.
+        """
         self._requests[request_id] = _HeldRequest(prompt_tokens, cost - prompt_tokens, priority)
         self._recent_requests = min(_MEAN_REQUESTS, self._recent_requests + 1)
         self._mean_cost += (cost - self._mean_cost) / self._recent_requests
@@ -48,34 +54,39 @@ class Credit:
     def update_generated(
         self, request_id: str, prompt_tokens: int, cost: int, generated: int
     ) -> None:
-        """Record how many tokens a held request has generated so far; ignores unknown ones."""
+        """Record that a held request has generated `generated` tokens in all.
+
+        Only the rest, up to `cost`, stays reserved for tokens to come. `prompt_tokens` and `cost`
+        are as for `reserve`. A request that is not held is ignored.
+        """
         if held := self._requests.get(request_id):
             held.tokens = prompt_tokens + generated
             held.tokens_left = max(0, cost - held.tokens)
 
     def release(self, request_id: str) -> None:
-        """Give back a request's credit. Idempotent."""
+        """Stop holding a request, which frees what it took. Idempotent; unknown ids are ignored."""
         self._requests.pop(request_id, None)
 
     @property
     def held(self) -> int:
-        """The number of held requests."""
+        """Number of requests that are held."""
         return len(self._requests)
 
     @property
     def free_sequences(self) -> int:
-        """The number of further sequences that would run at once now, never below zero."""
+        """Number of further sequences that the engine would run at once now, never below zero."""
         return max(0, min(self.concurrency_limit, self.max_sequences) - self.held)
 
     @property
     def free_tokens(self) -> int:
-        """The KV tokens that no held request may come to occupy, never below zero."""
+        """Number of KV tokens that held requests cannot come to occupy, never below zero."""
         return max(0, self.kv_tokens - _peak_tokens(self._requests.values()))
 
     def free_capacity(self, priority: Priority) -> tuple[int, int]:
         """Return the sequences and KV tokens that are free for a request of this priority.
 
-        Negative sequences are held requests that wait for a place.
+        Negative sequences: so many held requests wait for others to end. The tokens are never
+        negative.
         """
         held = list(self._requests.values())
         if self.preempts:
@@ -84,12 +95,12 @@ class Credit:
         return sequences, max(0, self.kv_tokens - _peak_tokens(held))
 
     def pull_batch_size(self, priority: Priority) -> int:
-        """Return how many messages of this priority to pull at once; 0 without credit.
+        """Return how many requests of this priority to ask the broker for; 0 without credit.
 
-        An eighth of the free sequences, since another worker may be free sooner. Where no held
-        request would be preempted for them, also no more than fit in the free tokens at the mean
-        cost of recent requests: whatever was asked for comes, even if the credit has gone
-        meanwhile, and is not given back.
+        The number is an eighth of the free sequences, at least one, since another worker may be
+        free sooner. Unless held requests would be preempted for them, it is also no more than fit
+        in the free tokens at the mean cost of recent requests: whatever was asked for comes, even
+        if the credit has gone meanwhile, and is not given back.
         """
         sequences, tokens = self.free_capacity(priority)
         if sequences <= 0 or tokens <= 0:
@@ -121,7 +132,7 @@ def _peak_tokens(requests: Iterable[_HeldRequest]) -> int:
 class TokenRate:
     """Tokens per second, as an exponentially weighted average over about five seconds.
 
-    The owner adds to `total_tokens`; times are seconds of any one clock.
+    The owner adds each generated token to `total_tokens`. `now` is in seconds of any one clock.
     """
 
     def __init__(self, now: float) -> None:
@@ -129,7 +140,7 @@ class TokenRate:
         self._counted, self._at = 0, now
 
     def sample(self, now: float) -> float:
-        """Take the tokens since the last sample into the average, and return it."""
+        """Bring the average up to date with the tokens added since the last call, and return it."""
         elapsed = now - self._at
         if elapsed > 0:
             weight = min(1.0, elapsed / _RATE_SECONDS)

@@ -20,7 +20,11 @@ log = structlog.get_logger()
 
 
 class Handover:
-    """Async context manager that follows the peers' heartbeats to choose what to hand over."""
+    """Chooses, while a worker drains, which of its attempts to leave to other workers.
+
+    Async context manager, used once for each drain of a model server. Inside it, the free capacity
+    of peers (other workers of the same model version) is tracked from their heartbeats.
+    """
 
     def __init__(self, broker: Broker, identity: WorkerIdentity) -> None:
         self._broker, self._model = broker, identity.model
@@ -53,10 +57,11 @@ class Handover:
         self._peers.record_heartbeat(Heartbeat.unpack(msg.data), time.monotonic())
 
     def choose_attempts(self, attempts: Iterable[Attempt], seconds: float) -> Iterator[Attempt]:
-        """Yield active attempts that would not end here within `seconds` and that a peer can take.
+        """Yield attempts that would not end here within `seconds` and that a peer could take now.
 
-        Attempts that have not begun come first, then those that would take longest. Each one
-        yielded is counted against its peer's capacity.
+        Attempts that were told to stop are left out. Those without a measured pace come first, then
+        those that would take longest. Each attempt yielded is counted against the free capacity of
+        a peer; the caller has to stop it. Yields nothing while no peer is known.
         """
         for attempt in sorted(attempts, key=_seconds_left, reverse=True):
             is_late = attempt.is_active and _seconds_left(attempt) > seconds

@@ -23,9 +23,10 @@ _MIN_INTERVAL_SECONDS = 0.01  # heartbeats on change are at least this far apart
 
 
 class HeartbeatSender:
-    """Sends what `build_heartbeat` returns, together with a report on the engine's prefix cache.
+    """Sends one model server's heartbeats, each as `build_heartbeat` returns it.
 
-    `cache` is the engine to report on, None without one that keeps a cache.
+    A report on which prompt prefixes the engine has cached is added at most every 0.1 s. It is
+    about the engine in `cache`, None while there is no engine that caches prefixes.
     """
 
     def __init__(
@@ -42,21 +43,26 @@ class HeartbeatSender:
         self._changed = asyncio.Event()
 
     def send_soon(self) -> None:
-        """Send a heartbeat within about 10 ms, because something in it has changed."""
+        """Have `run` send a heartbeat within about 10 ms, because something in it has changed.
+
+        Returns at once. Several calls within that time lead to one heartbeat.
+        """
         self._changed.set()
 
     async def listen(self) -> None:
-        """Answer each new leader's muster with a heartbeat that has a full cache report.
+        """Subscribe to musters, in which a new dispatcher leader asks all workers for a heartbeat.
 
-        Returns once subscribed. Raises `BrokerUnavailable`.
+        Returns once subscribed. From then on, `run` answers each muster within about 10 ms, with a
+        full cache report. Raises `BrokerUnavailable` if the broker does not confirm the
+        subscription.
         """
         await self._broker.subscribe(subjects.muster(self._identity.model), self._on_muster)
 
     async def run(self, interval: Callable[[], float]) -> None:
-        """Send heartbeats until cancelled.
+        """Send heartbeats until cancelled: one at the start, after each change, and at an interval.
 
         `interval` returns the seconds after which the next one is due if nothing changes before. A
-        heartbeat that cannot be sent is logged and dropped.
+        heartbeat that cannot be sent is logged and dropped, and nothing is raised.
         """
         subject = subjects.fleet(self._identity.model, self._identity.worker)
         while True:

@@ -53,10 +53,10 @@ OnFinished = Callable[[FinishedRequest], None]
 
 
 class ModelServer:
-    """Serves one model version, with or without a loaded engine, until it is drained.
+    """Serves one model version on this worker, with or without a loaded engine, until drained.
 
-    `attach_engine` and `stop_engine` bring and remove its engine. While there is none it announces
-    credit for one request of up to `context_length` tokens, which will wait for an engine.
+    `attach_engine` and `stop_engine` bring and remove its engine. Without one it announces free
+    capacity for one request of up to `context_length` tokens, which will wait for an engine.
     `on_finished` is called with each finished request, `on_change` when a request begins or ends
     and when the engine has failed. An engine that takes more than `engine_timeout_seconds` for one
     step counts as hung.
@@ -96,21 +96,24 @@ class ModelServer:
 
     @property
     def idle(self) -> bool:
-        """True while no attempt is under way."""
+        """True while no request is held here, whether it runs or waits to start."""
         return not self._attempts
 
     @property
     def stats(self) -> EngineStats | None:
-        """The engine's counters, or None without an engine that has any."""
+        """Counters of the loaded engine; None without an engine, or for one that counts nothing."""
         return self._stats_source.stats if self._stats_source else None
 
     @property
     def accepts_work(self) -> bool:
-        """Whether new work may come: `set_accepting` allows it, and no drain has begun."""
+        """True if new work may be pulled: `set_accepting` allows it, and no drain has begun."""
         return self._is_open and not self.is_draining
 
     def set_accepting(self, is_open: bool) -> None:
-        """Allow new work, or withhold credit and give up outstanding pulls. Idempotent."""
+        """Allow new work (True), or announce no credit and give up outstanding pulls (False).
+
+        Returns at once; requests held here go on. Idempotent.
+        """
         if is_open != self._is_open:
             self._is_open = is_open
             if not is_open:
@@ -118,9 +121,10 @@ class ModelServer:
             self._announce_credit()
 
     def attach_engine(self, engine: Engine) -> None:
-        """Run a loaded engine and announce its capacity; sequences that waited for it start first.
+        """Start a loaded engine in its thread and announce its capacity; returns at once.
 
-        There must be no engine yet. A failure of an earlier engine is forgotten.
+        Requests that have waited for an engine are given to it first. There must be no engine yet.
+        `failure`, that of an earlier engine, becomes None.
         """
         self.failure = None
         preempts = isinstance(engine, Preemptive) and engine.preempts
@@ -134,7 +138,11 @@ class ModelServer:
         self._announce_credit()
 
     async def stop_engine(self) -> None:
-        """Stop the engine and free its memory; its sequences are lost. Idempotent."""
+        """Stop the engine after its current step, and return when its memory is free.
+
+        Sequences still in the engine are lost without an output. Without an engine this does
+        nothing.
+        """
         self._detach_engine()
         await self._engine_holder.stop()
 
@@ -144,9 +152,9 @@ class ModelServer:
         self._heartbeat.send_soon()
 
     async def release_all(self) -> None:
-        """Release all attempts, so that other workers get their work at once.
+        """Stop all attempts, so that other workers get their work at once.
 
-        Waits up to two seconds for the attempts to end.
+        Waits up to two seconds for the attempts to end. Nothing is raised if some have not.
         """
         for attempt in list(self._attempts.values()):
             attempt.stop(StopReason.RELEASED)
@@ -155,7 +163,9 @@ class ModelServer:
     async def run(self, beat_seconds: float, ack_wait_seconds: float) -> None:
         """Pull work, run attempts and send heartbeats until cancelled.
 
-        Raises `BrokerUnavailable` if it cannot start.
+        A heartbeat is sent, and work reported as in progress, every `beat_seconds`. Raises
+        `BrokerUnavailable`, alone or in an exception group, if it cannot start; later outages of
+        the broker are waited out.
         """
         await self._heartbeat.listen()
         async with asyncio.TaskGroup() as tasks:
@@ -175,15 +185,18 @@ class ModelServer:
                 tasks.create_task(self._watch_engine(driver), name="engine")
 
     def cancel(self, tenant: str, request_id: str) -> None:
-        """Cancel a tenant's request. Idempotent; requests that do not run here are ignored."""
+        """Tell a tenant's request to end as cancelled; returns at once.
+
+        A request that is not held here, or is another tenant's, is ignored. Idempotent.
+        """
         attempt = self._attempts.get(request_id)
         if attempt and attempt.envelope.tenant == tenant:
             attempt.stop(StopReason.CANCELLED)
 
     def has_request(self, tenant: str, request_id: str) -> bool:
-        """Return whether the tenant's request runs here or has finished here.
+        """Return True if the tenant's request runs here, or has finished here and its log is kept.
 
-        In the second case its token log is restored, in a task, if the brokers have lost it.
+        In the second case the log is stored again, in a task, if the brokers have lost it.
         """
         running = self._attempts.get(request_id)
         if finished := self._finished_logs.get(tenant, request_id, time.monotonic()):
@@ -192,17 +205,20 @@ class ModelServer:
         return bool(finished or (running and running.envelope.tenant == tenant))
 
     def read_cached_log(self, query: RecordsQuery) -> RecordPage | None:
-        """Return the queried records of a log that is being written here; None for any other."""
+        """Return the queried records of a request that runs here, from memory; may be empty.
+
+        None if the request does not run here or is another tenant's.
+        """
         attempt = self._attempts.get(query.request_id)
         is_tenants = attempt and attempt.envelope.tenant == query.tenant
         return attempt.read_cached_log(query) if attempt and is_tenants else None
 
     async def drain(self, seconds_left: Callable[[], float]) -> int:
-        """Stop pulling, and end all attempts by the time that `seconds_left` returns 0.
+        """Stop pulling, end all attempts by the time `seconds_left()` is 0, and return.
 
-        Attempts that end in time are finished here. The others, first those that have not begun,
-        are released as soon as a peer has capacity for them, and at the end in any case. Returns
-        how many were handed over.
+        Attempts that would end in time are finished here. The others, first those that have not
+        begun, are left to other workers: each as soon as one of these has free capacity for it, and
+        all that remain at the end. Returns how many were handed over in this way.
         """
         self.is_draining = True
         self._heartbeat.send_soon()
@@ -302,7 +318,10 @@ class ModelServer:
                 attempt.receive_output(output)
 
     def build_heartbeat(self) -> Heartbeat:
-        """Return a heartbeat with this model's present credit, without progress and deliveries."""
+        """Return a heartbeat with this model's present free capacity and token rate.
+
+        The progress of single requests, the deliveries received and the cache report are left out.
+        """
         self._update_concurrency_limit()
         self._update_credit_use()
         credit = self.credit

@@ -18,7 +18,7 @@ class _Peer:
 class PeerCapacity:
     """The free capacity of the other workers that serve this worker's model version.
 
-    Times are seconds of any monotonic clock, given by the caller.
+    `now` is in seconds of any one monotonic clock.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -26,9 +26,10 @@ class PeerCapacity:
         self._peers: dict[str, _Peer] = {}
 
     def record_heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """Record a peer's free capacity; a draining peer or one without the model loaded has none.
+        """Record a peer's free capacity; one that drains or has not loaded the model has none.
 
-        Heartbeats of this worker itself and of other versions are ignored.
+        Replaces what was known and reserved of that peer. Heartbeats of this worker itself and of
+        other versions are ignored.
         """
         if beat.worker == self._identity.worker or beat.version != self._identity.version:
             return
@@ -38,9 +39,11 @@ class PeerCapacity:
             self._peers[beat.worker] = _Peer(free, beat.free_tokens, now)
 
     def reserve(self, cost: int, now: float) -> bool:
-        """Reserve a sequence and `cost` KV tokens on a peer; False if none has as much free.
+        """Count a sequence and `cost` KV tokens as taken on a peer that has them free.
 
-        A peer that was last heard three seconds ago or earlier counts as gone.
+        Returns True if there is such a peer, False if there is none and nothing was taken. A peer
+        last heard three seconds ago or earlier counts as gone. The peer is not told; its next
+        heartbeat replaces the count.
         """
         for peer in self._peers.values():
             if now - peer.heard_at < STALE_SECONDS and peer.sequences > 0 and cost <= peer.tokens:

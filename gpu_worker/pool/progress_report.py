@@ -11,15 +11,20 @@ TokenCounts = list[tuple[int, int]]  # sequence in WORK, tokens generated
 
 
 class ProgressReporter:
-    """Selects the requests to report in the next heartbeat; above 1,024 they take turns."""
+    """Selects the requests whose token counts the next heartbeat of a model server reports.
+
+    Above 1,024 requests they take turns. `now` is in seconds of any one clock.
+    """
 
     def __init__(self) -> None:
         self._at, self._next = -inf, 0
 
     def select_due(self, counts: Callable[[], TokenCounts], now: float) -> TokenCounts:
-        """Return the token counts to report now: the next 1,024 at most.
+        """Return the token counts to report now: at most 1,024, those whose turn it is.
 
-        Empty if less than 0.2 s have passed since the last report; `counts` is not called then.
+        `counts` returns those of all requests, as pairs of the request's sequence in the stream
+        WORK and its generated tokens. If the last report was less than 0.2 s ago, the list is empty
+        and `counts` is not called.
         """
         if now - self._at < PROGRESS_REPORT_SECONDS:
             return []

@@ -21,11 +21,11 @@ OnDelivery = Callable[[Delivery], None]
 
 
 class PullLoops:
-    """Pulls as many messages as `pull_limit` allows, and calls `on_delivery` with each.
+    """Pulls one model server's work from the broker and calls `on_delivery` with each message.
 
-    `pull_limit` returns how many messages of a priority to ask for at once. `pulled` has the
-    highest stream sequence pulled of the shared work, by priority; `pulled_own` that of the work
-    placed on this worker.
+    `pull_limit` returns how many messages of a priority to ask for at once. `pulled` has, by
+    priority, the highest stream sequence pulled of the work that all workers of the model share.
+    `pulled_own` is that of the work which the dispatcher has placed on this worker.
     """
 
     def __init__(
@@ -43,7 +43,12 @@ class PullLoops:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, tasks: asyncio.TaskGroup, ack_wait_seconds: float) -> None:
-        """Declare the consumers, then pull from each in a task of the group."""
+        """Declare the consumers on the broker, then pull from each in a task of the group `tasks`.
+
+        Returns once the tasks are started. A consumer redelivers a message that was not
+        acknowledged for `ack_wait_seconds`. Raises `BrokerUnavailable` if a consumer cannot be
+        declared, and `TopologyMismatch` if the broker refuses its configuration.
+        """
         self._pulls = [
             await self._create_own_pull(ack_wait_seconds),
             *[await self._create_shared_pull(priority, ack_wait_seconds) for priority in Priority],
@@ -51,17 +56,21 @@ class PullLoops:
         self._tasks = [tasks.create_task(pull.run(), name="pull") for pull in self._pulls]
 
     def wake(self) -> None:
-        """Ask for the pull limits again, because credit may have grown."""
+        """Make the loops that wait for credit ask for their pull limits again; returns at once."""
         for pull in self._pulls:
             pull.wake()
 
     def withdraw(self) -> None:
-        """Give up the outstanding pulls: there is no longer credit for what they asked for."""
+        """Give up the outstanding pulls, because there is no longer credit for what they asked for.
+
+        Returns at once. Each loop pulls again when its limit allows it. Messages that still come
+        for a pull given up are redelivered after their ack wait.
+        """
         for pull in self._pulls:
             pull.withdraw()
 
     async def stop(self) -> None:
-        """End the pull tasks, waiting up to two seconds for them."""
+        """Cancel the pull tasks and wait up to two seconds for them to end; raises nothing."""
         for task in self._tasks:
             task.cancel()
         await wait_for_tasks(self._tasks, _STOP_SECONDS)

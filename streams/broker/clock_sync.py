@@ -22,28 +22,28 @@ SUSPECT_SAMPLE_SECONDS = 1.0  # while the last sample was a step away from the c
 
 
 class SampledClock(Protocol):
-    """A connection that has a cluster clock and can sample the broker's."""
+    """A connection that has a cluster clock and can ask the broker for the time."""
 
     clock: ClusterClock
 
     async def sample_clock(self) -> ClockSample:
-        """Ask the broker for the time; raises `BrokerUnavailable`."""
+        """Ask the broker for the time; raises `BrokerUnavailable` if it does not answer."""
         ...
 
 
 async def sync_clock(broker: SampledClock) -> None:
-    """Retry until the clock has its first sample: call it before serving.
+    """Wait until the cluster clock has its first sample; call this before serving.
 
-    Raises `BrokerUnavailable` after `SYNC_TIMEOUT_SECONDS`.
+    Retries for `SYNC_TIMEOUT_SECONDS`, then raises `BrokerUnavailable`.
     """
     async with broker_timeout(SYNC_TIMEOUT_SECONDS):
         await retry_forever(partial(sample_once, broker))
 
 
 async def sample_once(broker: SampledClock) -> None:
-    """Sample the broker's clock once and log a step of it.
+    """Ask the broker for the time once, correct the clock by the answer, and log if it jumped.
 
-    Raises `BrokerUnavailable`, also while the stream REQUESTS does not exist.
+    Raises `BrokerUnavailable` if there is no answer, also while the stream REQUESTS does not exist.
     """
     change = broker.clock.add_sample(await broker.sample_clock())
     if abs(change) > STEP_SECONDS:
@@ -53,10 +53,10 @@ async def sample_once(broker: SampledClock) -> None:
 
 
 async def keep_synced(broker: SampledClock) -> None:
-    """Sample the broker's clock every `SAMPLE_SECONDS` until cancelled.
+    """Correct the clock by the broker's every `SAMPLE_SECONDS`, until cancelled; never returns.
 
-    Every `SUSPECT_SAMPLE_SECONDS` while a step is suspected. A broker that does not answer is asked
-    again at the next sample.
+    While the broker's clock seems to have jumped, it is asked every `SUSPECT_SAMPLE_SECONDS`. If
+    the broker does not answer, nothing is raised, and it is asked again at the next turn.
     """
     while True:
         await asyncio.sleep(

@@ -22,15 +22,19 @@ _CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on whi
 
 
 def ticks() -> float:
-    """Return seconds since some fixed moment, by a clock that nobody sets."""
+    """Return seconds since some fixed moment, by a clock that nobody sets.
+
+    The clock goes on while the machine sleeps, where the system has such a clock.
+    """
     return time.clock_gettime(_CLOCK_ID)
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """A question for the broker's time, with its answer.
+    """One question for the broker's time, with its answer.
 
-    `sent_at` and `received_at` are ticks, `server_time` is the answer in epoch seconds.
+    `sent_at` and `received_at` are `ticks()` of this process; `server_time` is the answer in epoch
+    seconds.
     """
 
     sent_at: float
@@ -39,17 +43,21 @@ class ClockSample:
 
     @property
     def offset(self) -> float:
-        """Estimated seconds to add to ticks for epoch time."""
+        """Estimated seconds to add to `ticks()` to get epoch time."""
         return self.server_time - (self.sent_at + self.received_at) / 2
 
     def max_error(self, at: float) -> float:
-        """Return how many seconds `offset` can be off at the later tick `at`."""
+        """Return by how many seconds `offset` can be wrong at `at`, a later time in ticks.
+
+        That is half the round trip, plus the drift of clocks since the question.
+        """
         return (self.received_at - self.sent_at) / 2 + DRIFT * (at - self.sent_at)
 
     def stepped_by(self, earlier: "ClockSample") -> float:
         """Return by how many seconds, at least, the broker's clock was set since `earlier`.
 
-        0 where the errors of both samples can explain the difference.
+        The result is never negative; it is 0 where the errors of both samples can explain the
+        difference.
         """
         difference = abs(self.offset - earlier.offset)
         error = self.max_error(self.received_at) + earlier.max_error(self.received_at)
@@ -57,9 +65,10 @@ class ClockSample:
 
 
 class ClusterClock:
-    """The cluster clock of one process, corrected by `add_sample`.
+    """The cluster clock of one process: epoch time, corrected by samples of the broker's clock.
 
-    Until the first sample it runs from this machine's wall clock at the start.
+    Until the first `add_sample` the clock runs from this machine's wall clock as read at the start.
+    Calls to `now` never wait.
     """
 
     def __init__(self, ticks: Callable[[], float] = ticks) -> None:
@@ -69,24 +78,31 @@ class ClusterClock:
         self._outlier: ClockSample | None = None  # the first sample of a suspected step
 
     def now(self) -> float:
-        """Return the time in epoch seconds."""
+        """Return the cluster's time in epoch seconds."""
         return self.ticks() + self._offset
 
     def now_ms(self) -> int:
-        """Return the time in epoch milliseconds, as headers and records have it."""
+        """Return the cluster's time in whole epoch milliseconds, as headers and records have it."""
         return int(self.now() * 1000)
 
     def seconds_until(self, at_ms: float) -> float:
-        """Return the seconds from now to a time in epoch milliseconds; negative once it is past."""
+        """Return the seconds from now until `at_ms` (epoch milliseconds); negative once past."""
         return at_ms / 1000 - self.now()
 
     @property
     def is_step_suspected(self) -> bool:
-        """True while the last sample was a step off that has not lasted `STEPOUT_SECONDS`."""
+        """True while the broker's clock seems to have jumped, but not for `STEPOUT_SECONDS` yet.
+
+        The clock follows such a jump only when it has lasted so long.
+        """
         return self._outlier is not None
 
     def add_sample(self, sample: ClockSample) -> float:
-        """Correct the clock by a sample; returns by how many seconds the clock was moved."""
+        """Correct the clock by a sample; return by how many seconds the clock was moved.
+
+        0 means that the sample was not used: a better one is known, or it differs so much that the
+        broker's clock may have jumped (`is_step_suspected`).
+        """
         best = self._best_sample
         step = sample.stepped_by(best) if best else 0.0
         if step > STEP_SECONDS and not self._has_lasted(sample):

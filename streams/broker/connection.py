@@ -58,7 +58,10 @@ _CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
 class Broker(ReconnectingClient):
-    """Broker connection of one process, with its cluster clock. Use `async with connect(...)`."""
+    """Connection of one process to the broker (a NATS server or cluster), with its cluster clock.
+
+    Use `async with connect(...)` to make one; it stays usable over reconnects.
+    """
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__(url, name)
@@ -71,7 +74,10 @@ class Broker(ReconnectingClient):
 
     @property
     def js(self) -> JetStreamContext:
-        """JetStream's management API on the current connection; do not keep it."""
+        """JetStream's management API on the current connection.
+
+        Get it again for each use, since a reconnect may replace the connection.
+        """
         return self._client.jetstream(timeout=STORE_SECONDS)
 
     @property
@@ -86,9 +92,10 @@ class Broker(ReconnectingClient):
         headers: dict[str, str] | None = None,
         reply: str = "",
     ) -> None:
-        """Publish without confirmation: the message arrives at most once.
+        """Publish without confirmation: the message arrives once or never.
 
-        Raises `BrokerUnavailable` when it cannot even be handed to the connection.
+        Returns at once, except while the connection's send buffer is full. Raises
+        `BrokerUnavailable` if the message cannot even be handed to the connection.
         """
         if self._client.try_publish_now(subject, payload, headers, reply):
             return
@@ -105,9 +112,10 @@ class Broker(ReconnectingClient):
     async def request(
         self, subject: str, payload: bytes = b"", seconds: float = 1.0
     ) -> bytes | None:
-        """Ask whoever listens on a subject; returns the first reply's payload.
+        """Ask whoever listens on `subject`; return the payload of the first reply.
 
-        None when nobody answers within `seconds`, or nobody listens.
+        Returns None if nobody listens, if no reply comes within `seconds`, or if the connection
+        fails; raises nothing.
         """
         try:
             reply = await self._client.request(subject, payload, timeout=seconds)
@@ -123,12 +131,13 @@ class Broker(ReconnectingClient):
         *,
         repeats: bool = False,
     ) -> PubAck:
-        """Publish a message and wait until the broker has stored it.
+        """Publish a message and wait until the broker has stored it; return the confirmation.
 
-        Raises `StoreRefused` with the broker's reason, or `BrokerUnavailable` when it did not
-        answer within `STORE_SECONDS`: then the message may or may not have been stored. Cancelling
-        leaves that open, too. With `repeats`, for messages whose repetition is harmless, it is sent
-        again while no answer comes: a leader that dies loses the messages that were on their way.
+        Raises `StoreRefused` with the broker's reason, or `BrokerUnavailable` if no answer comes
+        within `STORE_SECONDS`; the message may or may not have been stored then, as after a
+        cancellation. `NotConnected` means that nothing was sent. With `repeats`, for messages whose
+        repetition is harmless, the message is sent again while no answer comes: a leader that dies
+        loses the messages that were on their way.
         """
         response = PendingPubAck()
         stored = await self._await_response(response, subject, payload, headers, repeats=repeats)
@@ -137,11 +146,12 @@ class Broker(ReconnectingClient):
     async def store_retrying(
         self, subject: str, payload: bytes, headers: dict[str, str], seconds: float
     ) -> PubAck:
-        """Call `store` until the broker answers, for at most `seconds`.
+        """Call `store` until the broker answers, for about `seconds`; return the confirmation.
 
-        For messages whose repetition is harmless, as with a `Nats-Msg-Id` or an expected sequence.
-        Raises `StoreRefused` as `store` does, and `BrokerUnavailable` when time is up; that is a
-        `NotConnected` only if no try can have been stored.
+        Use this only for messages whose repetition is harmless, as with a `Nats-Msg-Id` or an
+        expected sequence. Raises `StoreRefused` if the broker refuses, and `BrokerUnavailable` when
+        time is up. The latter is a `NotConnected` only if the message cannot have been stored by
+        any try.
         """
         deadline = time.monotonic() + seconds
         unsure = ""  # the reason of a try that may have been stored
@@ -157,16 +167,20 @@ class Broker(ReconnectingClient):
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
-        """Read one message by its sequence; None when it is certain to be gone.
+        """Return the message with sequence `seq` in a stream; None if it certainly does not exist.
 
-        Any replica answers a direct get and may lag behind, so a message that it does not find is
-        asked of the leader. Raises `BrokerUnavailable`.
+        Any replica answers a direct get and may lag behind, so the leader is asked for a message
+        that a replica does not find. Raises `BrokerUnavailable` if no answer comes.
         """
         found = await self.read(stream, {"seq": seq})
         return found[0] if found else await self._get_from_leader(stream, seq)
 
     async def remove(self, stream: str, seq: int) -> bool:
-        """Delete a message; returns False when it does not exist. Raises `BrokerUnavailable`."""
+        """Delete the message with sequence `seq`; return False if it does not exist, else True.
+
+        Raises `BrokerUnavailable` if the broker does not answer or does not delete an existing
+        message.
+        """
         try:
             await self.js.delete_msg(stream, seq)
         except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -177,7 +191,10 @@ class Broker(ReconnectingClient):
         return True
 
     async def purge(self, stream: str, subject: str, before: int) -> None:
-        """Delete a subject's messages before the sequence `before`. Raises `BrokerUnavailable`."""
+        """Delete a subject's messages whose stream sequence is less than `before`.
+
+        Raises `BrokerUnavailable` if the broker does not answer or refuses.
+        """
         try:
             await self.js.purge_stream(stream, seq=before, subject=subject)
         except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -199,9 +216,9 @@ class Broker(ReconnectingClient):
         return StoredMessage(message["seq"], message["subject"], data, headers or {})
 
     async def read_subject(self, stream: str, subject: str, after: int = 0) -> list[StoredMessage]:
-        """Read all messages on a subject (or filter) behind sequence `after`, oldest first.
+        """Return all messages on a subject (or filter) with a sequence above `after`, in order.
 
-        Raises `BrokerUnavailable`.
+        The list is empty if there are none. Raises `BrokerUnavailable` if no answer comes.
         """
         found: list[StoredMessage] = []
         while True:
@@ -214,28 +231,30 @@ class Broker(ReconnectingClient):
             after = page.messages[-1].seq
 
     async def find_subject(self, stream: str, pattern: str) -> str | None:
-        """Return the subject of the last message that matches a filter; None if there is none.
+        """Return the subject of the last message that matches a filter; None if none matches.
 
-        For a reader that knows only a filter and would read by the exact subject: to read by a
+        Use this where only a filter is known, and then read by the exact subject. To read by a
         filter, the broker goes through all messages to the end of the stream, and stores none
-        meanwhile: 30 ms where 1,000 subjects have 120,000 messages. It finds the last one by its
-        index of subjects, in 0.1 ms.
+        meanwhile: 30 ms where 1,000 subjects have 120,000 messages. The last message is found by
+        the broker's index of subjects, in 0.1 ms. Raises `BrokerUnavailable` if no answer comes.
         """
         found = await self.read(stream, {"last_by_subj": pattern})
         return found[0].subject if found else None
 
     async def read(self, stream: str, query: Mapping[str, int | str]) -> list[StoredMessage]:
-        """Read messages by a direct get (ADR-31), single or batched; `query` is its JSON.
+        """Return the messages that a direct get (ADR-31) finds; an empty list if nothing matches.
 
-        Returns an empty list if nothing matches; raises `BrokerUnavailable` if no replica answers.
+        `query` is the request's JSON; with `batch` it returns several messages, else one. Raises
+        `BrokerUnavailable` if no replica answers.
         """
         return (await self.read_page(stream, query)).messages
 
     async def read_page(self, stream: str, query: Mapping[str, int | str]) -> MessagePage:
-        """Do as `read`, and return also how many more messages match.
+        """Do as `read`, and also return how many more messages match after those returned.
 
-        Any replica answers, and the broker chooses which: each try is short, so that a frozen one
-        is not waited for.
+        Any replica answers, and the broker chooses which. The question is therefore asked up to
+        five times with short timeouts, so that a frozen replica is not waited for. Raises
+        `BrokerUnavailable` if there is no answer after 2.5 s.
         """
         subject, payload = f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(dict(query))
         for seconds in _READ_SECONDS:
@@ -249,10 +268,11 @@ class Broker(ReconnectingClient):
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def call_api(self, call: Callable[[JetStreamContext], Awaitable[T]]) -> T:
-        """Return the result of `call`, which asks JetStream's management API that it is given.
+        """Return the result of `call`, which is given JetStream's management API to ask the broker.
 
-        Only leaders answer there, so `call` is repeated while one is elected. Raises nats-py's
-        `NotFoundError`, or `BrokerUnavailable` for any other error and when no answer comes.
+        Only leaders answer there, so `call` is made up to five times within a few seconds, while
+        one may be being elected. Raises nats-py's `NotFoundError`, or `BrokerUnavailable` for any
+        other error and when no answer comes.
         """
         for seconds in _READ_SECONDS:
             try:
@@ -268,7 +288,10 @@ class Broker(ReconnectingClient):
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def sample_clock(self) -> ClockSample:
-        """Ask the leader of the stream REQUESTS for the time; raises `BrokerUnavailable`."""
+        """Ask the leader of the stream REQUESTS for the time; return question and answer.
+
+        Raises `BrokerUnavailable` if no answer comes or the stream does not exist.
+        """
         return await self._await_response(PendingClockSample(), _CLOCK_SUBJECT, b"")
 
     async def _await_response(
@@ -314,9 +337,11 @@ class Broker(ReconnectingClient):
 
 @asynccontextmanager
 async def connect(url: str, name: str) -> AsyncIterator[Broker]:
-    """Yield a connected `Broker`; its reconnect and clock tasks run until the end, which closes it.
+    """Connect to the broker and yield the `Broker`; leaving the `async with` block closes it.
 
-    Raises `BrokerUnavailable` if no server answers.
+    `url` has the servers' URLs, separated by commas; `name` is shown by the server. While the block
+    runs, the connection is re-established when lost, and the clock is kept right. Raises
+    `BrokerUnavailable` if no server answers within `OPEN_SECONDS`.
     """
     broker = Broker(url, name)
     await broker.open()

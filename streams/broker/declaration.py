@@ -23,18 +23,18 @@ _BAD_REQUEST = 400
 
 
 class TopologyMismatch(Exception):
-    """A stream or consumer is missing, or has a configuration that cannot be changed to ours.
+    """A stream or consumer is missing, or its configuration cannot be changed to the declared one.
 
-    An operator must look.
+    A retry does not help: an operator must look.
     """
 
 
 async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
-    """Create all streams that are missing and update those whose configuration changed.
+    """Create all streams that are missing and update those whose configuration has changed.
 
-    Idempotent; safe from several services at once. Returns the limit of queued requests in a lane,
-    which may be higher than `max_queued`: it is never lowered, since the broker would delete the
-    requests above it. Raises as `declare_stream`.
+    Returns the limit of queued requests in a lane (one tenant's queue for a model and priority). It
+    may be higher than `max_queued`, because it is never lowered: the broker would delete the
+    requests above it. Idempotent; safe from several services at once. Raises as `declare_stream`.
     """
     declared = topology.stream_configs(scale, max_queued)
     for config in declared:
@@ -44,9 +44,9 @@ async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
 
 
 async def wait_for_stream(broker: Broker, stream: str, seconds: float = 30.0) -> None:
-    """Wait until another service has declared a stream.
+    """Wait until another service has declared the stream; return at once if it exists.
 
-    Raises `TopologyMismatch` if none has after `seconds`.
+    Raises `TopologyMismatch` if it does not exist, or no broker has answered, after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -61,11 +61,11 @@ async def wait_for_stream(broker: Broker, stream: str, seconds: float = 30.0) ->
 
 
 async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> None:
-    """Create or update one stream, with `scale.replicas`.
+    """Create a stream, or update it if its configuration differs; `scale` gives the replicas.
 
-    Raises `TopologyMismatch` where the broker refuses, with its reason, or `BrokerUnavailable`
-    after `DECLARE_SECONDS`. Until then it retries: of two services that declare at once, a cluster
-    may leave one without an answer.
+    `config` is changed in place to what was declared. Raises `TopologyMismatch` with the broker's
+    reason where the broker refuses. Retries for `DECLARE_SECONDS`, then raises `BrokerUnavailable`:
+    of two services that declare at once, a cluster may leave one without an answer.
     """
     config.num_replicas = scale.replicas
     await retry_for(DECLARE_SECONDS, lambda: _declare_stream(broker, config))
@@ -83,18 +83,19 @@ async def _declare_stream(broker: Broker, config: StreamConfig) -> None:
 
 
 async def stream_info(broker: Broker, stream: str, subjects: str | None = None) -> StreamInfo:
-    """Ask the broker for a stream's configuration and state.
+    """Return a stream's configuration and state, as the broker has them.
 
-    With a filter `subjects`, the state counts the messages on each subject that matches. Raises
-    nats-py's `NotFoundError`, or `BrokerUnavailable`.
+    With a filter `subjects`, the state also has the number of messages on each subject that
+    matches. Raises nats-py's `NotFoundError` if there is no such stream, `BrokerUnavailable` if no
+    answer comes.
     """
     return await broker.call_api(lambda js: js.stream_info(stream, subjects))
 
 
 async def consumer_info(broker: Broker, stream: str, name: str) -> ConsumerInfo | None:
-    """Ask the broker for a consumer's state; None if it does not exist.
+    """Return a consumer's configuration and state; None if it does not exist.
 
-    Raises `BrokerUnavailable`.
+    Raises `BrokerUnavailable` if no answer comes.
     """
     try:
         return await broker.call_api(lambda js: js.consumer_info(stream, name))
@@ -103,14 +104,18 @@ async def consumer_info(broker: Broker, stream: str, name: str) -> ConsumerInfo 
 
 
 def count_deliveries(info: ConsumerInfo) -> int:
-    """Return how many messages a consumer has delivered since it was created."""
+    """Return how many deliveries a consumer has made since its creation, with repeated ones."""
     return info.delivered.consumer_seq if info.delivered else 0
 
 
 async def declare_consumer(
     broker: Broker, stream: str, config: ConsumerConfig, seconds: float = STORE_SECONDS
 ) -> None:
-    """Create or update one consumer. Raises `TopologyMismatch` or `BrokerUnavailable`."""
+    """Create a consumer, or update it to `config`; tries once.
+
+    Raises `TopologyMismatch` if the broker refuses the configuration, `BrokerUnavailable` if no
+    answer comes within `seconds`.
+    """
     try:
         await broker.js.add_consumer(stream, config, timeout=seconds)
     except BadRequestError as error:
@@ -152,13 +157,14 @@ async def _try_create(broker: Broker, config: StreamConfig) -> bool:
 
 
 async def replace_index_consumer(broker: Broker, model: str) -> str:
-    """Create a new leader's index consumer of a model and remove those of its predecessors.
+    """Create a new consumer of a model's queued requests and remove those of earlier leaders.
 
-    Their pulls end with them, and everything queued is delivered to the new one from the beginning.
-    Returns its name; raises `BrokerUnavailable`. In a cluster, the server that led a predecessor's
-    consumer may be dead, so nothing is asked that only that server answers. The server that is to
-    lead the new consumer may be dead, too: then the consumer is created again, which chooses
-    another server in two of three cases.
+    A dispatcher calls this when it becomes the model's leader. The earlier leaders' pulls end, and
+    all queued requests are delivered to the new consumer from the beginning. Returns the consumer's
+    name. Raises `BrokerUnavailable` if it was not created in any of five tries. In a cluster, the
+    server that led an earlier consumer may be dead, so nothing is asked that only that server
+    answers. The server that is to lead the new consumer may be dead, too: then the consumer is
+    created again, which chooses another server in two of three cases.
     """
     reason = ""
     for seconds in _INDEX_SECONDS:

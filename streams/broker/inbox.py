@@ -13,11 +13,12 @@ REPEAT_SECONDS = 0.6  # a question may have been lost with a leader that died: a
 
 
 class Inbox:
-    """Gives each question a reply subject below its own, and passes responses to their waiters.
+    """The reply subjects of one connection, and the broker's responses that are still awaited.
 
-    A response that has not come after `seconds` fails with `BrokerUnavailable`; until then its
-    question is repeated every `REPEAT_SECONDS`, if it may be. All wait equally long, so one timer
-    for the oldest serves all: a timeout for each would take 3.4 µs of the 20 µs of an append.
+    Each question gets a reply subject of its own. A response that has not come after `seconds`
+    fails with `BrokerUnavailable`; until then its question is sent again every `REPEAT_SECONDS`, if
+    the question allows that. All wait equally long, so one timer for the oldest serves all: a
+    timeout for each would take 3.4 µs of the 20 µs of an append.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -33,7 +34,10 @@ class Inbox:
         return len(self._pending)
 
     def expect(self, response: PendingResponse[Any]) -> str:
-        """Wait for a response and return its reply subject; `discard` that at the end."""
+        """Register an awaited response and return the reply subject for its question.
+
+        Returns at once; await the response's `future`. Call `discard` with the subject at the end.
+        """
         subject = f"{self._prefix}{next(self._ids):x}"
         now = asyncio.get_running_loop().time()
         self._pending[subject] = now + self._seconds, response
@@ -42,16 +46,16 @@ class Inbox:
         return subject
 
     def discard(self, subject: str) -> None:
-        """Stop waiting for the response on a reply subject."""
+        """Forget the response awaited on a reply subject; raises KeyError if there is none."""
         del self._pending[subject]
 
     def receive(self, subject: bytes, data: bytes, headers: bytes) -> None:
-        """Pass a message to the response that waits on its subject; a late one is dropped."""
+        """Pass a message to the response awaited on its subject; if there is none, drop it."""
         if entry := self._pending.get(subject.decode()):
             entry[1].receive(data, headers)
 
     def fail(self, error: MillstreamError) -> None:
-        """Fail all pending responses with `error`."""
+        """End all responses that are still awaited with `error`."""
         for _, response in self._pending.values():
             response.fail(error)
 

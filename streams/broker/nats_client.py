@@ -28,7 +28,7 @@ from streams.broker.nats_wire import RawHandler, WireParser, encode_publish, par
 
 
 class PatchedNatsClient(NatsClient):
-    """nats-py's client, reading and writing in fewer steps; its calls may always be cancelled."""
+    """nats-py's client with a faster read and write path, whose calls can be cancelled safely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,10 +38,10 @@ class PatchedNatsClient(NatsClient):
     def try_publish_now(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
     ) -> bool:
-        """Publish without waiting; returns False where nothing was sent, so `publish` must do it.
+        """Publish if that needs no waiting; return whether the connection took the message.
 
-        That is while not connected, with a full send buffer, or for a message that nats-py would
-        refuse.
+        False means that nothing was sent and the caller must use `publish`: there is no connection,
+        the send buffer is full, or nats-py would refuse the message.
         """
         if not self._can_write_now(len(payload)):
             return False
@@ -66,7 +66,11 @@ class PatchedNatsClient(NatsClient):
         return has_room and size <= self._max_payload and not self._flusher_task.done()
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
-        """Subscribe with a handler that the read loop calls before it reads the next message."""
+        """Subscribe with a handler that gets each message as bytes, without parsed headers.
+
+        The read loop calls `handler` before it reads the next message, so it must neither block nor
+        raise.
+        """
         subscription = await self.subscribe(subject, cb=_fail_if_called)
         self._raw_handlers[subscription._id] = handler
         return subscription
@@ -76,12 +80,15 @@ class PatchedNatsClient(NatsClient):
         super()._remove_sub(sid, max_msgs)
 
     def abort(self) -> None:
-        """Drop the connection at once, with everything that the server has not yet received."""
+        """Drop the TCP connection at once; what the server has not yet received is lost."""
         if isinstance(self._transport, TcpTransport) and self._transport._io_writer:
             self._transport._io_writer.transport.abort()
 
     async def abandon(self) -> None:
-        """Close at once; nats-py's `close` would wait until the server has received the buffer."""
+        """Close the client at once; messages that the server has not yet received are lost.
+
+        nats-py's `close` would wait until the server has received them.
+        """
         self._pending, self._pending_data_size = [], 0
         self.abort()
         await self.close()
@@ -97,12 +104,18 @@ class PatchedNatsClient(NatsClient):
         await super()._attempt_reconnect()
 
     async def flush(self, *args: Any, **options: Any) -> None:
-        """Do as nats-py's `flush`; a cancellation is never lost."""
+        """Wait as nats-py's `flush` until the server has received all; never lose a cancellation.
+
+        If the task is cancelled meanwhile, CancelledError is raised in any case.
+        """
         with _reraise_cancellation():
             await super().flush(*args, **options)
 
     async def request(self, *args: Any, **options: Any) -> Msg:
-        """Do as nats-py's `request`; a cancellation is never lost."""
+        """Send a request and return the reply, as nats-py's `request`; never lose a cancellation.
+
+        If the task is cancelled meanwhile, CancelledError is raised in any case.
+        """
         with _reraise_cancellation():
             return await super().request(*args, **options)
 

@@ -17,10 +17,10 @@ RawHandler = Callable[[bytes, bytes, bytes], None]
 
 
 class WireParser(NatsParser):
-    """Parses messages itself and hands every other line to nats-py's parser.
+    """Parser of what a NATS server sends, which reads messages faster than nats-py's parser.
 
-    A message goes at once to the raw handler of its subscription id, where there is one, else to
-    the client.
+    A message goes at once to the raw handler of its subscription id, if there is one, else to the
+    client. All other lines go to nats-py's parser.
     """
 
     def __init__(self, client: Any, raw_handlers: Mapping[int, RawHandler]) -> None:
@@ -28,12 +28,16 @@ class WireParser(NatsParser):
         self._raw_handlers = raw_handlers
 
     def reset(self) -> None:
-        """Forget what was received, as for a new connection."""
+        """Forget all bytes received so far, for a new connection."""
         super().reset()
         self._unparsed = b""
 
     async def parse(self, data: bytes = b"") -> None:
-        """Parse bytes that were received; an incomplete message is kept until the rest comes."""
+        """Parse received bytes and hand on each complete message; keep the rest for the next call.
+
+        An exception of a raw handler goes to the client's error callback and does not end the
+        parsing.
+        """
         data, at = self._unparsed + data, 0
         while (end := data.find(b"\r\n", at)) >= 0:
             if data.startswith(_MESSAGES, at):
@@ -63,7 +67,11 @@ class WireParser(NatsParser):
 
 
 def parse_headers(block: bytes) -> dict[str, str]:
-    """Parse a message's header block; the broker's own status code becomes `Status` (ADR-4)."""
+    """Return the headers in a message's header block.
+
+    The broker's own status code, if any, becomes the header `Status` (ADR-4). Lines without a colon
+    are skipped; nothing is raised.
+    """
     first, _, lines = block.partition(b"\r\n")
     headers = parse_header_lines(lines)
     if status := first[len(_VERSION) :].split():
@@ -72,7 +80,11 @@ def parse_headers(block: bytes) -> dict[str, str]:
 
 
 def parse_header_lines(lines: bytes) -> dict[str, str]:
-    """Parse `Name: Value` lines; lines without a colon are skipped."""
+    """Return the headers in `Name: Value` lines; lines without a colon are skipped.
+
+    Of several lines with one name the last counts. Nothing is raised: bytes that are not UTF-8 are
+    replaced.
+    """
     headers = {}
     for line in lines.decode("utf-8", "replace").split("\r\n"):
         name, colon, value = line.partition(":")
@@ -84,9 +96,10 @@ def parse_header_lines(lines: bytes) -> dict[str, str]:
 def encode_publish(
     subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
 ) -> bytes | None:
-    """Return the bytes of a PUB or HPUB command.
+    """Return the bytes of a PUB command, or of HPUB if there are headers.
 
-    None for a subject, reply or header value that the server would misread.
+    Returns None if the subject, the reply or a header value would be misread by the server. An
+    empty `reply` means that there is none.
     """
     if not (_is_single_word(subject) and (not reply or _is_single_word(reply))):
         return None

@@ -28,7 +28,13 @@ _HEARTBEAT, _NO_MESSAGES, _EXPIRED = "100", "404", "408"
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message that this process holds until it settles it, or until the ack wait runs out."""
+    """A message that a consumer has handed to this process, to be settled by it.
+
+    `ack`, `nak` and `terminate` settle it; `in_progress` asks for more time. If the consumer's ack
+    wait runs out before, the broker delivers the message again, perhaps to another process. These
+    calls send one message without waiting for a confirmation, and raise `BrokerUnavailable` if it
+    cannot be sent.
+    """
 
     broker: Broker
     subject: str
@@ -39,30 +45,43 @@ class Delivery:
     reply: str
 
     async def ack(self) -> None:
-        """Acknowledge it. A lost ack means another delivery, so record first and ack second."""
+        """Tell the broker that the message is done and must not be delivered again.
+
+        There is no confirmation, and a lost ack means another delivery: store results before this
+        call. Raises `BrokerUnavailable` if the ack cannot be sent.
+        """
         await self.broker.publish(self.reply, b"+ACK")
 
     async def in_progress(self) -> None:
-        """Restart the ack wait."""
+        """Tell the broker that the message is still in work, which restarts its ack wait.
+
+        There is no confirmation. Raises `BrokerUnavailable` if nothing can be sent.
+        """
         await self.broker.publish(self.reply, b"+WPI")
 
     async def nak(self, delay_seconds: float = 0.0) -> None:
-        """Return it to the broker, which delivers it again after the delay."""
+        """Give the message back to the broker, which delivers it again after `delay_seconds`.
+
+        There is no confirmation. Raises `BrokerUnavailable` if nothing can be sent.
+        """
         delay = {"delay": int(delay_seconds * _NANOSECONDS)}
         await self.broker.publish(self.reply, b"-NAK " + orjson.dumps(delay))
 
     async def terminate(self) -> None:
-        """Tell the broker never to deliver it again."""
+        """Tell the broker never to deliver the message again, although it was not processed.
+
+        There is no confirmation. Raises `BrokerUnavailable` if nothing can be sent.
+        """
         await self.broker.publish(self.reply, b"+TERM")
 
 
 class PullLoop:
-    """Pulls from one durable consumer for as long as `run` runs.
+    """Pulls messages from one durable consumer for as long as `run` runs.
 
     `free_capacity()` says how many messages may come now; call `wake()` when it has grown.
-    `on_delivery` gets each delivery and must not block. Survives reconnects, missed heartbeats and
-    consumer restarts; with `declare`, which is called when the broker refuses a pull, also the
-    consumer's removal.
+    `on_delivery` gets each delivery and must not block. The loop survives reconnects, missed
+    heartbeats and restarts of the consumer. With `declare`, which is called when the broker refuses
+    a pull and should create the consumer, it also survives the consumer's removal.
     """
 
     def __init__(
@@ -85,15 +104,22 @@ class PullLoop:
         self._is_refused = self._is_lost = False
 
     def wake(self) -> None:
-        """Ask for the free capacity again: it may have grown."""
+        """Make a loop that waits for capacity ask `free_capacity()` again; returns at once."""
         self._wakeup.set()
 
     def withdraw(self) -> None:
-        """Give up the outstanding pull: there is no longer room for what it asked for."""
+        """Give up the outstanding pull, for which there is no room now, and pull anew.
+
+        Returns at once. Messages that the broker still sends for the old pull may be ignored; they
+        are delivered again after the ack wait.
+        """
         self._mark_lost()
 
     async def run(self) -> None:
-        """Pull until cancelled; messages that are on their way then are still delivered."""
+        """Pull until cancelled; never returns. While the broker is unavailable, retry.
+
+        When cancelled, messages that are on their way are still delivered, for at most one second.
+        """
         self._broker.on_reconnect.append(self._mark_lost)
         try:
             while True:
@@ -180,9 +206,9 @@ class PullLoop:
 
 
 async def pull_one(broker: Broker, stream: str, consumer: str) -> Delivery | None:
-    """Pull one message from a consumer; None if it has none at the moment.
+    """Pull one message from a consumer; return None if the consumer has none at the moment.
 
-    Raises `BrokerUnavailable` when no answer comes: the consumer may not exist.
+    Raises `BrokerUnavailable` if no answer comes within one second: the consumer may not exist.
     """
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     query = orjson.dumps({"batch": 1, "no_wait": True})
@@ -196,7 +222,7 @@ async def pull_one(broker: Broker, stream: str, consumer: str) -> Delivery | Non
 
 
 def to_delivery(broker: Broker, msg: Msg) -> Delivery:
-    """Make a `Delivery` of a JetStream message."""
+    """Return a `Delivery` made of a message that a JetStream consumer has delivered."""
     num_delivered, seq = parse_ack_subject(msg.reply)
     headers = msg.headers or {}
     return Delivery(broker, msg.subject, msg.data, headers, seq, num_delivered, msg.reply)

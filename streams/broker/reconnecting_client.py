@@ -24,9 +24,10 @@ _RETRY_SECONDS = 0.25
 
 
 class ReconnectingClient:
-    """NATS connection that reconnects: `open` it, then `run` it in a task until `close`.
+    """NATS connection that reconnects when lost: `open` it, then `run` it in a task until `close`.
 
-    The callbacks in `on_reconnect` and `on_disconnect` are called at each reconnect and disconnect.
+    The callbacks in `on_reconnect` and `on_disconnect` are called without arguments, on the event
+    loop, at each reconnect and disconnect.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -41,16 +42,16 @@ class ReconnectingClient:
 
     @property
     def client(self) -> PatchedNatsClient:
-        """nats-py's current client; do not keep it, a rebuild replaces it."""
+        """nats-py's current client; get it again for each use, since it may be replaced."""
         return self._client
 
     @property
     def is_connected(self) -> bool:
-        """True while there is a connection to a server, which may have frozen."""
+        """True while there is a connection to a server; the server itself may have frozen."""
         return self._client.is_connected
 
     async def is_responsive(self, seconds: float) -> bool:
-        """Return whether the server answers a ping within `seconds`."""
+        """Return whether the server answers a ping within `seconds`; False without a connection."""
         if not self.is_connected:
             return False
         try:
@@ -61,9 +62,9 @@ class ReconnectingClient:
         return True
 
     async def has_listener(self, subject: str, seconds: float) -> bool:
-        """Return False only if the server says that nobody listens on a subject.
+        """Send an empty request; return False only if the server says that nobody listens.
 
-        True also when no answer comes within `seconds`.
+        Returns True if a listener answers, and also if no answer comes within `seconds`.
         """
         try:
             await self._client.request(subject, timeout=seconds)
@@ -74,7 +75,7 @@ class ReconnectingClient:
         return True
 
     async def open(self, seconds: float = OPEN_SECONDS) -> None:
-        """Connect and subscribe again to all subscriptions.
+        """Connect with a new client and renew all subscriptions.
 
         Raises `BrokerUnavailable` if no server answers within `seconds`.
         """
@@ -108,7 +109,10 @@ class ReconnectingClient:
         )
 
     async def close(self) -> None:
-        """Flush and close, within two seconds even if the server does not answer; idempotent."""
+        """Send what is buffered and close the connection; idempotent.
+
+        Takes two seconds at most: if the server does not answer by then, the buffer is lost.
+        """
         self._is_closing = True
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -120,7 +124,11 @@ class ReconnectingClient:
             await self._client.abandon()
 
     async def run(self) -> None:
-        """Rebuild the client whenever nats-py has closed it for good; runs until cancelled."""
+        """Replace nats-py's client whenever it has given up reconnecting; run until cancelled.
+
+        nats-py itself reconnects after an ordinary loss. While no server answers, the attempt is
+        repeated and nothing is raised.
+        """
         while True:
             await self._rebuild_needed.wait()
             self._rebuild_needed.clear()
@@ -132,16 +140,19 @@ class ReconnectingClient:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> BrokerSubscription:
-        """Call `handler` for each message until unsubscribed, over reconnects and rebuilt clients.
+        """Subscribe, so that `handler` is awaited with each message until the subscription ends.
 
-        The server has the subscription when this returns. Raises `BrokerUnavailable`.
+        The subscription is renewed after each reconnect; messages sent while there is no connection
+        are missed. When this returns, the server has the subscription. Raises `BrokerUnavailable`
+        if that fails.
         """
         return await self._start_subscription(subject, BrokerSubscription(self, subject, handler))
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> BrokerSubscription:
-        """Do as `subscribe`, but call `handler` from the read loop with unparsed bytes.
+        """Subscribe as `subscribe` does, but with a handler that gets unparsed bytes.
 
-        For the most frequent messages.
+        The read loop calls it directly, so it must neither block nor raise. Meant for the most
+        frequent messages.
         """
         return await self._start_subscription(
             subject, BrokerSubscription(self, subject, raw_handler=handler)
@@ -163,7 +174,7 @@ class ReconnectingClient:
         return subscription
 
     def remove_subscription(self, subscription: BrokerSubscription) -> None:
-        """Stop resubscribing it after reconnects. Idempotent."""
+        """Forget a subscription, so that it is not renewed after a reconnect. Idempotent."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 

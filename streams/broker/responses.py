@@ -22,7 +22,10 @@ _END_OF_BATCH, _NOT_FOUND = "204", "404"
 
 
 class StoreRefused(MillstreamError):
-    """The broker refused to store; `error_code` is JetStream's, `description` its reason."""
+    """The broker answered that it does not store a message.
+
+    `error_code` is JetStream's number for the reason, `description` its text.
+    """
 
     code = "overloaded"
 
@@ -32,17 +35,18 @@ class StoreRefused(MillstreamError):
 
     @property
     def is_conflict(self) -> bool:
-        """True if the subject's last sequence was not the expected one (compare-and-set)."""
+        """True if another message came first: the subject's last sequence was not as expected."""
         return self.error_code in CAS_ERROR_CODES
 
 
 @dataclass(frozen=True, slots=True)
 class PubAck:
-    """Confirmation that a message is stored: its sequence in the stream.
+    """The broker's confirmation that a message is stored; `seq` is its sequence in the stream.
 
-    `duplicate`: an earlier message with its id is stored, and `seq` is that one's. `total` is the
-    counter's new value where the message was an increment (ADR-49). `repeated`: it was sent before
-    without an answer, so that it may be a duplicate of itself.
+    `duplicate` means that an earlier message with the same message id is stored, and `seq` is that
+    one's. `total` is the counter's new value if the message was an increment (ADR-49), else None.
+    `repeated` means that the message was sent more than once, so that it may be a duplicate of
+    itself.
     """
 
     seq: int
@@ -53,7 +57,7 @@ class PubAck:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message read back from a stream."""
+    """A message read back from a stream; `seq` is its sequence there."""
 
     seq: int
     subject: str
@@ -63,17 +67,18 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessagePage:
-    """Messages read back in order, and how many more match behind them (`remaining`)."""
+    """Some stored messages in order; `remaining` is how many more match after the last one."""
 
     messages: list[StoredMessage]
     remaining: int
 
 
 class PendingResponse(ABC, Generic[T]):
-    """A response that a caller waits for.
+    """The response to one question to the broker, which a caller awaits as `future`.
 
-    `receive` gets its messages; `future` gets its value or an error of ours. `resend`, if set, asks
-    the question again and is used while no response comes.
+    `future` gets the parsed value, or an error of ours (`MillstreamError`). The inbox passes
+    messages from the broker to `receive`. `resend`, if set, sends the question again; it is used
+    while no response comes.
     """
 
     def __init__(self) -> None:
@@ -82,13 +87,18 @@ class PendingResponse(ABC, Generic[T]):
         self.repeated = False
 
     def repeat(self) -> None:
-        """Ask the question again, if it may be repeated and the response has not come."""
+        """Send the question again, unless it may not be repeated or the response is complete."""
         if self.resend and not self.future.done():
             self.repeated = True
             self.resend()
 
     def receive(self, data: bytes, headers: bytes) -> None:
-        """Parse one message, payload and header block; it may complete the response."""
+        """Parse one message of the response, given as payload and header block.
+
+        The future is completed if this is the last message: by the value, by the error that the
+        broker reports, or by `BrokerUnavailable` if the message cannot be read. Nothing is raised
+        here, and messages after that are ignored.
+        """
         if self.future.done():
             return
         try:
@@ -102,15 +112,16 @@ class PendingResponse(ABC, Generic[T]):
                 self.future.set_result(value)
 
     def fail(self, error: MillstreamError) -> None:
-        """End the response with an error, unless it is complete. Idempotent."""
+        """Complete the future with an error, unless it is complete already. Idempotent."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # asyncio would complain if the caller has given up by now
 
     def close(self) -> None:
-        """Drop the future once the caller has the outcome.
+        """Drop the future; call this last, when the caller has its outcome.
 
-        An error holds its frames, and these hold this object: keeping it would make a cycle.
+        An error holds its frames, and these hold this object: keeping the future would make a
+        cycle.
         """
         del self.future
 
@@ -120,7 +131,7 @@ class PendingResponse(ABC, Generic[T]):
 
 
 class PendingPubAck(PendingResponse[PubAck]):
-    """Response to a store: one message, parsed into a `PubAck`."""
+    """Response to a published message that is to be stored: its confirmation (`PubAck`)."""
 
     def _parse(self, data: bytes, headers: Mapping[str, str]) -> PubAck:
         if status := headers.get("Status"):  # 503: no stream's leader listens
@@ -137,7 +148,7 @@ class PendingPubAck(PendingResponse[PubAck]):
 
 
 class PendingClockSample(PendingResponse[ClockSample]):
-    """Response to a question about a stream, in which the broker also gives its time (`ts`)."""
+    """Response to a question about a stream, in which the broker also states its time (`ts`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +163,10 @@ class PendingClockSample(PendingResponse[ClockSample]):
 
 
 class PendingRead(PendingResponse[MessagePage]):
-    """Response to a direct get (ADR-31): one message, or with `batched` many and an end marker."""
+    """Response to a direct get (ADR-31), as a page of messages.
+
+    It is complete after one message or, with `batched`, after the marker that ends many.
+    """
 
     def __init__(self, batched: bool) -> None:
         super().__init__()

@@ -16,7 +16,10 @@ PAUSE_SECONDS = 0.25
 
 @asynccontextmanager
 async def broker_timeout(seconds: float) -> AsyncIterator[None]:
-    """Raise `BrokerUnavailable` if the code inside takes longer than `seconds` altogether."""
+    """Cancel the `async with` block after `seconds` and raise `BrokerUnavailable`.
+
+    A TimeoutError that the block itself raises becomes `BrokerUnavailable`, too.
+    """
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -25,9 +28,9 @@ async def broker_timeout(seconds: float) -> AsyncIterator[None]:
 
 
 async def retry_forever(act: Callable[[], Awaitable[T]]) -> T:
-    """Call `act` until it does not raise `BrokerUnavailable`; returns its result.
+    """Call `act` until it does not raise `BrokerUnavailable`, and return its result.
 
-    Pauses `PAUSE_SECONDS` between calls and logs each new reason.
+    Pauses `PAUSE_SECONDS` between calls and logs each new reason. Other errors of `act` are raised.
     """
     logged = ""
     while True:
@@ -41,12 +44,18 @@ async def retry_forever(act: Callable[[], Awaitable[T]]) -> T:
 
 
 async def retry_for(seconds: float, act: Callable[[], Awaitable[T]]) -> T:
-    """Do as `retry_forever`, but raise `BrokerUnavailable` after `seconds`."""
+    """Do as `retry_forever`, but give up after `seconds` and raise `BrokerUnavailable`.
+
+    A call of `act` that is running then is cancelled.
+    """
     async with broker_timeout(seconds):
         return await retry_forever(act)
 
 
 async def wait_for_tasks(tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
-    """Wait until all tasks have ended, by whatever outcome, for at most `seconds`."""
+    """Wait until all tasks have ended, in whatever way, but for at most `seconds`.
+
+    Their errors are not raised. Tasks that are still running then are left running.
+    """
     if waiting := set(tasks):
         await asyncio.wait(waiting, timeout=seconds)

@@ -19,20 +19,20 @@ _DRAIN_SECONDS = 1.0
 
 
 class SubscriptionOwner(Protocol):
-    """A connection with a current client, which resubscribes when that client is replaced."""
+    """A connection that renews its subscriptions when it replaces its NATS client."""
 
     @property
     def client(self) -> PatchedNatsClient:
-        """The current client."""
+        """The current NATS client."""
         ...
 
     def remove_subscription(self, subscription: "BrokerSubscription") -> None:
-        """Stop resubscribing it. Idempotent."""
+        """Forget a subscription, so that it is not renewed after a reconnect. Idempotent."""
         ...
 
 
 class BrokerSubscription:
-    """Subscription of a `Broker`, over all its clients.
+    """A subscription on a connection, kept while the connection replaces its NATS client.
 
     `handler` gets nats-py's messages; `raw_handler`, if given, gets unparsed bytes instead.
     """
@@ -49,7 +49,10 @@ class BrokerSubscription:
         self._subscription: Subscription | None = None
 
     async def resubscribe(self) -> None:
-        """Subscribe with the broker's current client; raises what nats-py raises."""
+        """Subscribe with the connection's current client; raises what nats-py raises.
+
+        The connection calls this at the start and for each new client.
+        """
         client = self._broker.client
         if self._raw_handler:
             self._subscription = await client.subscribe_raw(self._subject, self._raw_handler)
@@ -62,7 +65,7 @@ class BrokerSubscription:
         )
 
     async def unsubscribe(self) -> None:
-        """End the subscription: no more messages are handled. Idempotent."""
+        """End the subscription at once: messages not yet handled are dropped. Idempotent."""
         if subscription := self._detach():
             try:
                 await subscription.unsubscribe()
@@ -70,9 +73,9 @@ class BrokerSubscription:
                 return  # its client has closed, and the subscription with it
 
     async def drain(self) -> None:
-        """End the subscription after the messages on their way were handled. Idempotent.
+        """End the subscription, but first handle the messages that are on their way. Idempotent.
 
-        Waits for them one second at most.
+        Waits for them for one second at most.
         """
         if subscription := self._detach():
             try:

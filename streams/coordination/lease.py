@@ -32,10 +32,12 @@ _TRUSTED_SHARE = 0.8  # of the lease's time, for which its holder relies on it
 
 
 class Lease:
-    """A named lease as one candidate sees it; `run` keeps trying to get and keep it.
+    """A named lease (leadership for a limited time) as one process that competes for it sees it.
 
-    The candidate asks for it only while `is_wanted()`; call `wake` when that has changed. `gained`
-    is set while the lease is held.
+    `run`, in a task, keeps trying to get the lease and then renews it; `gained` is set while it is
+    held. The process asks for the lease only while `is_wanted()` returns True; call `wake` when
+    that has changed. `holder` is this process's name, and `seconds` how long a lease lives that is
+    not renewed.
     """
 
     def __init__(
@@ -60,16 +62,24 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """True while no other candidate can hold it."""
+        """True while this process holds the lease and no other process can hold it.
+
+        If renewals fail, this turns False before the broker removes the lease.
+        """
         return time.monotonic() < self._held_until
 
     def wake(self) -> None:
-        """Check again whether the lease is wanted: that may have changed."""
+        """Call `is_wanted()` again now, in `run` and in `wait_until_lost`; returns at once."""
         for wakeup in self._wakeups:
             wakeup.set()
 
     async def run(self) -> None:
-        """Acquire and renew until cancelled; sets `gained` whenever the lease becomes ours."""
+        """Acquire the lease while it is wanted, and renew it while it is held, until cancelled.
+
+        Sets `gained` when this process gets the lease. If the broker does not answer, that is
+        logged and tried again. Raises `TopologyMismatch` if the broker refuses the bucket of the
+        leases. Cancelling does not give the lease up: call `release`.
+        """
         while True:
             asked_at = time.monotonic()
             if self.is_wanted() and await self._try_acquire():
@@ -82,14 +92,22 @@ class Lease:
             await _wait_for_wakeup(self._wakeups[0], self._seconds / RENEWALS_PER_LEASE)
 
     async def wait_until_lost(self) -> None:
-        """Return once the lease is no longer held, or no longer wanted: then `release` it."""
+        """Wait until the lease is no longer held or no longer wanted.
+
+        Clears `gained`. Call `release` afterwards, since a lease that is no longer wanted is still
+        held.
+        """
         while self.is_held and self.is_wanted():
             await _wait_for_wakeup(self._wakeups[1], self._held_until - time.monotonic())
         self.gained.clear()
         log.warning("lease_given_up" if self.is_held else "lease_lost", lease=self._key)
 
     async def release(self) -> None:
-        """Give the lease up at once, so that a standby need not wait until it expires."""
+        """Give the lease up now, so that another process need not wait until it expires.
+
+        Does nothing if it is not held. If the broker does not answer, that is only logged, and the
+        lease expires.
+        """
         if not self.is_held:
             return
         self._held_until = 0.0

@@ -13,9 +13,11 @@ DELETE_HEADERS = {"KV-Operation": "DEL"}
 
 
 class LeaseBucket:
-    """Declares the bucket once, and again after `mark_undeclared`.
+    """The bucket of leases and memberships, as one process makes sure that it exists.
 
-    A broker that restarts has lost the bucket, which is in its memory.
+    The bucket is in the broker's memory, so a broker that restarts has lost it: call
+    `mark_undeclared` after an error, and `declare` then creates it again. Its values expire after
+    `seconds`.
     """
 
     def __init__(self, broker: Broker, seconds: float, scale: Scale) -> None:
@@ -23,9 +25,9 @@ class LeaseBucket:
         self._declared = False
 
     async def declare(self) -> None:
-        """Create the bucket unless it is known to exist. Idempotent.
+        """Create the bucket if missing; ask the broker only at first and after `mark_undeclared`.
 
-        Raises what `declaration.declare_stream` raises.
+        Raises `TopologyMismatch` if the broker refuses, `BrokerUnavailable` if it does not answer.
         """
         if not self._declared:
             await declaration.declare_stream(
@@ -34,12 +36,12 @@ class LeaseBucket:
             self._declared = True
 
     def mark_undeclared(self) -> None:
-        """Note that the bucket may be gone: the next `declare` asks the broker again."""
+        """Note that the bucket may be gone; the next `declare` asks the broker again."""
         self._declared = False
 
 
 def key_subject(*tokens: str) -> str:
-    """Return the subject of a key, given by its tokens; a token may be a wildcard."""
+    """Return the subject that stores a key's value; a key has one or more tokens, or wildcards."""
     return ".".join(["$KV", BUCKET_NAME, *tokens])
 
 

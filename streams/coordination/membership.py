@@ -28,11 +28,11 @@ log = structlog.get_logger()
 
 
 class Membership:
-    """A group as one of its members sees it; `run` keeps it up to date.
+    """The live processes of one group, as one of them sees it; `run` keeps `members` current.
 
-    `members` is empty until the broker has answered first; from then on it always contains this
-    member, and it stays unchanged while the broker does not answer. `on_change` is called after
-    each change.
+    `members` is empty until the broker has answered first. From then on it always contains this
+    process, and it stays unchanged while the broker does not answer. `on_change` is called without
+    arguments after each change. A member that is silent for `seconds` is removed.
     """
 
     def __init__(
@@ -47,7 +47,11 @@ class Membership:
         self.on_change: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
-        """Renew our mark and read those of the others until cancelled."""
+        """Renew this process's mark and read those of the others, until cancelled; never returns.
+
+        If the broker does not answer, that is logged and tried again. Raises `TopologyMismatch` if
+        the broker refuses the bucket of the leases.
+        """
         while True:
             try:
                 await self._bucket.declare()
@@ -58,7 +62,11 @@ class Membership:
             await asyncio.sleep(self._seconds / RENEWALS_PER_LEASE)
 
     async def leave(self) -> None:
-        """Delete our mark, so that the others need not wait until it expires."""
+        """Delete this process's mark, so that the others see it leave before the mark expires.
+
+        Stop `run` first, which would renew the mark. If the broker does not answer, that is only
+        logged.
+        """
         try:
             await self._write_mark(DELETE_HEADERS)
         except (BrokerUnavailable, StoreRefused) as error:

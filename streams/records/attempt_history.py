@@ -25,7 +25,7 @@ NoteKind = Literal["trial", "passed", "released", "failed", "broke"]
 
 
 class FaultScope(StrEnum):
-    """Degree to which a failed attempt is blamed on its request."""
+    """Degree to which a failed attempt is blamed on its request: none, possible or certain."""
 
     NONE = "none"  # not at all: a drain, a hand-over, the fault of another request
     SHARED = "shared"  # perhaps: the engine or process failed while other requests ran in it, too
@@ -37,7 +37,12 @@ _FAULTS = {"released": FaultScope.NONE, "failed": FaultScope.SHARED, "broke": Fa
 
 @dataclass(frozen=True)
 class AttemptNote:
-    """A worker's note of how one of its attempts went; `at` is epoch milliseconds."""
+    """A worker's stored note on one of its attempts (its tries at serving one request).
+
+    `kind` is `trial` (from here on the request runs alone on the worker), `passed` (no longer
+    alone), or the way in which the attempt ended without ending the request. `at` is epoch
+    milliseconds; `error` is the reason, if any.
+    """
 
     attempt: int
     worker: str
@@ -48,9 +53,10 @@ class AttemptNote:
 
 @dataclass(frozen=True)
 class PastAttempt:
-    """An attempt that did not end its request.
+    """One worker's earlier try at a request, which did not end the request.
 
-    `at` is epoch milliseconds, 0 if the worker fell silent.
+    `fault` says how far the request is to blame, and `error` is the reason. `at` is when the
+    attempt ended, in epoch milliseconds; 0 if the worker fell silent without noting the end.
     """
 
     attempt: int
@@ -62,48 +68,57 @@ class PastAttempt:
 
 @dataclass(frozen=True)
 class AttemptHistory:
-    """All earlier attempts at a request, in order."""
+    """All earlier attempts at one request, oldest first, and what follows from them."""
 
     attempts: tuple[PastAttempt, ...] = ()
 
     @property
     def failures(self) -> list[PastAttempt]:
-        """The attempts for which the request may be to blame."""
+        """Failed attempts for which the request is perhaps or certainly to blame, oldest first."""
         return [each for each in self.attempts if each.fault is not FaultScope.NONE]
 
     @property
     def is_suspect(self) -> bool:
-        """True if one more failure would be the last that is allowed.
+        """True if one more failure would be the last allowed, or `MAX_FAILURES` are reached.
 
-        The next attempt has to run alone then, so that a failure is certainly the request's own.
+        The next attempt must then run alone on its worker, so that a failure is certainly the
+        request's own fault.
         """
         return len(self.failures) >= MAX_FAILURES - 1
 
     @property
     def is_poison(self) -> bool:
-        """True after `MAX_FAILURES` failures, the last certainly by the request's own fault."""
+        """True if the request must not be tried again because it has caused too many failures.
+
+        That is the case after `MAX_FAILURES` failures, if the last was certainly the request's own
+        fault.
+        """
         failures = self.failures
         return len(failures) >= MAX_FAILURES and failures[-1].fault is FaultScope.OWN
 
     @property
     def is_poison_unconfirmed(self) -> bool:
-        """True if the request is poison only because the last worker fell silent.
+        """True if the request is poison (`is_poison`) only because the last worker fell silent.
 
-        That worker may be alive, cut off for a moment, and store its note late.
+        That worker may still be alive, cut off from the broker for a moment, and store its note
+        late.
         """
         return self.is_poison and self.failures[-1].at == 0
 
     def with_attempt(self, last: PastAttempt) -> "AttemptHistory":
-        """Return a copy with one more attempt at its end."""
+        """Return a copy of this history with the attempt `last` appended."""
         return AttemptHistory((*self.attempts, last))
 
     def pack(self) -> list[dict[str, Any]]:
-        """Return the attempts as plain maps, as a dead letter holds them."""
+        """Return the attempts as plain dicts, oldest first; a dead letter stores them as JSON."""
         return [asdict(each) for each in self.attempts]
 
 
 def unpack(packed: Iterable[Mapping[str, Any]]) -> AttemptHistory:
-    """Rebuild the history that `AttemptHistory.pack` has packed."""
+    """Return the history whose attempts `AttemptHistory.pack` returned.
+
+    Unknown keys are ignored. Raises TypeError if a key is missing, ValueError for an unknown fault.
+    """
     attempts = (messages.from_wire(PastAttempt, each) for each in packed)
     return AttemptHistory(
         tuple(PastAttempt(**{**vars(each), "fault": FaultScope(each.fault)}) for each in attempts)
@@ -111,9 +126,10 @@ def unpack(packed: Iterable[Mapping[str, Any]]) -> AttemptHistory:
 
 
 def build_history(log: LogContents, notes: Sequence[AttemptNote]) -> AttemptHistory:
-    """Return the attempts that have claimed a token log, with their faults according to the notes.
+    """Return one past attempt for each `started` record of a token log.
 
-    An attempt without a note of its end counts as silent: `OWN` if it ran alone, else `SHARED`.
+    Its fault is taken from the notes. An attempt without a note of its end counts as one whose
+    worker fell silent: its fault is `OWN` if by its last note the request ran alone, else `SHARED`.
     """
     starts = (record for record in log.records if record["type"] == "started")
     return AttemptHistory(
@@ -131,9 +147,10 @@ def _past_attempt(attempt: int, worker: str, notes: Sequence[AttemptNote]) -> Pa
 
 
 async def read_history(broker: Broker, address: LogAddress, log: LogContents) -> AttemptHistory:
-    """Read the notes of a request and return its history; `log` is what its token log holds.
+    """Read the workers' notes on a request from the broker and return the request's history.
 
-    Raises `BrokerUnavailable`.
+    `log` is the content of the request's token log; if no attempt has claimed it, the history is
+    empty and the broker is not asked. Raises `BrokerUnavailable` if the broker does not answer.
     """
     if not log.attempts:
         return AttemptHistory()
@@ -144,11 +161,15 @@ async def read_history(broker: Broker, address: LogAddress, log: LogContents) ->
 
 
 async def store_note(broker: Broker, address: LogAddress, note: AttemptNote) -> None:
-    """Store a note of an attempt. Raises `BrokerUnavailable` or `StoreRefused`."""
+    """Store a note on an attempt and wait until the broker has it.
+
+    Retries for 2.5 s while the broker does not answer, then raises `BrokerUnavailable`. Raises
+    `StoreRefused` if the broker refuses the note.
+    """
     subject = subjects.attempts(address.tenant, address.request_id)
     await broker.store_retrying(subject, messages.pack(note), {}, _NOTE_SECONDS)
 
 
 def make_note(attempt: int, worker: str, kind: NoteKind, at: int, error: str = "") -> AttemptNote:
-    """Make a note with its error cut to 500 characters; `at` is epoch milliseconds."""
+    """Return a note with `error` cut to 500 characters; `at` is epoch milliseconds."""
     return AttemptNote(attempt, worker, kind, at, error[:_MAX_ERROR_CHARACTERS])

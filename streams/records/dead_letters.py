@@ -29,7 +29,10 @@ _REASON, _ENDED, _TRIES = "Reason", "Ended", "Tries"
 
 
 class WorkMessage(Protocol):
-    """A message of WORK, as delivered or as stored."""
+    """A dispatched request as a message of the stream WORK, either delivered or read back.
+
+    `seq` is its sequence in the stream.
+    """
 
     @property
     def subject(self) -> str: ...
@@ -48,11 +51,13 @@ async def store_dead_letter(
     reason: str,
     history: AttemptHistory,
 ) -> None:
-    """Store work as a dead letter, once: the request id deduplicates.
+    """Store work that nobody could finish as a dead letter, for an operator to look at.
 
-    `envelope` is None for work whose headers cannot be read. The broker's own headers are left out,
-    and the payload, too, if with the added headers it would exceed the broker's limit. Raises
-    `StoreRefused` or `BrokerUnavailable`.
+    Returns once the broker has it. A repetition is dropped by the broker, since the request id is
+    the message id. `reason` is a code such as `attempts_exhausted`; `envelope` is None for work
+    whose headers cannot be read. The payload is left out if, with the added headers, it would
+    exceed the broker's size limit. Retries for 30 s while the broker does not answer, then raises
+    `BrokerUnavailable`. Raises `StoreRefused` if the broker refuses.
     """
     pool = subjects.parse_work(work.subject)
     own_headers = {k: v for k, v in work.headers.items() if not k.startswith("Nats-")}
@@ -70,10 +75,11 @@ async def store_dead_letter(
 
 
 async def dead_letter_malformed(broker: Broker, delivery: Delivery) -> None:
-    """Remove work that `parse_work_envelope` cannot read; its client cannot be told of the end.
+    """Remove a work message that `parse_work_envelope` cannot read.
 
-    It is stored as a dead letter if at least its subject is one of ours. Raises as
-    `store_dead_letter`.
+    The broker does not deliver the message again. If at least the message's subject is one of
+    Millstream's, the message is stored as a dead letter first. No client is told, since the client
+    cannot be known. Raises what `store_dead_letter` raises; the message is not removed then.
     """
     log.error("work_unreadable", subject=delivery.subject, seq=delivery.seq)
     if subjects.is_work(delivery.subject):
@@ -83,9 +89,11 @@ async def dead_letter_malformed(broker: Broker, delivery: Delivery) -> None:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A dead letter as read back from the stream DEAD.
+    """A dead letter as read back from the stream DEAD: work that nobody could finish, and why.
 
-    `envelope` is None if its headers cannot be read; `ended` is epoch milliseconds.
+    `envelope` is the request's routing data, None if its headers cannot be read. `ended` is when
+    the work was given up, in epoch milliseconds. `payload` is empty if it was too large to be
+    stored.
     """
 
     seq: int
@@ -100,22 +108,27 @@ class DeadLetter:
 
     @property
     def name(self) -> str:
-        """The request's id, or `unknown-<sequence>` if that cannot be read."""
+        """The request's id; `unknown-<sequence in DEAD>` if the headers cannot be read."""
         return self.envelope.request_id if self.envelope else f"{UNKNOWN}-{self.seq}"
 
     @property
     def priority(self) -> Priority:
-        """The priority that its client asked for."""
+        """The priority that the request's client asked for; `standard` if no header says it."""
         return Priority(self.headers.get(PRIORITY, Priority.STANDARD))
 
     @property
     def replay_of(self) -> str:
-        """The name of the dead letter that its request replayed; empty if a client sent it."""
+        """Name of the dead letter that this request was a replay of; empty if it was none."""
         return self.headers.get(REPLAY_OF, "")
 
     @classmethod
     def from_message(cls, message: StoredMessage) -> Self:
-        """Parse a message of the stream DEAD."""
+        """Return the dead letter that a message of the stream DEAD holds.
+
+        Missing headers give an empty reason, time 0 and an empty history; other headers that cannot
+        be read give `envelope` None. Raises ValueError if the subject, the time or the history is
+        malformed.
+        """
         tenant, model = subjects.parse_dead(message.subject)
         headers = message.headers
         return cls(
@@ -134,16 +147,20 @@ class DeadLetter:
 async def read_dead_letters(
     broker: Broker, tenant: str | None = None, model: str | None = None
 ) -> list[DeadLetter]:
-    """Read the dead letters of one tenant and model (None: of all), oldest first.
+    """Return the stored dead letters of one tenant and one model, oldest first.
 
-    Raises `BrokerUnavailable`.
+    None as `tenant` or `model` stands for all. The list is empty if there are none. Raises
+    `BrokerUnavailable` if the broker does not answer.
     """
     subject = subjects.dead_of(tenant, model)
     return [DeadLetter.from_message(m) for m in await broker.read_subject(topology.DEAD, subject)]
 
 
 def parse_envelope(headers: Mapping[str, str]) -> Envelope | None:
-    """Parse the headers of a request or its work; None if they are not ours."""
+    """Return the routing data in the headers of a request or of its work.
+
+    None if a header is missing or malformed, as in a message that Millstream did not write.
+    """
     try:
         return Envelope.from_headers(headers)
     except (KeyError, ValueError):
@@ -151,5 +168,8 @@ def parse_envelope(headers: Mapping[str, str]) -> Envelope | None:
 
 
 def parse_work_envelope(work: WorkMessage) -> Envelope | None:
-    """Parse the headers of a message of WORK; None if they, or its subject, are not ours."""
+    """Return the routing data in the headers of a message of the stream WORK.
+
+    None if a header or the subject is malformed, as in a message that Millstream did not write.
+    """
     return parse_envelope(work.headers) if subjects.is_work(work.subject) else None

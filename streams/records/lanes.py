@@ -19,11 +19,13 @@ _RETRY_SECONDS = 2.0
 async def enqueue(
     broker: Broker, lane: Lane, payload: bytes, headers: dict[str, str], seconds: float
 ) -> PubAck:
-    """Queue a request in a lane that is bounded by the stream's own limit.
+    """Queue a request in a lane (one tenant's queue for one model and priority).
 
-    `headers` must have a message id, so that the publish can be repeated, for up to `seconds`,
-    while the broker does not answer. Raises `LaneFull`, `Overloaded` (the stream's bytes are used
-    up), `BrokerUnavailable`.
+    Returns once the broker has stored the request. `headers` must have a message id, because the
+    request is published again for up to `seconds` while the broker does not answer. Raises
+    `LaneFull` if the lane is at the stream's own limit, `Overloaded` if the broker refuses for
+    another reason (the stream's bytes are used up), and `BrokerUnavailable` if no answer comes in
+    that time.
     """
     try:
         return await broker.store_retrying(subjects.request(lane), payload, headers, seconds)
@@ -34,7 +36,12 @@ async def enqueue(
 async def enqueue_below(
     broker: Broker, lane: Lane, payload: bytes, headers: dict[str, str], seconds: float, limit: int
 ) -> PubAck:
-    """Do as `enqueue`, for a tenant whose `limit` is lower than the stream's."""
+    """Queue a request as `enqueue` does, but only if its lane holds fewer than `limit` requests.
+
+    Raises `LaneFull` otherwise, and what `enqueue` raises. If another request enters the lane
+    between counting and publishing, both are repeated: the limit is exact over any number of
+    gateways.
+    """
     while True:
         last = await _last_sequence(broker, lane)
         if await count_queued(broker, lane) >= limit:
@@ -49,24 +56,28 @@ async def enqueue_below(
 
 
 async def count_queued(broker: Broker, lane: Lane) -> int:
-    """Return how many requests the broker holds in a lane. Raises `BrokerUnavailable`."""
+    """Return how many requests are queued in a lane and not yet dispatched; 0 if none.
+
+    Raises `BrokerUnavailable` if the broker does not answer.
+    """
     subject = subjects.request(lane)
     return (await _count_by_subject(broker, topology.REQUESTS, subject)).get(subject, 0)
 
 
 async def list_queued_models(broker: Broker) -> set[str]:
-    """Return the models that have queued requests, registered or not.
+    """Return the names of the models for which any tenant has queued requests.
 
-    Raises `BrokerUnavailable`.
+    Models that are not registered are included. Raises `BrokerUnavailable`.
     """
     counts = await _count_by_subject(broker, topology.REQUESTS, subjects.ALL_REQUESTS)
     return {subjects.parse_lane(subject).model for subject in counts}
 
 
 async def list_models_of(broker: Broker, tenant: str) -> set[str]:
-    """Return the models for which a tenant has queued requests or any tenant has work.
+    """Return the names of the models that may have unfinished requests of `tenant`.
 
-    Raises `BrokerUnavailable`.
+    These are the models for which the tenant has queued requests or for which any tenant has
+    dispatched ones, since work is not stored by tenant. Raises `BrokerUnavailable`.
     """
     queued = await _count_by_subject(broker, topology.REQUESTS, subjects.requests_by(tenant))
     work = await _count_by_subject(broker, topology.WORK, subjects.ALL_WORK)

@@ -34,54 +34,57 @@ _NO_CLAIM: Mapping[str, str] = {}
 
 
 class Fenced(MillstreamError):
-    """Raised when another attempt has claimed the log, or it has ended.
+    """This writer has lost the token log: another attempt has claimed it, or it has ended.
 
-    The caller must append and acknowledge nothing.
+    The writer must append nothing more and must not acknowledge the request's work message.
     """
 
 
 @dataclass(frozen=True)
 class LogContents:
-    """The records of a token log in order, and the stream sequence of the last one (0: empty)."""
+    """All records of one token log in order, decoded.
+
+    `last` is the stream sequence of the last record, 0 for an empty log.
+    """
 
     records: list[dict[str, Any]] = field(default_factory=list)
     last: int = 0
 
     @property
     def attempts(self) -> int:
-        """The number of the last attempt that has claimed the log; 0: none."""
+        """Number of the latest attempt that has claimed the log, counted from 1; 0 if none has."""
         return max((r["attempt"] for r in self.records if r["type"] == "started"), default=0)
 
     @property
     def terminal(self) -> dict[str, Any] | None:
-        """The terminal, None while the log has none."""
+        """The record that ended the request (`done` or `error`); None while there is none."""
         last = self.records[-1] if self.records else None
         return last if last and last["type"] in messages.TERMINAL_TYPES else None
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that all attempts together have stored."""
+        """The ids of all generated tokens in the log, from all attempts, in order."""
         return [token for part in self._output for token in part.get("tokens", ())]
 
     @property
     def text(self) -> str:
-        """The text that was stored with these tokens."""
+        """The text of all generated tokens in the log, from all attempts."""
         return "".join(part.get("text", "") for part in self._output)
 
     @property
     def rows(self) -> int:
-        """The number of result rows (vectors) stored."""
+        """The number of result rows in the log: vectors of an `embed` or `classify` request."""
         return sum(part["count"] for part in self._output if part["type"] == "result")
 
     @property
     def generated_tokens(self) -> int:
-        """The number of tokens generated so far, including any that the broker has dropped."""
+        """Number of tokens generated so far, with those whose records the broker has dropped."""
         last = next((part for part in reversed(self._output) if part["type"] == "chunk"), None)
         return last["index"] + last["count"] if last else 0
 
     @property
     def is_truncated(self) -> bool:
-        """True if the broker has dropped the beginning, so that no attempt can continue the log."""
+        """True if the broker has dropped the log's beginning; no attempt can continue it then."""
         ends = [0, *(part["index"] + part["count"] for part in self._output)]
         parts = zip(self._output, ends, strict=False)
         return any(part["index"] != end for part, end in parts)
@@ -92,7 +95,7 @@ class LogContents:
 
 
 def decode_contents(stored: list[StoredMessage]) -> LogContents:
-    """Decode all messages of one token log, given in order."""
+    """Return the contents of a token log, given all of its stored messages in order."""
     records = [messages.unpack(message.data) for message in stored]
     return LogContents(records, stored[-1].seq if stored else 0)
 
@@ -102,7 +105,12 @@ class _LogLost(Exception):
 
 
 class TokenLog:
-    """A writer's access to the token log of one request: claim, then append; not concurrently."""
+    """One writer's access to the token log of one request, mostly a worker's for one attempt.
+
+    The writer calls `claim` (or `read`) first and then appends; its calls must not overlap. Each
+    append succeeds only if no other writer has appended meanwhile. `shards` is the number of
+    streams over which all token logs are spread.
+    """
 
     def __init__(self, broker: Broker, address: LogAddress, shards: int) -> None:
         self.address = address
@@ -113,9 +121,9 @@ class TokenLog:
         self.cache = TokenLogCache()  # the log as this writer knows it
 
     async def read(self) -> LogContents:
-        """Read everything stored so far; the next append goes behind it.
+        """Read and return everything stored so far; the next append then goes after it.
 
-        Raises `BrokerUnavailable`.
+        Raises `BrokerUnavailable` if the broker does not answer.
         """
         stored = await self._broker.read_subject(self._stream, self.subject)
         self.cache = TokenLogCache()
@@ -126,12 +134,13 @@ class TokenLog:
         return found
 
     async def claim(self, model: str, version: str, worker: str) -> LogContents:
-        """Claim the log for a new attempt and return what it held before.
+        """Claim the log for a new attempt by `worker`; return what the log held before the claim.
 
-        The claim itself is not in the result. Returns without claiming when the log has its
-        terminal. The first attempt needs no read: it expects an empty log. If the log's beginning
-        is lost (`is_truncated`), everything before the claim is deleted. Retries and raises as
-        `append`.
+        From then on the appends of earlier attempts fail with `Fenced`. If the log has its terminal
+        already, nothing is claimed, and the result has `terminal`. If the log's beginning is lost
+        (`is_truncated`), everything before the claim is deleted. The first attempt needs no read:
+        it expects an empty log. Lost races and missing answers are retried; raises
+        `BrokerUnavailable` when the broker has not answered for `RETRY_TIMEOUT_SECONDS`.
         """
         before = LogContents()
         claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
@@ -148,9 +157,10 @@ class TokenLog:
         return before
 
     async def check_not_fenced(self) -> None:
-        """Raise `Fenced` if another attempt has claimed the log, or it has ended.
+        """Ask the broker whether any record follows this writer's last one.
 
-        Raises `BrokerUnavailable`, too.
+        Raises `Fenced` if so: another attempt has claimed the log, or it has ended. Raises
+        `BrokerUnavailable` if the broker does not answer.
         """
         query: dict[str, int | str] = {"next_by_subj": self.subject, "seq": self.last + 1}
         if await self._broker.read(self._stream, query):
@@ -162,16 +172,16 @@ class TokenLog:
         await retry_for(RETRY_TIMEOUT_SECONDS, purge)
 
     async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NO_CLAIM) -> None:
-        """Append one record behind the last one.
+        """Append one record after this writer's last one; returns once the broker has stored it.
 
         Retries for `RETRY_TIMEOUT_SECONDS` while the broker does not answer, then raises
-        `BrokerUnavailable`. Raises `Fenced` when another writer was faster. `claim` are the headers
-        of a claim.
+        `BrokerUnavailable`. Raises `Fenced` if another writer has appended since. `claim` holds the
+        extra headers of a record that claims the log; it is empty for all others.
         """
         await self.append_packed([messages.pack(record)], claim)
 
     def to_finished(self) -> "FinishedLog":
-        """Return this writer's copy of the log, which has its terminal, to restore it later."""
+        """Return a copy of the log for a later `restore`; call this once the log has ended."""
         return FinishedLog(
             self._broker, self.address, self._shards, messages.pack(self.cache.records)
         )
@@ -181,8 +191,9 @@ class TokenLog:
     ) -> None:
         """Append packed records one by one; retries and raises as `append`.
 
-        Removes each record from `unsaved` once it is stored. If the broker has lost the log, all
-        records that this writer knows are stored again first.
+        If the broker has lost the log, all records that this writer knows are stored again first.
+        Stored records are removed from the list `unsaved`, which the caller must not use
+        afterwards.
         """
         deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
         while unsaved:
@@ -228,14 +239,17 @@ class TokenLog:
         raise Fenced(f"the log {self.subject} has moved on")
 
     async def finish(self, terminal: Mapping[str, Any], record: LedgerRecord) -> None:
-        """Append the terminal, then write the ledger record; raises as `append`."""
+        """Append the terminal, which ends the request, then settle and store its ledger record.
+
+        Raises as `append` and `write_ledger_record`.
+        """
         await self.append(terminal)
         await write_ledger_record(self._broker, record)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedLog:
-    """A token log after its terminal, kept in memory so that it can be restored.
+    """A token log that has ended, kept to be stored again if the broker loses its own.
 
     Its records are packed into one piece: kept for minutes, thousands of small ones would keep
     Python's allocator from returning the memory around them.
@@ -247,9 +261,11 @@ class FinishedLog:
     packed: bytes
 
     async def restore(self) -> None:
-        """Store again the records that the broker has lost, unless another attempt writes the log.
+        """Store again those records of the log that the broker has lost.
 
-        Raises `BrokerUnavailable`. Safe to repeat and to run concurrently.
+        Does nothing if none is missing, or if the broker holds other records, since then another
+        attempt writes the log. Raises `BrokerUnavailable` if the broker does not answer. Safe to
+        repeat and to run concurrently.
         """
         log = TokenLog(self.broker, self.address, self.shards)
         await log.read()
@@ -260,9 +276,12 @@ class FinishedLog:
 
 
 async def write_ledger_record(broker: Broker, record: LedgerRecord) -> PubAck:
-    """Settle a request's account and store its ledger record, each once: its id deduplicates.
+    """Correct the usage counters to the request's real use, then store its ledger record.
 
-    Retries for `RETRY_TIMEOUT_SECONDS`, then raises `BrokerUnavailable`.
+    Calling this again for the same request changes nothing, since the request id deduplicates.
+    Returns the broker's confirmation of the record. Each of the two steps retries for
+    `RETRY_TIMEOUT_SECONDS` while the broker does not answer, then raises `BrokerUnavailable`.
+    Raises `StoreRefused` if the broker refuses.
     """
     await usage_counters.settle(broker, record, RETRY_TIMEOUT_SECONDS)
     return await broker.store_retrying(

@@ -17,10 +17,11 @@ MAX_PAGE_RECORDS = 200
 
 @dataclass(frozen=True)
 class RecordsQuery:
-    """A reader's request for records from stream sequence `seq` on, about `most_bytes` at most.
+    """A reader's question to the worker that writes a token log: records from sequence `seq` on.
 
-    A reader that begins (`seq` 1) already has all tokens up to index `after` (-1: none) and needs
-    no records that hold only those.
+    `seq` is the sequence in the stream; `most_bytes` limits the answer roughly. A reader that
+    begins (`seq` 1) already has all tokens up to index `after` (-1: none) and needs no records that
+    hold only those.
     """
 
     tenant: str
@@ -31,14 +32,17 @@ class RecordsQuery:
 
 
 class RecordPage(NamedTuple):
-    """Records with their stream sequences, in order, and how many more are behind them."""
+    """Some records of a token log in order, each as a pair of stream sequence and packed bytes.
+
+    `remaining` is the number of records after the last one of the page.
+    """
 
     records: list[tuple[int, bytes]]
     remaining: int
 
 
 class TokenLogCache:
-    """The packed records of one token log in order, with their stream sequences."""
+    """The writer's in-memory copy of its token log: packed records in order, with sequences."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
@@ -46,22 +50,28 @@ class TokenLogCache:
         self._claim = 0  # place of the last claim
 
     def add(self, seq: int, record: bytes, is_claim: bool = False) -> None:
-        """Add a record that was stored behind the others."""
+        """Append a record that the broker has stored at stream sequence `seq`.
+
+        `seq` must be above those of the earlier records. `is_claim` marks the record with which an
+        attempt took over the log.
+        """
         if is_claim:
             self._claim = len(self.records)
         self.records.append(record)
         self._seqs.append(seq)
 
     def drop_before_claim(self) -> None:
-        """Forget the records before the last claim."""
+        """Delete the records before the last one added with `is_claim`; without one, nothing."""
         del self.records[: self._claim]
         del self._seqs[: self._claim]
         self._claim = 0
 
     def read_page(self, query: RecordsQuery) -> RecordPage:
-        """Return the next page of records that a reader asks for.
+        """Return the next records that a reader asks for, at most 200 and about `query.most_bytes`.
 
-        For a reader that begins, the last claim comes first if the page starts behind it.
+        The page is empty only if there are no such records. For a reader that begins, records of
+        tokens that the reader already has are skipped; the last claim is then put first if it was
+        among them.
         """
         begins = query.seq <= 1
         start = self._find_start(query.after + 1) if begins else bisect_left(self._seqs, query.seq)

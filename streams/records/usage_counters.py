@@ -16,18 +16,20 @@ from streams.usage_accounts import Account
 
 
 def increment_headers(amount: int) -> dict[str, str]:
-    """Return the headers of an increment (ADR-49).
+    """Return the headers of a message that adds `amount` to a broker-side counter (ADR-49).
 
-    An increment by 0 reads the counter, behind all earlier increments.
+    An increment by 0 changes nothing; its confirmation holds the total of all earlier increments.
     """
     return {INCREMENT: f"{amount:+d}"}
 
 
 async def add_to_counter(broker: Broker, subject: str, amount: int, id: str = "") -> int:
-    """Add to a counter and return its new total. Raises `BrokerUnavailable` or `Overloaded`.
+    """Add `amount` to the counter on `subject` and return the counter's new total.
 
-    With an unused message `id` of the form `<cause>.<subject>`, a caller that got no answer can
-    repeat the increment by `add_once` with that cause; it is counted once.
+    Tries once. Raises `Overloaded` if the broker refuses. Raises `BrokerUnavailable` if the broker
+    does not answer, in which case the amount may or may not have been added, or if it is too old to
+    count. With an unused message `id` of the form `<cause>.<subject>`, a caller that got no answer
+    can call `add_once` with that cause; the amount is then counted once.
     """
     headers = increment_headers(amount) | ({MESSAGE_ID: id} if id else {})
     try:
@@ -40,9 +42,12 @@ async def add_to_counter(broker: Broker, subject: str, amount: int, id: str = ""
 
 
 async def add_once(broker: Broker, amounts: Mapping[str, int], cause: str, seconds: float) -> None:
-    """Add to counters by subject, each once for one `cause`, however often this is called.
+    """Add amounts to counters, given by counter subject, once for each `cause`.
 
-    Retries for `seconds` while the broker does not answer, then raises `BrokerUnavailable`.
+    However often this is called with the same cause, the broker counts each amount once, by its
+    message id. Returns when all are stored. Retries for `seconds` while the broker does not answer,
+    then raises `BrokerUnavailable`; some amounts may have been added by then. Raises `StoreRefused`
+    if the broker refuses.
     """
     await asyncio.gather(
         *(
@@ -58,10 +63,11 @@ async def add_once(broker: Broker, amounts: Mapping[str, int], cause: str, secon
 
 
 async def settle(broker: Broker, record: LedgerRecord, seconds: float) -> None:
-    """Correct a request's reservation to what it has used, once.
+    """Correct the usage counters from a request's reservation to what the request has used.
 
-    A request without an attempt has used nothing; one without an account is not counted. Raises as
-    `add_once`.
+    Calling this again for the same request changes nothing. A request that no worker attempted has
+    used nothing; for a record without an account nothing is done. Retries for `seconds` and raises
+    as `add_once` does.
     """
     if not record.account:
         return

@@ -22,9 +22,11 @@ SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
 
 
 def capture_sizes(max_rows: int) -> list[int]:
-    """Return the batch sizes to record: 1, 2, 4, 8, 16, 24, … and `max_rows`.
+    """Return the batch sizes at which decode steps are recorded as CUDA graphs, in ascending order.
 
-    A step is then padded by at most seven rows, or by less than half of a small size.
+    They are 1, 2, 4, 8, 16, 24, … below `max_rows`, and `max_rows` itself. A step that is padded to
+    the next of these sizes gets at most seven rows of padding; up to size 8 padding is less than
+    half of the padded step.
     """
     return sorted(
         {size for size in (*SMALL_SIZES, *range(SIZE_STEP, max_rows, SIZE_STEP)) if size < max_rows}
@@ -33,7 +35,11 @@ def capture_sizes(max_rows: int) -> list[int]:
 
 
 def choose_recorder(device: torch.device) -> Recorder:
-    """Return how work is repeated on a device: a GPU replays a graph, a CPU computes again."""
+    """Return a device's recorder: it runs a function once and returns one that repeats its work.
+
+    On a GPU the returned function replays a recorded CUDA graph. On a CPU it is the given function
+    itself, which computes everything again.
+    """
     return _CudaGraphRecorder(device) if device.type == "cuda" else _recompute
 
 
@@ -43,10 +49,11 @@ def _recompute(work: Launch) -> Launch:
 
 
 class DecodeGraphs:
-    """Runs decode steps of up to `rows` sequences, padded to a recorded batch size.
+    """Runs decode steps of at most `rows` sequences, each padded to one of the `capture_sizes`.
 
-    `forward` turns a `DecodeInputs` of n rows into logits `[n, vocabulary]`, and must not
-    synchronise with the host.
+    Each size is recorded as a CUDA graph once and replayed from then on. For each step the caller
+    first calls `fill_inputs`, then `run`. `forward` must turn a `DecodeInputs` of n rows into
+    logits `[n, vocabulary]`, and must not make the host wait for the device.
     """
 
     def __init__(
@@ -64,23 +71,26 @@ class DecodeGraphs:
         self._recorded: dict[int, Launch] = {}
 
     def capture(self) -> None:
-        """Record every size, the largest first: the others fit the memory that it took.
+        """Record a decode step of every batch size, so that none has to be recorded while serving.
 
-        Raises `RuntimeError` for a model that cannot be recorded.
+        The largest size is recorded first, because the others then fit into the memory that it
+        took. Overwrites the input buffers with padding. Raises `RuntimeError` if the model cannot
+        be recorded.
         """
         for size in reversed(self._sizes):
             self._buffers.fill([], size)
             self._capture_or_replay(size)
 
     def fill_inputs(self, slices: Sequence[SequenceSlice]) -> None:
-        """Write decoding slices to the input buffers, for the next `run`."""
+        """Write at most `rows` slices of one token each to the buffers that `run` reads."""
         self._buffers.fill(slices, self._padded_size(len(slices)))
 
     def run(self, count: int) -> Tensor:
-        """Compute the `count` slices in the buffers.
+        """Compute the `count` slices that `fill_inputs` wrote, and return their logits.
 
-        Returns their logits `[count, vocabulary]` in float32, valid until the next run. A size
-        that is not recorded yet is recorded.
+        The logits are float32 `[count, vocabulary]`, in the order of the slices, in a buffer that
+        the next `run` overwrites. A batch size that has no recording yet is recorded in this call,
+        which raises `RuntimeError` if the model cannot be recorded.
         """
         self._capture_or_replay(self._padded_size(count))
         return self._logits[:count]

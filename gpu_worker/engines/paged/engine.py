@@ -36,9 +36,12 @@ ADAPTER_BYTES = 1 << 30
 class TransformersEngine:
     """An `Engine` with continuous batching over a loaded causal language model.
 
-    A sequence's tokens do not depend on the other sequences of its batch. `kv_tokens` None: as many
-    as fit the free memory. At most `max_sequences` run at once, and a step computes at most
-    `max_batch_tokens`.
+    One instance serves one model version, and one thread owns it. The tokens of a sequence do not
+    depend on the other sequences of its batch. At most `max_sequences` run at the same time, and a
+    step computes at most `max_batch_tokens` tokens of all sequences together. `kv_tokens` is the
+    size of the KV cache in tokens; None takes as many as fit the free memory. `adapter_bytes`
+    bounds the memory of all LoRA adapters together. `group` are the tensor parallel ranks; None is
+    this process alone. Raises `ValueError` unless `max_batch_tokens` is above `max_sequences`.
     """
 
     preempts = True
@@ -84,8 +87,9 @@ class TransformersEngine:
     def warm_up(self) -> None:
         """Run prefill and decode over full and small batches, record CUDA graphs, reset counters.
 
-        Raises the error of a model that cannot run at all, and `DoesNotFit` when a full step does
-        not fit the memory.
+        Called once before the engine serves; blocks until all of it is done, and leaves the prefix
+        cache empty. Raises `DoesNotFit` when a step of `max_batch_tokens` tokens runs out of
+        memory, `EngineError` when the model cannot compute a sequence, and `DeviceLost`.
         """
         longest = min(self._max_batch_tokens, self._limits.tokens - 2)
         for sequence in warmup_sequences(longest, self._max_sequences):
@@ -98,10 +102,11 @@ class TransformersEngine:
         self._stats = EngineStats()
 
     def measure_step_bytes(self) -> int:
-        """Measure the bytes that steps take beside weights and KV. The engine is unusable after it.
+        """Run the largest step, and return the bytes that steps take beside weights and KV.
 
-        Their sum: the peak of the largest step, with all tokens and all samples, and what recorded
-        decode steps keep.
+        The number is the sum of the peak of that step, in which all `max_batch_tokens` tokens are
+        computed and a token is sampled for every sequence, and of what recorded decode steps keep.
+        Afterwards the engine can only be closed. Raises the same errors as `warm_up`.
         """
         longest = self._limits.tokens
         for sequence in largest_step_sequences(
@@ -122,7 +127,14 @@ class TransformersEngine:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence. One that cannot run comes back from the next `step` with an error."""
+        """Accept a sequence for the next steps, and return at once.
+
+        A sequence that cannot run here (too long, empty, or with an adapter larger than the adapter
+        memory) raises nothing: the next `step` returns an output with its `error`. A sequence with
+        a grammar or an adapter starts once that is compiled or loaded; if that fails, a later
+        `step` returns the error. The request id must not be in the engine already, which is
+        asserted.
+        """
         assert sequence.request_id not in self._sequences, f"{sequence.request_id} was added before"
         adapter = sequence.adapter
         if refusal := self._limits.find_refusal(sequence) or self._adapters.refusal(adapter):
@@ -140,7 +152,11 @@ class TransformersEngine:
             self._schedule(generating)
 
     def cancel(self, request_id: str) -> None:
-        """Drop a sequence; the next `step` returns its `cancelled` output. Idempotent."""
+        """Drop a sequence and release its KV; the next `step` returns its last output.
+
+        That output has `finish` "cancelled" and the text that was still held back. Does nothing for
+        an id that is unknown or has finished, so it can be called twice.
+        """
         if generating := self._sequences.get(request_id):
             held_text = generating.text.finish()
             cached = generating.cached_tokens
@@ -156,10 +172,13 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Compute and sample one step, and return the outputs that are due.
+        """Compute one forward pass, sample, and return the new outputs: a token each at most.
 
-        Waits a moment for an adapter when nothing can run. Raises `DeviceLost` when the device or
-        another rank is lost; the failure of one sequence is an output.
+        Outputs of sequences that were cancelled, refused or found complete since the last step come
+        with them. The list is empty when only parts of prompts were computed or nothing is due.
+        Waits a few milliseconds for a grammar or an adapter when no sequence can run. The failure
+        of one sequence is an output with `error`. Raises `DeviceLost` when the device or another
+        tensor parallel rank is lost.
         """
         self._group.raise_if_lost()
         self._schedule_compiled()
@@ -178,27 +197,46 @@ class TransformersEngine:
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
-        """The sequences and KV tokens that are not reserved."""
+        """Return how many more sequences and KV tokens the engine can take; neither is below 0.
+
+        Each sequence in the engine, running or waiting, reserves the KV of its prompt and of all
+        its `max_tokens`. KV that only the prefix cache holds counts as free.
+        """
         sequences = self._scheduler.max_running - len(self._sequences)
         tokens = (self._blocks - self._reserved) * BLOCK_TOKENS
         return FreeCapacity(max(0, sequences), max(0, tokens))
 
     def concurrency_limit(self) -> int:
-        """Return how many sequences may run at once: fewer after a step did not fit the memory."""
+        """Return the most sequences that may run at the same time.
+
+        It is `max_sequences`, or the token budget of a step where that is lower: the budget is
+        halved when a step runs out of memory, and recovers slowly. Safe to call from any thread.
+        """
         return self._scheduler.max_running
 
     def cached_prefix_hashes(self) -> list[int]:
-        """Hashes of cached prefixes (least recently used first), then of loaded adapters."""
+        """Return the hashes of cached prompt prefixes, then of the names of loaded LoRA adapters.
+
+        The hashes of prefixes come least recently used first. `streams/prefix_hashes.py` defines
+        both. Safe to call from any thread.
+        """
         return [*self._kv_cache.prefix_hashes(), *self._adapters.loaded_hashes]
 
     @property
     def idle(self) -> bool:
-        """True when `step` has nothing to do. A lost rank is something to do: `step` raises it."""
+        """True when the engine has no sequence and no output, so that `step` has nothing to do.
+
+        It is False once another tensor parallel rank is lost, so that the caller does call `step`,
+        which then raises `DeviceLost`.
+        """
         return not self._sequences and not self._ready and not self._group.lost_reason
 
     @property
     def stats(self) -> EngineStats:
-        """Counters and gauges as of now; the same object each time."""
+        """Counters since the warm-up, and KV use in tokens as of now.
+
+        Always the same object once `warm_up` has returned. Safe to read from any thread.
+        """
         stats, cache, scheduler = self._stats, self._kv_cache, self._scheduler
         stats.preemptions, stats.hit_tokens = scheduler.preemptions, scheduler.hit_tokens
         stats.query_tokens = scheduler.query_tokens
@@ -209,12 +247,19 @@ class TransformersEngine:
         return stats
 
     def close(self) -> None:
-        """End the other ranks, drop every sequence, free the memory of weights and KV."""
+        """End the other ranks, drop all sequences, and free the memory of weights and KV.
+
+        Dropped sequences get no output. Waits up to ten seconds for each rank before it is killed.
+        The engine must not be used afterwards.
+        """
         self._group.close()
         self.close_keeping_ranks()
 
     def close_keeping_ranks(self) -> None:
-        """Do as `close` does, but leave the other ranks running for another engine."""
+        """Do as `close` does, but leave the other ranks running for another engine.
+
+        The weights stay in memory as long as the caller keeps the loaded model.
+        """
         self._sequences.clear()
         self._ready.clear()
         self._adapters.close()

@@ -27,13 +27,18 @@ def load(
     tensor_parallel_size: int = 1,
     stage: Callable[[str], None] = lambda name: None,
 ) -> TransformersEngine:
-    """Load a Hugging Face directory and warm up; `stage` is called with the name of each stage.
+    """Load a model from a Hugging Face directory, and return its engine, warm and ready to serve.
 
-    Without `kv_tokens` the KV gets what weights, the largest step and adapters leave of
-    `memory_bytes`, or of the free memory. `adapter_bytes` 0: a tenth of what is left there, at most
-    1 GiB; with `kv_tokens` 1 GiB. With several tensor parallel ranks this process is the first and
-    starts the others; they divide memory and `threads`. Raises `UnsupportedModel`, with the
-    architecture's name, for what this engine cannot run, and `DoesNotFit`.
+    Blocks until then; `stage` is called with "load" and "warm_up" as each of them begins. Without
+    `kv_tokens` the KV cache gets what weights, the largest step and adapters leave of
+    `memory_bytes`, or of the free memory if that is None. `adapter_bytes` bounds the memory of LoRA
+    adapters; 0 stands for a tenth of what weights and the largest step leave, at most 1 GiB, or for
+    1 GiB if `kv_tokens` is given. `threads` is the number of CPU threads, None torch's own choice;
+    `device` None is the GPU if there is one, else the CPU. With a `tensor_parallel_size` above 1
+    this process is the first rank and starts the others; the ranks divide memory and threads among
+    themselves. Raises `UnsupportedModel`, with the architecture's name, for a model that this
+    engine cannot run, `DoesNotFit` when too little memory is left for KV or for a step, and
+    `DeviceLost` when a rank ends.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -64,9 +69,11 @@ def fit_engine(
     adapter_bytes: int = 0,
     group: TensorParallelGroup | None = None,
 ) -> TransformersEngine:
-    """Build and warm up an engine over a loaded model; the parameters are those of `load`.
+    """Size the KV cache for a loaded model, build its engine, warm it up and return it.
 
-    Raises `DoesNotFit`.
+    The parameters are those of `load`; `group` None is this process alone. Raises `DoesNotFit` when
+    a full step does not fit the memory, or when the KV would hold fewer tokens than a full step or
+    the model's context, whichever is less.
     """
     group = group or TensorParallelGroup()
     if not kv_tokens:

@@ -21,18 +21,21 @@ from streams.messages import Logprob
 
 @dataclass(frozen=True)
 class TokenVocabulary:
-    """A tokeniser, and the ids that end a sequence."""
+    """A model's tokeniser, and the ids of the tokens that end its output."""
 
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
 
     def decode_token(self, token: int) -> str:
-        """Return a token's own text; an incomplete character is `\ufffd`."""
+        """Return the text of one token decoded alone; an incomplete character comes as U+FFFD."""
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return text
 
     def to_logprobs(self, sampled: SampledToken) -> list[Logprob] | None:
-        """Return a token's log probability with the likeliest others; None if not wanted."""
+        """Return, in a list of one, the sampled token's log probability and the likeliest tokens'.
+
+        None if the request asked for no log probabilities, or if no token could be sampled.
+        """
         if sampled.logprob is None or sampled.token is None:
             return None
         top = [(other, self.decode_token(other), value) for other, value in sampled.top_logprobs]
@@ -40,9 +43,12 @@ class TokenVocabulary:
 
 
 class GeneratingSequence:
-    """A sequence that generates, starting behind its `generated` tokens.
+    """A sequence while it is in the engine: its tokens, text, seed, penalties and grammar.
 
-    Those come from an earlier attempt, which has sent their text; it is not returned again.
+    `sequence.generated` are tokens of an earlier attempt at the same request, which has sent their
+    text. Generation continues after them, and their text is not returned again. `state` is the
+    scheduler's view of the sequence. `matcher` is None without a grammar, and until the grammar is
+    compiled.
     """
 
     def __init__(
@@ -69,16 +75,20 @@ class GeneratingSequence:
 
     @property
     def max_blocks(self) -> int:
-        """The most blocks that the sequence can come to need."""
+        """The most KV blocks it can need: those for the prompt and `max_tokens` of output."""
         return blocks_for(count_reserved_tokens(self.sequence))
 
     @property
     def cached_tokens(self) -> int:
-        """The number of the prompt's tokens that were found in the prefix cache."""
+        """The number of prompt tokens that were in the prefix cache when it was first admitted."""
         return min(self.state.hit_tokens, len(self.sequence.prompt))
 
     def row_sampling(self) -> RowSampling:
-        """Return how the sampler is to choose the next token."""
+        """Return the sampling parameters, random draw and logits processor for the next token.
+
+        The draw depends on the seed and on the number of generated tokens alone, so that every
+        attempt draws the same. At temperature 0 it is 0 and not used.
+        """
         sampling = self.sequence.sampling
         is_random = sampling.temperature > 0
         processor = self._process_logits if self.matcher or self._penalties else None
@@ -89,9 +99,11 @@ class GeneratingSequence:
         )
 
     def append_token(self, token: int) -> str:
-        """Append the sampled token; returns the text that can be sent now.
+        """Append the sampled token, and return the text that can be sent now.
 
-        It may be empty while a character or a possible stop string is incomplete.
+        The text is empty while a character is incomplete or a stop string may have begun, and for
+        an end-of-sequence token. A token that the grammar does not allow raises nothing and sets
+        `matcher.failure`.
         """
         self.state.tokens.append(token)
         if self.matcher:
@@ -101,7 +113,11 @@ class GeneratingSequence:
         return self._decode_text(token)
 
     def finish_reason(self) -> FinishReason | None:
-        """Return why the sequence ends with its last token, or None if it goes on."""
+        """Return why the sequence is finished with its last token, or None if it goes on.
+
+        "stop" means that the token ends the sequence, that a stop string was found, or that the
+        grammar allows nothing more; otherwise "length" means that `max_tokens` are generated.
+        """
         is_ended = self.generated_count > 0 and self._is_eos(self.state.tokens[-1])
         is_complete = self.matcher is not None and self.matcher.is_complete
         if is_ended or is_complete or self.text.stopped:

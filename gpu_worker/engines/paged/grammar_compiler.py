@@ -24,29 +24,33 @@ _WORD_BITS = 32
 
 
 class GrammarMatcher:
-    """One sequence's position in its compiled grammar."""
+    """One sequence's position in its compiled grammar, which moves with each sampled token."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, eos_ids: list[int]) -> None:
         self._matcher, self._vocabulary, self._eos_ids = matcher, vocabulary, eos_ids
 
     @property
     def is_complete(self) -> bool:
-        """True once the grammar allows no further token."""
+        """True once the grammar allows no further token. False after a failure."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def failure(self) -> str | None:
-        """Why matching failed, or None; mostly because one token exceeded a limit on its work."""
+        """The reason why the grammar can no longer be followed, as a sentence; None while it can.
+
+        In most cases one token would take more work than llguidance's limits allow.
+        """
         if not self._matcher.is_error():
             return None
         reason = self._matcher.get_error().partition("\n")[0]
         return f"the output cannot follow its grammar any further: {reason[:200]}"
 
     def mask_logits(self, row: Tensor) -> None:
-        """Set logits of tokens that may not come next to minus infinity: `[vocabulary]`, in place.
+        """Set the logits of tokens that the grammar forbids next to minus infinity, in place.
 
-        An end-of-sequence token is allowed where the grammar accepts. After a failure nothing is
-        masked.
+        `row` is `[vocabulary]`. An end-of-sequence token is allowed only where the output so far is
+        a complete text of the grammar. If matching fails in this call or has failed before, the row
+        is left as it is and `failure` says why.
         """
         words = -(-self._vocabulary // _WORD_BITS)
         bits = torch.zeros(
@@ -66,16 +70,20 @@ class GrammarMatcher:
             row[self._eos_ids] = -torch.inf
 
     def advance(self, tokens: Iterable[int]) -> None:
-        """Move the position behind `tokens`. An error shows in `failure`."""
+        """Advance the matcher past `tokens`, each of which must be allowed by the grammar.
+
+        A token that is not allowed raises nothing and sets `failure`; further tokens then have no
+        effect.
+        """
         for token in tokens:
             self._matcher.consume_token(token)
 
 
 class GrammarCompiler:
-    """Compiles grammars in its own thread and caches the most recently used ones.
+    """Compiles grammars in a thread of its own, and caches the `MAX_COMPILED` most recently used.
 
-    All methods must be called from one thread. If llguidance cannot read the model's tokeniser,
-    every sequence with a grammar fails with that reason.
+    An engine has one, and calls all methods from the engine's thread. If llguidance cannot read the
+    model's tokeniser, every grammar fails with a `BadGrammar` that says so.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, eos_ids: Iterable[int]) -> None:
@@ -87,7 +95,10 @@ class GrammarCompiler:
         self._waiting: dict[str, Future[LLMatcher]] = {}
 
     def start_compiling(self, request_id: str, grammar: Grammar) -> None:
-        """Start compiling a sequence's grammar; `pop_ready` returns the matcher or the error."""
+        """Start compiling the grammar of a sequence, unless it is cached, and return at once.
+
+        A later `pop_ready` returns the matcher, or the error, under this request id.
+        """
         future = self._compiled.get(grammar)
         if future is None:
             future = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
@@ -97,13 +108,19 @@ class GrammarCompiler:
         self._waiting[request_id] = future
 
     def stop_waiting(self, request_id: str) -> bool:
-        """Let a sequence no longer wait for its grammar; returns whether it was waiting."""
+        """Forget a sequence that waits for its grammar, so that `pop_ready` will not return it.
+
+        Returns True if it was waiting, and False if the id is unknown or `pop_ready` has returned
+        it. The grammar is compiled all the same, and cached.
+        """
         return self._waiting.pop(request_id, None) is not None
 
     def pop_ready(self, may_wait: bool) -> dict[str, GrammarMatcher | BadGrammar]:
-        """Return the matchers, or errors, that are done, by request id; each is returned once.
+        """Return the waiting sequences whose grammar is done, by request id, each only once.
 
-        `may_wait`: wait up to `NAP_SECONDS` for one if there are any to come.
+        The value is the sequence's matcher, or a `BadGrammar` if its grammar could not be compiled.
+        With `may_wait` the call waits up to `NAP_SECONDS` (2 ms) for the first of them; otherwise
+        it returns at once. The dict is empty if none is done.
         """
         if may_wait and self._waiting:
             wait(self._waiting.values(), NAP_SECONDS, FIRST_COMPLETED)
@@ -113,7 +130,10 @@ class GrammarCompiler:
         return {name: self._make_matcher(future) for name, future in done.items()}
 
     def close(self) -> None:
-        """Stop the thread, and do not wait for a grammar that is being compiled."""
+        """Stop the compiling thread without waiting for it; grammars not begun are dropped.
+
+        A grammar that is being compiled runs to its end in the background.
+        """
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _make_matcher(self, future: Future[LLMatcher]) -> GrammarMatcher | BadGrammar:

@@ -31,12 +31,16 @@ SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class UnsupportedModel(Exception):
-    """This engine cannot run the model's architecture; the message names it and the reason."""
+    """This engine cannot run the model; the message names the architecture and the reason."""
 
 
 @dataclass(frozen=True)
 class LoadedCausalLM:
-    """A model on its device, with its KV layers, tokeniser and limits."""
+    """A causal language model on its device, with all that an engine has to know of it.
+
+    `kv_layers` has one entry for each layer, in order. `context_length` is the most tokens that
+    prompt and output may have together.
+    """
 
     model: PreTrainedModel
     kv_layers: list[KvLayerSpec]
@@ -47,14 +51,16 @@ class LoadedCausalLM:
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """Return the named device, or the best one of this machine."""
+    """Return the device of this name; without a name the GPU if torch sees one, else the CPU."""
     return torch.device(device) if device else default_device()
 
 
 def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrainedConfig:
-    """Check a model directory before its weights are read; return its configuration.
+    """Read a model directory's configuration, check that this engine can run it, and return it.
 
-    Raises `UnsupportedModel`.
+    Weights are not read. Raises `UnsupportedModel` if this engine cannot run the architecture, or
+    not on `ranks` tensor parallel ranks. A configuration that cannot be read raises transformers'
+    error.
     """
     config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     check_architecture(config)
@@ -63,10 +69,12 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
 
 
 def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> LoadedCausalLM:
-    """Load a model from a Hugging Face directory of safetensors.
+    """Load a model from a Hugging Face directory of safetensors to a device, and return it.
 
-    With several ranks each one must call this, and reads its part of the weights. Raises
-    `UnsupportedModel`, which names the architecture.
+    `device` is resolved by `resolve_device`. Linear layers are merged and packed. With `ranks`
+    above 1 every rank must call this at the same time, and each reads its part of the weights.
+    Raises `UnsupportedModel`, with the architecture's name, before weights are read or, where only
+    a forward pass can tell, after.
     """
     config = check_supported(directory, device, ranks)
     target_device = resolve_device(device)
@@ -86,9 +94,11 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
 
 
 def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalLM:
-    """Find out a loaded model's KV layers, vocabulary size, context length and end-of-sequence ids.
+    """Return a loaded model with its KV layers, vocabulary size, context length and end tokens.
 
-    Raises `UnsupportedModel`.
+    Runs one token through the model. Puts the model into evaluation mode and switches dynamic RoPE
+    off. The context length is 4096 where the configuration has none. Raises `UnsupportedModel` if
+    this engine cannot run the model.
     """
     check_architecture(model.config)
     model.eval()  # type: ignore[no-untyped-call]
@@ -102,7 +112,12 @@ def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalL
 
 
 def check_architecture(config: PreTrainedConfig) -> None:
-    """Raise `UnsupportedModel` if a configuration has another kind of attention or state."""
+    """Raise `UnsupportedModel` if a configuration has a feature that paged attention cannot run.
+
+    Such features are an encoder with a decoder; soft-capped, latent or bidirectional attention; KV
+    shared between layers; layer types other than full and sliding attention; `longrope`; and
+    state-space layers.
+    """
     text = config.get_text_config()
     name = (config.architectures or [config.model_type])[0]
     unsupported = set(getattr(text, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
@@ -144,7 +159,12 @@ def _freeze_rope(model: PreTrainedModel) -> None:
 
 
 def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.device) -> None:
-    """Raise `UnsupportedModel`, with the numbers, if `ranks` ranks cannot share the model."""
+    """Raise `UnsupportedModel`, with the numbers, if `ranks` ranks cannot share the model.
+
+    They can if transformers has a tensor parallel plan for it, if `ranks` divides its numbers of
+    attention heads and of KV heads, and if there is a GPU for each rank or the device is a CPU. One
+    rank is always accepted.
+    """
     if ranks == 1:
         return
     text = config.get_text_config()
@@ -164,10 +184,12 @@ def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.de
 
 
 def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:
-    """Run one token through the model and record what each layer asks of its attention function.
+    """Run one token through a model; return each layer's KV shape and window, in layer order.
 
-    This finds what configurations do not tell: sinks, soft caps, layers that keep another state.
-    Raises `UnsupportedModel` for these.
+    The run finds what configurations do not tell: attention sinks, soft caps, position biases,
+    layers that keep another kind of state. Raises `UnsupportedModel` for these, and if the model's
+    attention function cannot be replaced. The model is left with the probe as its attention
+    function, so the caller must set another one.
     """
     seen_layers: dict[int, KvLayerSpec] = {}
     name = type(model).__name__
@@ -235,9 +257,9 @@ def _read_eos_ids(model: PreTrainedModel) -> frozenset[int]:
 def max_kv_tokens(
     loaded: LoadedCausalLM, max_sequences: int, max_batch_tokens: int, spare_bytes: int
 ) -> int:
-    """Return how many tokens of KV fit into `spare_bytes`.
+    """Return how many tokens of KV fit into `spare_bytes`; 0 if not even one does.
 
-    At most as many as `max_sequences` sequences of the whole context can use.
+    The number is at most `max_sequences` times the context length, since no more can be used.
     """
 
     def bytes_for(tokens: int) -> int:
@@ -248,10 +270,11 @@ def max_kv_tokens(
 
 
 def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_tokens: int) -> int:
-    """Return the bytes that the KV of `tokens` tokens takes.
+    """Return the bytes that the KV of `tokens` tokens takes on this rank, in all layers together.
 
-    Layers with a sliding window need no more than the windows of `max_sequences` sequences. On a
-    CPU the contiguous copies of decoding sequences' KV are counted as well.
+    Layers with a sliding window hold no more than the windows of `max_sequences` sequences and the
+    tokens of one step. On a CPU the contiguous copies of decoding sequences' KV are counted as
+    well.
     """
     windows = {layer.window for layer in loaded.kv_layers}
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)

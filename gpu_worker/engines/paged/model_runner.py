@@ -19,7 +19,11 @@ log = structlog.get_logger()
 
 
 class ModelRunner:
-    """Runs forward passes of a loaded model; `blocks`: KV blocks of the layers of each window."""
+    """Runs one rank's forward passes of a loaded model, over KV blocks that it allocates.
+
+    `blocks` is the number of KV blocks of each layer, by the layer's sliding window. `graphs` is
+    None unless decode steps are recorded as CUDA graphs.
+    """
 
     def __init__(self, loaded: models.LoadedCausalLM, blocks: Mapping[SlidingWindow, int]) -> None:
         self._model, self._vocabulary, self._windows = loaded.model, loaded.vocab_size, list(blocks)
@@ -29,9 +33,10 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
 
     def enable_graphs(self, rows: int, longest: int) -> None:
-        """Let `capture_graphs` record decode steps of up to `rows` sequences of `longest` tokens.
+        """Prepare to record decode steps of up to `rows` sequences of up to `longest` tokens each.
 
-        Does nothing without a decode kernel, since only its steps can be recorded.
+        Allocates the input buffers; `capture_graphs` records. Does nothing if no decode kernel was
+        selected, since only steps with one can be recorded.
         """
         if self.attention.kernels.decode:
             device = self._model.device
@@ -42,7 +47,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Record decode steps of every size; a model that cannot be recorded runs without."""
+        """Record a CUDA graph of a decode step for each batch size, if `enable_graphs` prepared it.
+
+        If the model cannot be recorded, logs the reason, sets `graphs` to None and raises nothing:
+        decode steps then run without graphs.
+        """
         if self.graphs is None:
             return
         try:
@@ -52,7 +61,10 @@ class ModelRunner:
             self.graphs = None
 
     def measure_graph_bytes(self) -> int:
-        """Record the decode steps; returns the bytes of device memory that recordings keep."""
+        """Record the decode steps, and return the bytes of device memory that the recordings keep.
+
+        Returns 0 if `enable_graphs` has prepared nothing.
+        """
         return (
             device_memory.measure_kept_bytes(self._model.device, self.capture_graphs)
             if self.graphs
@@ -60,14 +72,16 @@ class ModelRunner:
         )
 
     def make_inputs(self, slices: list[SequenceSlice]) -> StepInputs:
-        """Return a step's inputs for slices, on the model's device."""
+        """Return the inputs of a step over `slices`, whose tensors are made when first used."""
         return StepInputs(slices, self._model.dtype, self._model.device)
 
     def prepare_forward(self, inputs: StepInputs, *, replay: bool) -> Callable[[], Tensor]:
-        """Move a step's inputs to the device and return the forward pass over them.
+        """Move a step's inputs to the device, and return a function that computes the forward pass.
 
-        The pass returns the logits `[sampled slices, vocabulary]`. With `replay` it is a recorded
-        CUDA graph if there are graphs and the step only decodes.
+        That function returns the logits `[sampled slices, vocabulary]`, in the order of
+        `inputs.sampled_slices`; call it before the next `prepare_forward`. With `replay` a step
+        that only decodes runs as a CUDA graph if graphs are enabled; its logits are overwritten by
+        the next such step.
         """
         if replay and self.graphs and inputs.is_decode_only:
             self.graphs.fill_inputs(inputs.slices)
@@ -77,7 +91,7 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        """Free the memory of KV and CUDA graphs."""
+        """Free the memory of KV and CUDA graphs. The runner must not be used afterwards."""
         self.attention.close()
         self.graphs = None
 

@@ -15,7 +15,11 @@ _INITIAL_CAPACITY = 64
 
 
 class Penalties:
-    """The penalties of one sequence, with its tokens and their counts, updated as they come."""
+    """The logit bias and the repetition, frequency and presence penalties of one sequence.
+
+    Keeps on the device which tokens have occurred and how often. The caller counts each generated
+    token, and applies the penalties to the logits before each sampling.
+    """
 
     def __init__(self, sampling: Sampling, prompt: list[int], device: torch.device) -> None:
         self._sampling = sampling
@@ -29,11 +33,14 @@ class Penalties:
             self._index_tokens(prompt)
 
     def count_token(self, token: int) -> None:
-        """Count one generated token."""
+        """Count one generated token, so that the next `apply` penalises it."""
         self.count_tokens([token])
 
     def count_tokens(self, tokens: list[int]) -> None:
-        """Count generated tokens; many at once cost little more than one."""
+        """Count generated tokens, so that the next `apply` penalises them.
+
+        Many tokens in one call cost little more than one.
+        """
         self._index_tokens(tokens)
         indices = to_device(
             [self._index_by_token[token] for token in tokens], torch.long, self._ids.device
@@ -41,7 +48,10 @@ class Penalties:
         self._counts.index_add_(0, indices, torch.ones_like(indices, dtype=self._counts.dtype))
 
     def apply(self, row: Tensor) -> None:
-        """Apply bias and penalties to float logits `[vocabulary]` in place."""
+        """Add the logit bias and the penalties of the tokens counted so far to `row`, in place.
+
+        `row` holds one row of float logits, `[vocabulary]`.
+        """
         sampling = self._sampling
         if len(self._biased):
             row[self._biased] += self._bias
@@ -70,7 +80,10 @@ class Penalties:
 def build_penalties(
     sampling: Sampling, prompt: list[int], generated: list[int], device: torch.device
 ) -> Penalties | None:
-    """Return a sequence's penalties with its `generated` tokens counted; None if it has none."""
+    """Return a sequence's penalties with its `generated` tokens counted.
+
+    None if the sampling parameters ask for no bias and no penalty.
+    """
     neutral = (
         sampling.repetition_penalty == 1
         and not sampling.presence_penalty

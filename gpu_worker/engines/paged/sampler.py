@@ -26,7 +26,7 @@ CPU_ELEMENTS = 1 << 22  # logits at once: malloc reuses buffers of this size, la
 
 
 def draw_uniform(seed: int, position: int) -> float:
-    """Return a uniform draw from [0, 1) that depends on seed and position alone."""
+    """Return a pseudo-random number from [0, 1) that depends on `seed` and `position` alone."""
     digest = blake2b(b"%d:%d" % (seed, position), digest_size=7).digest()
     return int.from_bytes(digest, "little") / 2**56
 
@@ -35,8 +35,8 @@ def draw_uniform(seed: int, position: int) -> float:
 class RowSampling:
     """The way to choose one row's token: parameters, a random number, a logits processor.
 
-    `uniform` is the draw from [0, 1) to use. `logits_processor` changes the row's float logits in
-    place before anything else.
+    `uniform` is the random draw from [0, 1), which is used unless the temperature is 0.
+    `logits_processor` changes the row's float logits in place before anything else is done to them.
     """
 
     sampling: Sampling
@@ -45,7 +45,10 @@ class RowSampling:
 
     @property
     def is_argmax_only(self) -> bool:
-        """True when only the highest logit matters, so that logits need not become float32."""
+        """True when the highest logit alone decides, so that the logits need not become float32.
+
+        That is at temperature 0, without a logits processor and without log probabilities.
+        """
         sampling = self.sampling
         return (
             sampling.temperature == 0
@@ -56,7 +59,12 @@ class RowSampling:
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A row's token, with log probabilities if wanted; None where the logits are not numbers."""
+    """The token chosen for one row; None if the row's highest logit is not finite.
+
+    `logprob` is None and `top_logprobs` empty unless the request asked for them. Both are natural
+    logarithms under the model's own distribution, before any processing. `top_logprobs` are pairs
+    of token and log probability, likeliest first.
+    """
 
     token: int | None
     logprob: float | None = None
@@ -64,9 +72,11 @@ class SampledToken:
 
 
 def sample(logits: Tensor, samplings: list[RowSampling]) -> list[SampledToken]:
-    """Choose a token for each row of `logits` `[rows, vocabulary]`, of any floating type.
+    """Choose a token for each row of logits by the `samplings` entry of the same index.
 
-    May overwrite `logits`.
+    `logits` is `[rows, vocabulary]`, of any floating type, and may be overwritten. The results are
+    in the order of the rows. A row whose logits are not finite numbers raises nothing and gets the
+    token None. Waits until the device has computed the results.
     """
     rows = len(samplings) if logits.is_cuda else max(1, CPU_ELEMENTS // logits.shape[-1])
     starts = range(0, len(samplings), max(1, rows))

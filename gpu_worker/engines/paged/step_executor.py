@@ -22,7 +22,7 @@ from gpu_worker.engines.step_timer import measure
 
 @dataclass(frozen=True)
 class StepComputed:
-    """Slices that were computed, and the next token of each sequence whose end they reached."""
+    """Slices that were computed, with the next token of each sequence whose end they reached."""
 
     slices: list[SequenceSlice]
     sampled: list[tuple[SequenceState, SampledToken]]
@@ -30,7 +30,7 @@ class StepComputed:
 
 @dataclass(frozen=True)
 class StepTooLarge:
-    """Slices that do not fit the memory together; none of them was computed."""
+    """Slices that did not fit the memory together; none of them counts as computed."""
 
     slices: list[SequenceSlice]
     reason: str
@@ -38,7 +38,7 @@ class StepTooLarge:
 
 @dataclass(frozen=True)
 class SequenceFailed:
-    """A sequence whose slice raises an error even when it is computed alone."""
+    """A sequence whose slice raised an error even when computed alone; `reason` quotes it."""
 
     state: SequenceState
     reason: str
@@ -48,7 +48,10 @@ StepOutcome = StepComputed | StepTooLarge | SequenceFailed
 
 
 class StepExecutor:
-    """Executes steps; `row_sampling` tells how to choose a sequence's next token."""
+    """Computes an engine's steps on all ranks and samples the next tokens.
+
+    `row_sampling` must return how a sequence's next token is to be chosen.
+    """
 
     def __init__(
         self,
@@ -61,9 +64,13 @@ class StepExecutor:
         self._row_sampling = row_sampling
 
     def execute(self, slices: list[SequenceSlice], stats: EngineStats) -> Iterator[StepOutcome]:
-        """Compute slices together, or each alone if that fails, so that only the culprit fails.
+        """Compute slices together and yield the outcome, or each slice alone if that fails.
 
-        The caller must process each outcome before it asks for the next. Raises `DeviceLost`.
+        Yields `StepComputed` for slices that were computed, and `StepTooLarge` for slices that ran
+        out of memory. After any other error each slice is computed alone and has an outcome of its
+        own, so that only the sequence at fault gets `SequenceFailed`. Each outcome must be
+        processed before the next is asked for. Raises `DeviceLost` when the device fails and, with
+        several ranks, on every error.
         """
         inputs = self._runner.make_inputs(slices)
         try:

@@ -46,7 +46,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """The settings that all ranks of a group share; they meet in the directory `rendezvous`."""
+    """The settings that all ranks of a tensor parallel group share.
+
+    `world_size` is the number of ranks, `device` a device type ("cpu" or "cuda"), `threads` the CPU
+    threads of each rank, and `rendezvous` the directory by which the ranks find each other.
+    """
 
     world_size: int
     device: str
@@ -55,9 +59,10 @@ class GroupSpec:
 
 
 class TensorParallelGroup:
-    """This process, rank 0, and the ranks it started; alone, a group of one.
+    """This process, which is rank 0, and the processes of the other ranks that it started.
 
-    All methods but `start` belong to the engine's thread.
+    A group without other ranks sends nothing. When one rank ends, the whole group is lost. All
+    methods but `start` must be called from the engine's thread; `lost_reason` may be read from any.
     """
 
     def __init__(self, ranks: Sequence["RankProcess"] = (), rendezvous: Path | None = None) -> None:
@@ -65,10 +70,12 @@ class TensorParallelGroup:
 
     @classmethod
     def start(cls, directory: Path, device: torch.device, world_size: int) -> "TensorParallelGroup":
-        """Start `world_size` - 1 ranks that load the model, and join their group.
+        """Start `world_size` - 1 processes that load the model, and wait until all have joined.
 
-        CPU threads are divided among the ranks. The caller must load the same model next: loading
-        is a collective operation. Raises `DeviceLost` if a rank ends before it has joined.
+        With a `world_size` of 1 it starts none and returns at once. torch's CPU threads are divided
+        among the ranks, this process included. The caller must load the same model next, because
+        loading is a collective operation. Raises `DeviceLost` if a rank ends before it has joined;
+        the others are then ended, too.
         """
         if world_size == 1:
             return cls()
@@ -99,38 +106,59 @@ class TensorParallelGroup:
 
     @property
     def lost_reason(self) -> str:
-        """The rank that has ended and how; empty while all run. Safe to read from any thread."""
+        """The sentence that says which rank has ended and how; empty while all ranks run.
+
+        Ranks that `close` has ended do not count. Safe to read from any thread.
+        """
         return next(
             (rank.exit_reason for rank in self._ranks if rank.exit_reason),
             "",
         )
 
     def raise_if_lost(self) -> None:
-        """Raise `DeviceLost` once a rank has ended: results since then are not to be trusted."""
+        """Raise `DeviceLost` if a rank has ended: results since then are not to be trusted."""
         if self.lost_reason:
             raise DeviceLost(self.lost_reason)
 
     def allocate_kv(self, blocks: Mapping[SlidingWindow, int]) -> None:
-        """Let every other rank allocate KV of so many blocks, in place of what it has."""
+        """Tell every other rank to allocate KV of so many blocks by window, replacing what it has.
+
+        Returns once the message is written, before the ranks have done it. Raises `DeviceLost` if a
+        rank no longer reads its pipe. This rank's own KV is left to the caller.
+        """
         self._broadcast("allocate_kv", list(blocks.items()))
 
     def zero_blocks(self, blocks: Mapping[SlidingWindow, list[int]]) -> None:
-        """Let every other rank zero the KV of these blocks."""
+        """Tell every other rank to zero the KV of these block numbers, by window.
+
+        Returns once the message is written; sends nothing if `blocks` is empty. Raises `DeviceLost`
+        if a rank no longer reads its pipe. This rank's own blocks are left to the caller.
+        """
         if blocks:
             self._broadcast("zero_blocks", list(blocks.items()))
 
     def compute_step(self, slices: Sequence[SequenceSlice]) -> None:
-        """Let every other rank compute a step; the caller must compute it on this rank as well."""
+        """Tell every other rank to compute a step over these slices, and return once they are told.
+
+        The caller must compute the same step on this rank, because the ranks wait for each other in
+        every layer. Raises `DeviceLost` if a rank no longer reads its pipe.
+        """
         if self._ranks:
             self._broadcast("compute_step", [_pack_slice(seq_slice) for seq_slice in slices])
 
     def min_spare_bytes(self, model: PreTrainedModel, memory_bytes: int | None) -> int:
-        """Return the spare bytes of the rank that has fewest; see `rank_spare_bytes`."""
+        """Return the least spare memory of all ranks in bytes, as `rank_spare_bytes` computes it.
+
+        Waits until every rank has answered. Raises `DeviceLost` if a rank no longer reads its pipe.
+        """
         self._broadcast("min_spare_bytes", memory_bytes)
         return min_spare_bytes(model, memory_bytes, self.world_size)
 
     def close(self) -> None:
-        """End the other ranks and leave the group. Idempotent."""
+        """End the other ranks and leave the group, which then has this process alone. Idempotent.
+
+        Waits for each rank to end, and kills it after `EXIT_TIMEOUT_SECONDS` (10 s).
+        """
         for rank in self._ranks:
             rank.request_exit()
         for rank in self._ranks:
@@ -148,10 +176,12 @@ class TensorParallelGroup:
 
 
 class RankProcess:
-    """The process of another rank, started and watched by a thread until it ends.
+    """The process of a rank other than 0, which rank 0 starts and a thread watches until it ends.
 
-    Its environment holds what `torchrun` would set, so that libraries find their rank and device.
-    `exit_reason` says how the process ended, and is empty while it runs or if it was asked to.
+    The process has the environment variables that `torchrun` would set, by which libraries find
+    their rank and device. `exit_reason` is a sentence that says how the process ended; it is empty
+    while the process runs and after an exit that `request_exit` asked for. An unasked exit also
+    aborts the collectives of this process.
     """
 
     def __init__(self, rank: int, directory: Path, spec: GroupSpec) -> None:
@@ -174,7 +204,10 @@ class RankProcess:
         threading.Thread(target=self._watch, name=f"rank-{rank}", daemon=True).start()
 
     def send(self, record: bytes) -> None:
-        """Write a message to the rank's pipe. Raises `DeviceLost` if it is no longer read."""
+        """Write a message to the rank's pipe, waiting while the pipe is full.
+
+        Raises `DeviceLost` if the rank no longer reads its pipe. There is no reply.
+        """
         try:
             rest = memoryview(record)
             while rest:
@@ -183,12 +216,15 @@ class RankProcess:
             raise DeviceLost(f"rank {self.rank} no longer reads its pipe: {error}") from error
 
     def request_exit(self) -> None:
-        """Close the pipe, at which the rank ends; how it ends is no longer an error."""
+        """Close the rank's pipe, at which its process ends, and return without waiting for that.
+
+        From then on the end of the process is not a failure: it sets no `exit_reason`.
+        """
         self._is_closing = True
         self._pipe.close()
 
     def wait(self) -> None:
-        """Wait until the process has ended, and kill it after `EXIT_TIMEOUT_SECONDS`."""
+        """Wait until the process has ended; kill it after `EXIT_TIMEOUT_SECONDS` (10 s)."""
         try:
             self._process.wait(EXIT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -204,7 +240,12 @@ class RankProcess:
 
 
 def join_group(rendezvous: Path, rank: int, world_size: int, device: str) -> None:
-    """Make this process a rank of a group, its only one, and wait until all ranks have joined."""
+    """Make this process rank `rank` of a process group, and wait until all ranks have joined.
+
+    All ranks must name the same directory `rendezvous`. With the device "cuda" the rank's GPU is
+    the one of the same number. torch raises its own error if a rank is missing after
+    `COLLECTIVE_TIMEOUT` (10 minutes). A process can be in one group only.
+    """
     # gloo's sockets do not authenticate their peers, so they listen to this machine only
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     _ready_file(rendezvous, rank).touch()
@@ -222,7 +263,11 @@ def join_group(rendezvous: Path, rank: int, world_size: int, device: str) -> Non
 
 
 def abort_collectives() -> None:
-    """Abort collectives that wait for a rank that has ended: NCCL's would not notice."""
+    """Abort the collectives of this process that wait for a rank that has ended.
+
+    NCCL's would wait on, since NCCL does not notice that a rank is gone. Does nothing if this
+    process is in no group.
+    """
     if distributed.is_initialized() and distributed.group.WORLD is not None:
         distributed.group.WORLD.abort()
 
@@ -233,7 +278,10 @@ def _ready_file(rendezvous: Path, rank: int) -> Path:
 
 
 def min_spare_bytes(model: PreTrainedModel, memory_bytes: int | None, world_size: int) -> int:
-    """Return the least `rank_spare_bytes` of all ranks. A collective: every rank must call it."""
+    """Return the least `rank_spare_bytes` of all ranks.
+
+    A collective operation: every rank must call it, and each call waits for the others.
+    """
     spare = torch.tensor(rank_spare_bytes(model, memory_bytes, world_size))
     if world_size > 1:
         distributed.all_reduce(spare, distributed.ReduceOp.MIN)
@@ -241,10 +289,11 @@ def min_spare_bytes(model: PreTrainedModel, memory_bytes: int | None, world_size
 
 
 def rank_spare_bytes(model: PreTrainedModel, memory_bytes: int | None, world_size: int) -> int:
-    """Return the bytes that the weights leave for KV and steps on this rank.
+    """Return the bytes that are left for KV and steps on this rank, after the weights.
 
-    They are what is left of its part of `memory_bytes`, or else of the free memory, which ranks on
-    a CPU share.
+    With `memory_bytes` they are the rank's equal part of that, less its weights: negative if those
+    do not fit. Without, they are the part of the free memory that a worker may fill; on a CPU the
+    ranks divide that part equally.
     """
     if memory_bytes is not None:
         return memory_bytes // world_size - device_memory.model_bytes(model)
@@ -260,7 +309,10 @@ def _pack_slice(seq_slice: SequenceSlice) -> list[object]:
 
 @dataclass(frozen=True)
 class ReceivedSlice(SequenceSlice):
-    """A slice on another rank: only the slice has tokens, its sequence's state has none."""
+    """A slice on a rank other than 0, made from a message of rank 0.
+
+    The slice has its own token ids, since the state of its sequence has none on this rank.
+    """
 
     received_tokens: list[int]
 
@@ -273,7 +325,7 @@ class ReceivedSlice(SequenceSlice):
 def unpack_slice(
     record: tuple[list[int], int, bool, list[tuple[SlidingWindow, list[int]]]],
 ) -> SequenceSlice:
-    """Return the slice that `compute_step` sent as this record."""
+    """Return the slice that rank 0 sent as this record; see `TensorParallelGroup.compute_step`."""
     tokens, start, is_sampled, tables = record
     state = SequenceState(
         "", [], block_tables={window: BlockTable(blocks) for window, blocks in tables}

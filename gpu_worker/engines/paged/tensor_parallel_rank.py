@@ -22,7 +22,10 @@ from gpu_worker.engines.paged.model_runner import ModelRunner
 
 
 class TensorParallelRank:
-    """One rank's part of a model and of its KV; `TensorParallelGroup` calls its `handlers`."""
+    """One rank's part of a model and of its KV, in a process other than rank 0's.
+
+    `handlers` holds the methods by the names that rank 0 sends; see `TensorParallelGroup`.
+    """
 
     def __init__(self, loaded: models.LoadedCausalLM, world_size: int) -> None:
         self._loaded, self._world_size = loaded, world_size
@@ -35,20 +38,23 @@ class TensorParallelRank:
         }
 
     def allocate_kv(self, blocks: list[tuple[SlidingWindow, int]]) -> None:
-        """Allocate this rank's KV, in place of what it has."""
+        """Allocate this rank's KV in place of what it has; `blocks` pairs a window with a count."""
         if self._runner:
             self._runner.close()
         self._runner = ModelRunner(self._loaded, dict(blocks))
 
     def zero_blocks(self, blocks: list[tuple[SlidingWindow, list[int]]]) -> None:
-        """Zero the KV of blocks."""
+        """Zero the KV of blocks, whose numbers come by window. KV must have been allocated."""
         assert self._runner, "no KV was allocated"
         self._runner.attention.zero_blocks(dict(blocks))
 
     def compute_step(
         self, records: list[tuple[list[int], int, bool, list[tuple[SlidingWindow, list[int]]]]]
     ) -> None:
-        """Compute this rank's part of a step; its logits are dropped, since rank 0 samples."""
+        """Compute this rank's part of a step over the slices in `records`; see `unpack_slice`.
+
+        The logits are dropped, since rank 0 samples. KV must have been allocated.
+        """
         assert self._runner, "no KV was allocated"
         inputs = self._runner.make_inputs(
             [tensor_parallel.unpack_slice(record) for record in records]
@@ -56,12 +62,19 @@ class TensorParallelRank:
         self._runner.prepare_forward(inputs, replay=False)()
 
     def min_spare_bytes(self, memory_bytes: int | None) -> None:
-        """Take part in finding the least spare memory of all ranks."""
+        """Take part in the collective operation that finds the least spare memory of all ranks.
+
+        Rank 0 uses the result; here it is dropped.
+        """
         tensor_parallel.min_spare_bytes(self._loaded.model, memory_bytes, self._world_size)
 
 
 def main() -> None:
-    """Serve rank 0 until the pipe closes; an error ends the process, and with it the group."""
+    """Run this process as a rank: join the group, load the model, and do what rank 0 sends.
+
+    Ends the process with status 0 as soon as rank 0 closes the pipe. An error ends the process with
+    a traceback, and rank 0 then treats the whole group as lost.
+    """
     directory, device, rendezvous = sys.argv[1:]
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     messages: SimpleQueue[list[object]] = SimpleQueue()

@@ -11,7 +11,11 @@ WARM_UP_SEQUENCES = 8
 def largest_step_sequences(
     max_batch_tokens: int, max_sequences: int, context: int
 ) -> Iterator[Sequence]:
-    """Yield sequences that make up the largest step: all of its tokens, and the most samples."""
+    """Yield `max_sequences` sequences that together make up the largest step.
+
+    Their prompts have `max_batch_tokens` tokens in total, or as many as fit where each is limited
+    by `context`, and one token is sampled for each of them.
+    """
     remaining_tokens = max_batch_tokens
     for sequences_left in reversed(range(max_sequences)):
         length = min(remaining_tokens - sequences_left, context - 2)
@@ -21,7 +25,12 @@ def largest_step_sequences(
 
 
 def warmup_sequences(longest: int, max_sequences: int) -> Iterator[Sequence]:
-    """Yield sequences that make an engine run full and small batches, prefill and decode."""
+    """Yield sequences that make an engine run full and small batches, prefill and decode.
+
+    The first has a prompt of `longest` tokens, the others of 1, 2, 3, … tokens. There are at most
+    `WARM_UP_SEQUENCES` (8) of them and no more than `max_sequences`. Each generates two tokens,
+    alternately greedy and at random.
+    """
     lengths = [longest, *range(1, min(WARM_UP_SEQUENCES, longest, max_sequences))]
     for number, length in enumerate(lengths):
         sampling = Sampling(max_tokens=2, temperature=float(number % 2), ignore_eos=True)
@@ -31,7 +40,11 @@ def warmup_sequences(longest: int, max_sequences: int) -> Iterator[Sequence]:
 def check_kv_fits(
     tokens: int, min_tokens: int, memory_bytes: int | None, adapter_bytes: int
 ) -> None:
-    """Raise `DoesNotFit` if weights, a step and adapters leave fewer than `min_tokens` of KV."""
+    """Raise `DoesNotFit` if the KV would hold only `tokens` tokens, fewer than `min_tokens`.
+
+    `memory_bytes` (None: the free memory) and `adapter_bytes` are only quoted in the message, which
+    says what weights, one step and adapters leave room for.
+    """
     if tokens < min_tokens:
         memory = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
         raise DoesNotFit(

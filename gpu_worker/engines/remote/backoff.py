@@ -11,15 +11,18 @@ _DOUBLINGS = 32  # at most: the delay has long reached its maximum, and the powe
 
 @dataclass(frozen=True)
 class Backoff:
-    """Delays that grow from `base_seconds` to `max_seconds`."""
+    """Exponential backoff with full jitter: random delays before the retries of a failed call.
+
+    The longest possible delay begins at `base_seconds` and doubles up to `max_seconds`.
+    """
 
     base_seconds: float = 0.25
     max_seconds: float = 10.0
 
     def delay_seconds(self, failures: int, share: float) -> float:
-        """Return the seconds to wait after `failures` in a row (1 or more).
+        """Return the seconds to wait after `failures` failures in a row (1 or more).
 
-        `share` is a uniform draw from [0, 1): the delay is that share of the longest one.
+        `share` is a uniform draw from [0, 1). The delay is that share of the longest possible one.
         """
         longest = self.base_seconds * 2.0 ** min(failures - 1, _DOUBLINGS)
         return share * min(longest, self.max_seconds)

@@ -16,11 +16,12 @@ CLIENT_ERROR_STATUSES = frozenset({400, 409, 413, 414, 415, 422})
 
 
 class RetryableError(Exception):
-    """A failed call that another call may mend.
+    """A call of another server failed in a way that another call may mend.
 
     `label` names the failure in metrics. `suspicious`: the request itself may be the cause, so it
     is not retried for ever. `alive`: the failure shows that the server works. `throttles`: the
-    server has more to do than it can. `retry_after`: the seconds that the server asks to wait.
+    server has more to do than it can. `retry_after`: the seconds that the server asks to wait, 0 if
+    it does not ask.
     """
 
     def __init__(
@@ -39,16 +40,16 @@ class RetryableError(Exception):
 
 
 class RequestRejected(EngineError):
-    """The server works and rejects this request; it is not retried."""
+    """The server works and rejects this request, which is not tried again."""
 
 
 def error_from_status(
     status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Exception:
-    """Return the error of an answer that is not a success.
+    """Return, without raising it, the error for an HTTP answer that is not a success.
 
-    It is a `RetryableError`, or the `RequestRejected` that ends the request. `now` is epoch
-    seconds, for a Retry-After that is a date.
+    It is a `RetryableError` for 408, 425, 429, 500, 502, 503 and 504, else the `RequestRejected`
+    that ends the request. `now` is epoch seconds, for a Retry-After that is a date.
     """
     message = f"the server answers {status}: {error_message(body)}"
     if status in BUSY_STATUSES or status in UNAVAILABLE_STATUSES or status == 500:
@@ -64,7 +65,7 @@ def error_from_status(
 
 
 def rejection(status: int, message: str) -> RequestRejected:
-    """Return the rejection of a request by a status.
+    """Return, without raising it, the error for a request that a server rejected with `status`.
 
     Its code is `upstream_refused` where the client can change the request, else `upstream_failed`:
     a wrong API key, say, is not the client's fault.
@@ -74,9 +75,10 @@ def rejection(status: int, message: str) -> RequestRejected:
 
 
 def parse_retry_after(value: str, now: float) -> float:
-    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3), a number or a date; else 0.
+    """Return the seconds to wait by a Retry-After header (RFC 9110, 10.2.3), from 0 to 300.
 
-    At most `MAX_RETRY_AFTER_SECONDS`.
+    The header is a number of seconds or a date, which is compared with `now` (epoch seconds). An
+    empty or malformed header gives 0.
     """
     try:
         seconds = float(value)
@@ -95,9 +97,10 @@ def _seconds_until(date: str, now: float) -> float:
 
 
 def error_message(body: bytes) -> str:
-    """Return a server's own words: the message of an error in JSON, else the text as it came.
+    """Return a server's own words from the body of an error answer, at most 500 characters.
 
-    At most `MAX_MESSAGE` characters.
+    These are the message of an error in JSON, else the text as it came. Nothing is raised for a
+    malformed body.
     """
     text = body.decode(errors="replace").strip()
     try:

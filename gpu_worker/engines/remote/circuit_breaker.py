@@ -13,9 +13,12 @@ FOREVER = float("inf")
 
 
 class CircuitBreaker:
-    """Decides when a call may begin, by how earlier calls ended.
+    """Decides when a call to one server may begin, by how earlier calls ended.
 
-    Times are passed in by the caller, in seconds of any one clock; calls are told apart by numbers.
+    Closed, it lets calls begin freely. After `failures` in a row it opens, and none begins for a
+    cool-down: `cooldown_seconds`, doubled up to `max_seconds` at each failed probe. Then it is
+    half-open: one call, the probe, may begin, and decides whether the breaker closes or opens
+    again. `now` is in seconds of any one clock; calls are told apart by numbers.
     """
 
     def __init__(
@@ -29,19 +32,22 @@ class CircuitBreaker:
         self._probe: int | None = None
 
     def state(self, now: float) -> BreakerState:
-        """Return the state at a time; an open breaker is half-open once its cool-down is over."""
+        """Return the state at `now`; an open breaker is half-open once its cool-down is over."""
         if self._opened_until is None:
             return "closed"
         return "open" if now < self._opened_until else "half_open"
 
     def wait_seconds(self, now: float) -> float:
-        """Return the seconds until a call may begin: 0 is now, `FOREVER` until the probe ends."""
+        """Return the seconds until a call may begin: 0 is now, infinite until the probe ends."""
         if self._probe is not None:
             return FOREVER
         return 0.0 if self._opened_until is None else max(0.0, self._opened_until - now)
 
     def acquire(self, call: int, now: float) -> None:
-        """Begin a call, which `wait_seconds` must allow; in the half-open state it is the probe."""
+        """Record that a call begins, which is allowed only while `wait_seconds` returns 0.
+
+        A call that begins in the half-open state is the probe.
+        """
         assert self.wait_seconds(now) == 0, (
             f"call {call} begins while the breaker is {self.state(now)}"
         )
@@ -49,7 +55,11 @@ class CircuitBreaker:
             self._probe = call
 
     def record_success(self, call: int) -> None:
-        """Record that the server answered this call."""
+        """Record that the server answered this call.
+
+        While the breaker is closed, failures are counted from zero again. While it is not, an
+        answer to the probe closes it, and an answer to an older call changes nothing.
+        """
         if self._opened_until is None:
             self._failures = 0
         elif call == self._probe:
@@ -57,7 +67,11 @@ class CircuitBreaker:
             self._failures, self._cooldown = 0, self._initial_cooldown
 
     def record_failure(self, call: int, now: float) -> None:
-        """Record that this call failed because the server does not work."""
+        """Record that this call failed because the server does not work.
+
+        While the breaker is closed, the last of `failures` in a row opens it. While it is not, a
+        failed probe opens it for twice as long as before, and a failed older call changes nothing.
+        """
         if self._opened_until is None:
             self._failures += 1
             if self._failures >= self._failure_threshold:
@@ -67,9 +81,9 @@ class CircuitBreaker:
             self._opened_until, self._probe = now + self._cooldown, None
 
     def release(self, call: int) -> None:
-        """End a call without a verdict; if it was the probe, the next call is. Idempotent.
+        """End a call that has neither succeeded nor failed; if it was the probe, the next call is.
 
-        After a success or a failure of the call this does nothing.
+        Idempotent; changes nothing after a success or a failure of the call.
         """
         if call == self._probe:
             self._probe = None

@@ -13,9 +13,11 @@ _HALVING_INTERVAL_SECONDS = 1.0
 
 
 class ConcurrencyLimiter:
-    """Limits the calls to one server, `concurrency` at most, and numbers them.
+    """Decides when the next call to one server may begin; at most `concurrency` run at once.
 
-    Times are passed in by the caller, in seconds of any one clock.
+    The limit is halved when the server is overloaded and grows again with each answer; the circuit
+    breaker and the server's Retry-After also hold calls back. Calls are told apart by numbers.
+    `now` is in seconds of any one clock.
     """
 
     def __init__(self, concurrency: int, breaker: CircuitBreaker) -> None:
@@ -26,25 +28,37 @@ class ConcurrencyLimiter:
         self._paused_until = self._halved_at = -FOREVER
 
     def wait_seconds(self, now: float) -> float:
-        """Return the seconds until a call may begin: 0 is now, `FOREVER` until another ends."""
+        """Return the seconds until a call may begin: 0 is now, infinite until another call ends."""
         if len(self._calls) >= int(self._limit):
             return FOREVER
         return max(self._breaker.wait_seconds(now), self._paused_until - now, 0.0)
 
     def acquire(self, now: float) -> int:
-        """Begin a call, which `wait_seconds` must allow; returns its number."""
+        """Record that a call begins, and return its number.
+
+        Allowed only while `wait_seconds` returns 0. The caller must `release` the call at its end.
+        """
         self._last_number += 1
         self._breaker.acquire(self._last_number, now)
         self._calls.add(self._last_number)
         return self._last_number
 
     def record_answer(self, call: int) -> None:
-        """Record that the server works: it began an answer, or rejected the request."""
+        """Record that the server has begun to answer this call, or has rejected its request.
+
+        Either shows that the server works. Call this at most once per call. The call counts as
+        running until `release`.
+        """
         self._breaker.record_success(call)
         self._limit = min(float(self._max_limit), self._limit + 1 / self._limit)
 
     def record_failure(self, call: int, error: RetryableError, now: float) -> None:
-        """Record how a call failed: it may pause all calls, halve the limit or open the breaker."""
+        """Record that a call failed with `error`, which may hold back the calls after it.
+
+        A Retry-After pauses all calls; an overload halves the limit, at most once a second; a
+        server that does not work brings the circuit breaker closer to opening. The call counts as
+        running until `release`.
+        """
         self._paused_until = max(self._paused_until, now + error.retry_after)
         if error.throttles and now >= self._halved_at + _HALVING_INTERVAL_SECONDS:
             self._limit, self._halved_at = max(1.0, self._limit / 2), now
@@ -54,18 +68,19 @@ class ConcurrencyLimiter:
             self._breaker.record_failure(call, now)
 
     def release(self, call: int) -> None:
-        """End a call, however it went. Idempotent."""
+        """Stop counting a call as running, however it went. Idempotent."""
         self._calls.discard(call)
         self._breaker.release(call)
 
     def breaker_state(self, now: float) -> BreakerState:
-        """Return the circuit breaker's state at a time."""
+        """Return the circuit breaker's state at `now`."""
         return self._breaker.state(now)
 
     def capacity(self, now: float) -> int:
-        """Return how many requests the server can take now.
+        """Return how many calls may run at once now, those that run included.
 
-        None while the breaker is open or calls are paused, one (the probe) while it is half-open.
+        0 while the breaker is open or the server has asked for a pause, 1 (the probe) while the
+        breaker is half-open.
         """
         state = self._breaker.state(now)
         if state == "open" or now < self._paused_until:

@@ -10,9 +10,9 @@ MAX_ITEMS = 4096
 
 
 class CrossThreadQueue(Generic[T]):
-    """A queue of at most about `MAX_ITEMS` items.
+    """A queue of about `MAX_ITEMS` items at most, from an event loop to one other thread.
 
-    `put` may be called on the event loop that made it, `get_all` by one other thread.
+    Make it on the event loop, and call `put` there; the other thread calls `get_all`.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,10 @@ class CrossThreadQueue(Generic[T]):
         self._is_writer_waiting = False  # set before it waits
 
     async def put(self, item: T) -> None:
-        """Append an item; waits while the queue is full, so a slow reader slows the writers."""
+        """Append an item; waits while the queue is full, so that a slow reader slows the writers.
+
+        Cancelling the wait drops the item.
+        """
         while len(self._items) >= MAX_ITEMS:
             self._emptied.clear()
             self._is_writer_waiting = True
@@ -32,7 +35,10 @@ class CrossThreadQueue(Generic[T]):
         self._filled.set()
 
     def get_all(self, seconds: float) -> list[T]:
-        """Remove and return all items; waits up to `seconds` for the first one."""
+        """Remove and return all items, in order; blocks up to `seconds` for the first one.
+
+        The list may be empty after that.
+        """
         self._filled.wait(seconds)
         self._filled.clear()
         items = [self._items.popleft() for _ in range(len(self._items))]

@@ -7,9 +7,10 @@ from gpu_worker.engines.engine import EngineError
 
 
 def pack_vector(vector: list[float], dimensions: int | None = None) -> bytes:
-    """Return a vector as bytes, cut to the first `dimensions` and normalised again if it was cut.
+    """Return an embedding as float32 little-endian bytes, cut to its first `dimensions` if given.
 
-    Raises `EngineError` for a vector of fewer dimensions, and for values that are not numbers.
+    A vector that was cut is scaled to length one again. Raises `EngineError` for an empty vector,
+    for values that are not finite, and for more `dimensions` than it has.
     """
     if not vector or not all(map(math.isfinite, vector)):
         raise EngineError("upstream_failed", "the server's embedding is not a list of numbers")

@@ -41,13 +41,23 @@ class ApiKeyMissing(MillstreamError):
 
 
 class RemoteClient(Protocol):
-    """Runs sequences against one kind of HTTP API. Both methods raise `EngineError`."""
+    """Runs requests against one kind of HTTP API, all those of an engine concurrently.
+
+    Both methods retry failed calls and raise `EngineError` when the request cannot be served.
+    """
 
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
-        """Emit a request's output to its end."""
+        """Await `emit` with each output of a request, and return after the one that finishes it.
+
+        Raises `EngineError` if the server rejects the request or fails too often. Cancelling ends
+        the call to the server.
+        """
 
     async def embed(self, sequence: Sequence) -> list[bytes]:
-        """Return the vectors of a request's inputs, in order: float32 little-endian rows."""
+        """Return the vectors of a request's inputs, in order: float32 little-endian rows.
+
+        Raises `EngineError` if the server rejects the request or fails too often.
+        """
 
 
 @dataclass(eq=False)
@@ -59,10 +69,11 @@ class _RemoteRequest:
 
 
 class RemoteEngine:
-    """An `Engine` that forwards sequences to a server, with at most `concurrency` calls at once.
+    """An `Engine` that forwards sequences to another server, with bounded calls at once.
 
-    It accepts every sequence. One whose call cannot begin yet waits, as all do while the server is
-    away, until it is cancelled at its deadline.
+    At most `concurrency` calls run. Every sequence is accepted: one whose call cannot begin yet
+    waits, as all do while the server is away, until it is cancelled at its deadline. A thread of
+    its own runs the event loop of the calls.
     """
 
     def __init__(
@@ -102,9 +113,10 @@ class RemoteEngine:
         retry_seconds: float = 0.25,
         cooldown_seconds: float = 1.0,
     ) -> "RemoteEngine":
-        """Build an engine for the server at `url`; `directory` holds the model's tokeniser, if any.
+        """Return an engine for the server at `url`; `directory` holds the model's tokeniser if any.
 
-        The server need not run yet. Raises `ApiKeyMissing`.
+        The server need not run yet: nothing is sent to it. Raises `ApiKeyMissing` if
+        `api_key_variable` names an environment variable that is missing or empty.
         """
         timeouts = Timeouts(connect_seconds, first_seconds, chunk_seconds)
         http = HttpClient(url, _read_api_key(api_key_variable), timeouts, concurrency)
@@ -123,13 +135,13 @@ class RemoteEngine:
         return cls(http, client, limiter, concurrency, context_length)
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence; its call begins when the limiter allows it."""
+        """Take a sequence and return at once; its call begins when the limits allow one more."""
         assert sequence.request_id not in self._requests, f"{sequence.request_id} was added before"
         request = self._requests[sequence.request_id] = _RemoteRequest(sequence)
         self._loop.call_soon_threadsafe(self._start_task, request)
 
     def cancel(self, request_id: str) -> None:
-        """Drop a sequence and cancel its call. Idempotent.
+        """Drop a sequence and cancel its call. Idempotent; unknown requests are ignored.
 
         The next `step` returns its `cancelled` output; outputs that still arrive are dropped.
         """
@@ -138,9 +150,10 @@ class RemoteEngine:
             self._loop.call_soon_threadsafe(_cancel_task, request)
 
     def step(self) -> list[Output]:
-        """Return all outputs that have arrived; waits up to `STEP_SECONDS` for the first one.
+        """Return all outputs that have arrived; wait up to 5 ms for the first one.
 
-        Raises the error that ended the event loop, if it has ended.
+        The list may be empty. If the thread that makes the calls has ended with an error, raises
+        that error.
         """
         if self._failure:
             raise self._failure
@@ -153,7 +166,10 @@ class RemoteEngine:
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
-        """The sequences and tokens that are not reserved, out of `concurrency` whole contexts."""
+        """Return how many more sequences and tokens the engine would accept at once.
+
+        It has room for `concurrency` sequences of the model's whole context length.
+        """
         reserved = sum(
             count_reserved_tokens(request.sequence) for request in self._requests.values()
         )
@@ -161,10 +177,10 @@ class RemoteEngine:
         return FreeCapacity(max(0, sequences), max(0, self._tokens - reserved))
 
     def concurrency_limit(self) -> int:
-        """Return how many sequences the server can take now.
+        """Return how many sequences the server can run at once now, those that run included.
 
-        0 while the breaker is open or the server has asked for a pause. Safe to call from any
-        thread.
+        0 while the circuit breaker is open or the server has asked for a pause. Safe to call from
+        any thread.
         """
         return self._limiter.capacity(time.monotonic())
 
@@ -174,7 +190,7 @@ class RemoteEngine:
         return not self._requests and not self._cancelled
 
     def close(self) -> None:
-        """Cancel every call and end the thread."""
+        """Cancel every call, end the thread of the calls, and wait for its end."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()

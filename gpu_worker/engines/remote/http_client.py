@@ -37,7 +37,9 @@ class Timeouts:
 class HttpClient:
     """Sends requests to one server, over at most `connections` connections.
 
-    Use it as a context manager, on one event loop. Calls raise `RetryableError` or `EngineError`.
+    Use it as an async context manager, on one event loop. With a `key`, it is sent as a bearer
+    token. Calls raise `RetryableError` if another try may help (no connection, timeout, broken
+    answer, overload), else `EngineError`.
     """
 
     def __init__(self, url: str, key: str, timeouts: Timeouts, connections: int) -> None:
@@ -56,7 +58,12 @@ class HttpClient:
         await self._client.aclose()
 
     async def post(self, path: str, body: dict[str, Any]) -> bytes:
-        """Return the whole body of the answer to a POST."""
+        """Send a JSON body by POST, and return the whole body of the answer.
+
+        Raises `RetryableError` if no whole answer has come within `first_seconds`, if the
+        connection fails, or for an answer that is worth another try. Raises `EngineError` for an
+        answer that rejects the request or is over 64 MiB.
+        """
         with _translate_errors():
             async with asyncio.timeout(self._timeouts.first_seconds):
                 response = await self._open_response(path, body)
@@ -66,9 +73,12 @@ class HttpClient:
                     await response.aclose()
 
     async def stream_events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str, None]:
-        """Yield the data of each server-sent event of the answer to a POST.
+        """Send a JSON body by POST, and yield the data of each server-sent event of the answer.
 
-        Closing the generator (`aclosing`) closes the connection.
+        Ends when the server ends the stream. Raises `RetryableError` if an event does not come in
+        time (see `Timeouts`), if the connection fails, or for an answer that is worth another try.
+        Raises `EngineError` for an answer that rejects the request. Closing the generator
+        (`aclosing`) closes the connection.
         """
         loop_time = asyncio.get_running_loop().time
         deadline = loop_time() + self._timeouts.first_seconds

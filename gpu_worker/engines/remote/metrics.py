@@ -21,7 +21,7 @@ BREAKER = Gauge(
 
 
 def observe_call(upstream: str, result: CallResult) -> None:
-    """Count one call that has ended, for the model `upstream`."""
+    """Count one call that has ended in the metrics of the model `upstream`."""
     CALLS.labels(upstream, result.outcome).inc()
     BREAKER.labels(upstream).set(_STATES[result.breaker_state])
     if result.is_retry:

@@ -29,16 +29,19 @@ SEED_LIMIT = 2**31  # derived seeds are below it: every server accepts these
 
 
 def choose_seed(sequence: Sequence) -> int:
-    """Return the client's seed, or else one that every attempt at the request derives alike."""
+    """Return the client's sampling seed, else a number below 2^31 made from the request's id.
+
+    Every attempt at the request gets the same one.
+    """
     chosen = sequence.sampling.seed
     return derive_seed(sequence.request_id) % SEED_LIMIT if chosen is None else chosen
 
 
 @dataclass(frozen=True)
 class OpenAIClient:
-    """Runs sequences against an OpenAI-compatible server.
+    """Runs sequences against an OpenAI-compatible server, and continues streams that break.
 
-    Without a tokeniser, prompts and inputs are sent as text. `eos_ids` are the ids that end a text.
+    Without a tokeniser, prompts and inputs are sent as text. `eos_ids` are the end-of-sequence ids.
     """
 
     protocol: OpenAIProtocol
@@ -48,11 +51,20 @@ class OpenAIClient:
     eos_ids: frozenset[int] = frozenset()
 
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
-        """Emit a request's output to its end. Raises `EngineError`."""
+        """Await `emit` with each output of a request, and return after the one that finishes it.
+
+        A stream that breaks is continued by another call; nothing is emitted twice. Raises
+        `EngineError` if the server rejects the request or fails too often. Cancelling closes the
+        connection.
+        """
         await self.caller.call_with_retries(_OpenAICompletion(self, sequence, emit).stream)
 
     async def embed(self, sequence: Sequence) -> list[bytes]:
-        """Return the vectors of a request's inputs, all from one call. Raises `EngineError`."""
+        """Return the vectors of a request's inputs, all from one call, in order.
+
+        They are float32 little-endian rows. Failed calls are retried. Raises `EngineError` if the
+        server rejects the request or fails too often.
+        """
         inputs = [self._to_prompt(tokens) for tokens in sequence.inputs]
         body = self.protocol.embedding_body(inputs, sequence.dimensions)
 
@@ -65,7 +77,7 @@ class OpenAIClient:
         return await self.caller.call_with_retries(action)
 
     def start_decoder(self, sequence: Sequence) -> OutputDecoder:
-        """Return a decoder for the stream that continues a sequence.
+        """Return a decoder for the server's stream that continues a sequence.
 
         It decodes token ids if the server sends them and there is a tokeniser, else text.
         """
@@ -74,7 +86,10 @@ class OpenAIClient:
         return TextOutputDecoder(sequence, self.tokenizer)
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Return why a sequence ends with what was emitted before, or None if it goes on."""
+        """Return the reason if what was generated before already ends the sequence, else None.
+
+        It is `stop` after an end-of-sequence id, `length` at `max_tokens`.
+        """
         sampling, generated = sequence.sampling, sequence.generated
         if generated and generated[-1] in self.eos_ids and not sampling.ignore_eos:
             return "stop"

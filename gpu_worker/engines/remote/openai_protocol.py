@@ -23,7 +23,10 @@ _FAILURE_REASONS = frozenset({"error", "abort"})  # finish reasons of servers th
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's text and log probability, and the log probabilities of the alternatives."""
+    """A token's text and log probability; `alternatives` are other tokens' log probabilities.
+
+    The alternatives are the likeliest tokens at that position, by their text.
+    """
 
     text: str
     logprob: float
@@ -32,7 +35,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Delta:
-    """One event of a stream; `tokens` is None where the server sends no token ids."""
+    """One event of a stream: what it adds to the answer. All fields are empty or None by default.
+
+    `tokens` is None where the server sends no token ids; `finish` is set by the event that ends the
+    answer.
+    """
 
     text: str = ""
     tokens: list[int] | None = None
@@ -42,9 +49,10 @@ class Delta:
 
     @property
     def token_count(self) -> int:
-        """The number of tokens in the event.
+        """Number of tokens in the event.
 
-        Without log probabilities it is an estimate: most servers send one token per event.
+        Without log probabilities it is an estimate, one for any text: most servers send one token
+        per event.
         """
         return len(self.logprobs) or int(bool(self.text))
 
@@ -83,7 +91,11 @@ class _EmbeddingResponse(BaseModel):
 
 
 class OpenAIProtocol:
-    """Bodies and answers that any OpenAI-compatible server knows; neutral fields are not sent."""
+    """Request bodies and answers of `model` that any OpenAI-compatible server knows.
+
+    Parameters that have no effect are left out of bodies. `has_token_ids`: the server sends token
+    ids.
+    """
 
     has_token_ids = False
 
@@ -93,7 +105,10 @@ class OpenAIProtocol:
     def completion_body(
         self, prompt: TextOrTokens, sampling: Sampling, seed: int
     ) -> dict[str, Any]:
-        """Return the body of a streamed completion. Raises `EngineError`, see `grammar_fields`."""
+        """Return the JSON body of a streamed completion, whose last event is to count the tokens.
+
+        Raises `EngineError` for a grammar that the API has no field for.
+        """
         optional = {
             "stop": sampling.stop,
             "top_k": sampling.top_k,
@@ -120,9 +135,9 @@ class OpenAIProtocol:
         }
 
     def grammar_fields(self, grammar: Grammar | None) -> dict[str, Any]:
-        """Return the fields that constrain the output to a grammar.
+        """Return the body's fields that make the output follow a grammar; empty for None.
 
-        Raises `EngineError` for a grammar that the API has no field for.
+        Raises `EngineError` for a regular expression, for which the API has no field.
         """
         if grammar is None:
             return {}
@@ -137,10 +152,10 @@ class OpenAIProtocol:
         return {"response_format": response_format}
 
     def parse_event(self, data: str) -> Delta:
-        """Parse the data of an event.
+        """Return the contents of one server-sent event, given its data.
 
-        Raises `RetryableError` for malformed data and for a failure of the server, and
-        `RequestRejected` if the event rejects the request.
+        Raises `RetryableError` for malformed data and for an event that reports a failure of the
+        server, and `RequestRejected` for one that rejects the request.
         """
         try:
             event = _Event.model_validate_json(data)
@@ -162,14 +177,19 @@ class OpenAIProtocol:
         )
 
     def embedding_body(self, inputs: list[TextOrTokens], dimensions: int | None) -> dict[str, Any]:
-        """Return the body of a request for the embeddings of `inputs`."""
+        """Return the JSON body of a request for the embeddings of `inputs`.
+
+        `dimensions` is the wanted length of the vectors; None asks for the model's own.
+        """
         body = {"model": self._model, "input": inputs, "encoding_format": "float"}
         return body if dimensions is None else {**body, "dimensions": dimensions}
 
     def parse_embeddings(self, answer: bytes, count: int, dimensions: int | None) -> list[bytes]:
-        """Return the packed vectors in order; see `pack_vector`.
+        """Return an answer's vectors, in the order of the inputs, as float32 little-endian bytes.
 
-        Raises `RetryableError` for a malformed answer or if there are not `count` of them.
+        A vector longer than `dimensions` is cut. Raises `RetryableError` for a malformed answer or
+        one that does not have `count` vectors, `EngineError` for a vector that is too short or not
+        of finite numbers.
         """
         try:
             rows = _EmbeddingResponse.model_validate_json(answer).data
@@ -184,18 +204,23 @@ class OpenAIProtocol:
 
 
 class VLLMProtocol(OpenAIProtocol):
-    """Bodies and answers of vLLM, whose events hold the ids of their tokens."""
+    """Request bodies and answers of vLLM, which sends token ids and takes regular expressions."""
 
     has_token_ids = True
 
     def completion_body(
         self, prompt: TextOrTokens, sampling: Sampling, seed: int
     ) -> dict[str, Any]:
+        """Return the JSON body of a streamed completion whose events hold their token ids.
+
+        Raises nothing for a grammar: vLLM has a field for each kind.
+        """
         body = super().completion_body(prompt, sampling, seed) | {"return_token_ids": True}
         names = {"return_tokens_as_token_ids": True} if sampling.logprobs is not None else {}
         return body | names
 
     def grammar_fields(self, grammar: Grammar | None) -> dict[str, Any]:
+        """Return the body's fields that make the output follow any grammar; empty for None."""
         if grammar is not None and grammar.kind == "regex":
             return {"structured_outputs": {"regex": grammar.source}}
         return super().grammar_fields(grammar)

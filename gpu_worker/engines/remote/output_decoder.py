@@ -22,43 +22,53 @@ class Encoding(Protocol):
     """The part of `tokenizers.Encoding` that is needed here."""
 
     @property
-    def ids(self) -> list[int]: ...
+    def ids(self) -> list[int]:
+        """Token ids of the text that was encoded."""
 
 
 class TokenizerLike(Decoder, Protocol):
     """The part of `tokenizers.Tokenizer` that is needed here."""
 
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding:
+        """Return the tokens of a text, with special ones such as `<bos>` unless told otherwise."""
 
 
 class OutputDecoder(Protocol):
-    """Decodes one stream, which continues what was stored before it."""
+    """Turns the events of one stream, which continues what was stored before, into outputs."""
 
     @property
     def is_stopped(self) -> bool:
         """True once a stop string has appeared; no text follows it."""
 
     def continuation_prompt(self) -> TextOrTokens:
-        """Return what the server is to continue: the prompt and everything stored behind it."""
+        """Return what the server is to continue: the prompt and everything generated before.
+
+        The result is token ids or text. Raises `EngineError` if the text cannot be encoded exactly.
+        """
 
     def decode_delta(self, delta: Delta) -> Output:
-        """Return the output that an event adds; it may be empty. Raises `EngineError`."""
+        """Return the output that an event adds; its tokens and text may be empty.
+
+        Text that may begin a stop string is held back. Raises `EngineError` if the event lacks
+        token ids that are needed.
+        """
 
     def flush(self) -> Output:
-        """Return the output that was held back, at the end of the stream."""
+        """Return the output held back; call it once, at the end of the stream."""
 
 
 def extend_sequence(sequence: Sequence, output: Output) -> Sequence:
-    """Return the sequence as an attempt would get it that begins after this output."""
+    """Return a copy of `sequence` to which the tokens and the text of `output` are appended."""
     generated = [*sequence.generated, *output.tokens]
     return replace(sequence, generated=generated, text=sequence.text + output.text)
 
 
 @dataclass
 class TextOutputDecoder:
-    """Decodes the stream of a server that sends no token ids: the text is authoritative.
+    """Decodes the stream of a server that sends no token ids, so that only its text is known.
 
-    Tokens are held back with their text, so that stored tokens and text agree.
+    Each token is given as `UNKNOWN_TOKEN`, and held back with its text, so that the stored tokens
+    and text agree. `tokenizer` encodes a continued prompt; without one (None) it is sent as text.
     """
 
     sequence: Sequence
@@ -75,24 +85,27 @@ class TextOutputDecoder:
 
     @property
     def is_stopped(self) -> bool:
+        """True once a stop string has appeared; no text follows it."""
         return self._stops.hit
 
     def continuation_prompt(self) -> TextOrTokens:
-        """Return the prompt and the text so far, as token ids if there is a tokeniser.
+        """Return the prompt and the text so far: token ids if there is a tokeniser, else text.
 
-        Raises `EngineError` if the tokeniser cannot encode the text behind the prompt exactly.
+        Raises `EngineError` if the tokeniser cannot encode the text after the prompt exactly.
         """
         if self.tokenizer is None:
             return bytes_to_text(self.sequence.prompt) + self.sequence.text
         return self.sequence.prompt + _encode_continuation(self.tokenizer, self.sequence)
 
     def decode_delta(self, delta: Delta) -> Output:
+        """Return the text that an event completes, with tokens held back so far; may be empty."""
         self._pending_tokens += delta.token_count
         self._logprobs += map(_to_unknown_logprob, delta.logprobs)
         text = self._drop_repeated(self._stops.push(delta.text))
         return self._release(text) if text else Output(self.sequence.request_id)
 
     def flush(self) -> Output:
+        """Return the text and tokens held back; call it once, at the end of the stream."""
         return self._release(self._drop_repeated(self._stops.flush()))
 
     def _drop_repeated(self, text: str) -> str:
@@ -106,7 +119,7 @@ class TextOutputDecoder:
 
 
 class TokenOutputDecoder:
-    """Decodes the stream of a server that sends token ids, which are authoritative."""
+    """Decodes the stream of a server that sends token ids; the text is made from these alone."""
 
     def __init__(self, sequence: Sequence, decoder: Decoder) -> None:
         self._sequence, self._decoder = sequence, decoder
@@ -116,15 +129,17 @@ class TokenOutputDecoder:
 
     @property
     def is_stopped(self) -> bool:
+        """True once a stop string has appeared; no text follows it."""
         return self._text.stopped
 
     def continuation_prompt(self) -> TextOrTokens:
+        """Return the token ids of the prompt and of all that was generated before."""
         return self._sequence.prompt + self._sequence.generated
 
     def decode_delta(self, delta: Delta) -> Output:
-        """Return the tokens of an event, up to one that completes a stop string.
+        """Return the tokens of an event, up to one that completes a stop string, and their text.
 
-        Raises `EngineError` for text without token ids.
+        Raises `EngineError` for an event with text but without token ids.
         """
         if delta.tokens is None and delta.text:
             raise _missing_token_ids()
@@ -138,6 +153,7 @@ class TokenOutputDecoder:
         return Output(self._sequence.request_id, tokens, text, logprobs or None)
 
     def flush(self) -> Output:
+        """Return the text held back, without tokens; call it once, at the end of the stream."""
         return Output(self._sequence.request_id, text=self._text.finish())
 
     def _to_logprob(self, token_logprob: TokenLogprob) -> Logprob:
@@ -161,7 +177,10 @@ def _missing_token_ids() -> EngineError:
 
 
 def bytes_to_text(tokens: List[int]) -> str:
-    """Return the text whose UTF-8 bytes are the tokens of a model without tokeniser."""
+    """Return the text whose UTF-8 bytes are `tokens`, as for a model without tokeniser.
+
+    Raises ValueError if a token is not a byte or the bytes are not UTF-8.
+    """
     return bytes(tokens).decode()
 
 

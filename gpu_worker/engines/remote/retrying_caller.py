@@ -25,7 +25,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class CallResult:
-    """The end of one call; `outcome`: ok, refused, failed, cancelled, or its error's label."""
+    """The end of one call to the server, as metrics get it.
+
+    `outcome` is ok, refused, failed, cancelled, or the label of a `RetryableError`.
+    """
 
     outcome: str
     breaker_state: BreakerState  # after the call
@@ -33,7 +36,11 @@ class CallResult:
 
 
 class RetryingCaller:
-    """Makes the calls of all requests, on one event loop; `observe` gets the result of each."""
+    """Makes the calls of all requests to one server, on one event loop, and retries them.
+
+    A call waits until the limiter allows it, the longest waiting first. `observe` gets the result
+    of each call.
+    """
 
     def __init__(
         self, limiter: ConcurrencyLimiter, backoff: Backoff, observe: Callable[[CallResult], None]
@@ -43,12 +50,13 @@ class RetryingCaller:
         self._changed = asyncio.Event()
 
     async def call_with_retries(self, action: CallAction[T]) -> T:
-        """Return what `action` returns; call it again as long as it raises a `RetryableError`.
+        """Call `action` until it raises no `RetryableError`, and return what it returns.
 
-        `action` gets a function to call when the server has begun to answer, or later. Raises
-        `EngineError` after `SUSPICIOUS_CALLS` suspicious failures without an answer in between;
-        other failures are retried until this is cancelled, at the deadline. Other errors of
-        `action` are raised as they are.
+        `action` makes one call to the server; its argument is a function that it calls once the
+        server has begun to answer. Raises `EngineError` after four suspicious failures (the request
+        itself may be the cause) without an answer in between. Other failures are retried, with
+        growing pauses, until the caller cancels this, as it does at the request's deadline. Other
+        errors of `action` are raised as they are.
         """
         failures = suspicions = 0
         while True:

@@ -20,7 +20,7 @@ from registry.models import BYTES_PER_TOKEN
 
 @dataclass(frozen=True)
 class SingleItemClient:
-    """Runs sequences against an API that takes one input per call.
+    """Runs sequences against an API that takes one input per call and answers as a whole.
 
     At most `fan_out` inputs of one request are under way at once, so that other requests get turns.
     """
@@ -30,7 +30,12 @@ class SingleItemClient:
     fan_out: int
 
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
-        """Emit a request's whole output at once. Raises `EngineError`."""
+        """Await `emit` once, with a request's whole output.
+
+        If an earlier attempt has stored text, that was the whole: no call is made. Failed calls are
+        retried. Raises `EngineError` if the server rejects the request, fails too often, or does
+        not support one of its parameters.
+        """
         if sequence.text:
             await emit(Output(sequence.request_id, finish="stop"))
             return
@@ -46,7 +51,11 @@ class SingleItemClient:
         await emit(_to_output(sequence, await self.caller.call_with_retries(action)))
 
     async def embed(self, sequence: Sequence) -> list[bytes]:
-        """Return the vectors of a request's inputs, in order. Raises `EngineError`."""
+        """Return the vectors of a request's inputs, in order: float32 little-endian rows.
+
+        Failed calls are retried. Raises the `EngineError` of the first input that cannot be
+        embedded; the calls of the others are cancelled then.
+        """
         inputs = enumerate(sequence.inputs)
         rows: dict[int, bytes] = {}
         try:

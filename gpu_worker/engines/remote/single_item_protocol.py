@@ -33,9 +33,10 @@ _ROWS: TypeAdapter[list[float] | list[list[float]]] = TypeAdapter(list[float] | 
 
 
 def generation_body(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Return the body of a generation. Temperature 0 is `do_sample: false`: the API takes no zero.
+    """Return the JSON body of a generation.
 
-    Raises `EngineError` for a sampling parameter that the API has no field for.
+    Temperature 0 is sent as `do_sample: false`, since the API takes no zero. Raises `EngineError`
+    for a sampling parameter that the API has no field for.
     """
     if unsupported := [
         name
@@ -63,7 +64,7 @@ def generation_body(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
 
 
 def parse_text(answer: bytes) -> str:
-    """Return the text of an answer; raises `RetryableError` for a malformed one."""
+    """Return the generated text of an answer. Raises `RetryableError` for a malformed one."""
     try:
         found = _TEXTS.validate_json(answer)
     except ValidationError:
@@ -75,12 +76,12 @@ def parse_text(answer: bytes) -> str:
 
 
 def embedding_body(text: str) -> dict[str, Any]:
-    """Return the body of a request for the embedding of a text."""
+    """Return the JSON body of a request for the embedding of one text."""
     return {"inputs": text}
 
 
 def parse_vector(answer: bytes) -> list[float]:
-    """Return the vector of an answer; raises `RetryableError` for a malformed one."""
+    """Return the embedding in an answer. Raises `RetryableError` for a malformed one."""
     try:
         found: list[Any] = _ROWS.validate_json(answer)
     except ValidationError:

@@ -13,9 +13,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def build_activation(path: str) -> nn.Module:
-    """Build an activation from a path like `torch.nn.modules.linear.Identity`.
+    """Return a new activation layer for a path like `torch.nn.modules.linear.Identity`.
 
-    Raises ValueError for an unknown one.
+    The last part of the path decides. Raises ValueError if it is not in `ACTIVATIONS`, or if the
+    path is not one of `torch.nn`.
     """
     name = path.rpartition(".")[2]
     if not path.startswith("torch.nn.") or name not in ACTIVATIONS:

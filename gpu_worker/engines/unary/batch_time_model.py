@@ -32,11 +32,12 @@ class _LeastSquaresSums:
 
 
 class BatchTimeModel:
-    """Models a micro-batch's time as `overhead + per_token * tokens` seconds, by least squares.
+    """Predicts a micro-batch's time as `overhead + per_token * tokens` seconds, by least squares.
 
-    Neither is ever negative. `tokens` are those of a micro-batch with its padding. Samples of the
-    warm-up keep their weight for good: a steady load has micro-batches of one size, and those alone
-    cannot tell overhead from time per token.
+    `overhead` and `per_token` are never negative. `tokens` are those of one micro-batch with its
+    padding. `warm_up` has pairs of tokens and seconds, which keep their weight for good: a steady
+    load has micro-batches of one size, and those alone cannot tell overhead from time per token. Of
+    later measurements about the last 30 count.
     """
 
     def __init__(self, warm_up: Iterable[tuple[int, float]] = ()) -> None:
@@ -46,17 +47,20 @@ class BatchTimeModel:
         self._fit()
 
     def add_sample(self, tokens: int, seconds: float) -> None:
-        """Learn from a micro-batch of `tokens` tokens that took `seconds`."""
+        """Learn from a micro-batch of `tokens` tokens, with padding, that took `seconds`."""
         self._recent = self._recent.decay().with_sample(tokens, seconds)
         self._fit()
 
     def predict_seconds(self, tokens: float) -> float:
-        """Return the seconds that a micro-batch of `tokens` tokens will take."""
+        """Return the seconds that a micro-batch of `tokens` tokens, with padding, will take."""
         return self.overhead + self.per_token * tokens
 
     @property
     def overhead_tokens(self) -> float:
-        """The number of tokens that take as long as the overhead of one more micro-batch."""
+        """Number of tokens that take as long as the overhead of one more micro-batch.
+
+        Infinite while no time per token is known.
+        """
         return self.overhead / self.per_token if self.per_token else float("inf")
 
     def _fit(self) -> None:

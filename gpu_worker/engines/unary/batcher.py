@@ -24,14 +24,17 @@ _NEWEST_WEIGHT = 0.2  # the weight of the newest arrival in the averages
 
 @dataclass
 class ArrivalRate:
-    """Moving averages of the seconds between arrivals and of the tokens of each arrival."""
+    """Moving averages of the seconds between arrivals and of the tokens of each arrival.
+
+    Several inputs that come together are one arrival. `mean_gap` is infinite before the second.
+    """
 
     mean_gap: float = float("inf")
     mean_tokens: float = 0.0
     last_at: float = -float("inf")
 
     def add(self, tokens: int, now: float) -> None:
-        """Count an arrival of `tokens` tokens."""
+        """Count an arrival of `tokens` tokens at `now`, in seconds of any one clock."""
         gap = now - self.last_at
         self.mean_gap = (
             gap
@@ -52,11 +55,12 @@ class _BatchItem(Generic[T]):
 
 
 class Batcher(Generic[T]):
-    """Collects items into batches of at most `size`, the earliest `latest` first.
+    """Collects items (one input of a request each) and says when they are due as one batch.
 
-    Items of equal `latest` keep their order of arrival. A batch is also full at `max_tokens`, the
-    size of a whole micro-batch. `margin` is in seconds. All times are passed in by the caller, in
-    seconds of any one clock.
+    A batch has at most `size` items, those with the earliest `latest` first; among equals the order
+    of arrival stays. It is full at `size` items or `max_tokens` tokens. `margin` is the seconds by
+    which a batch begins early to be done in time. All times are passed in by the caller, in seconds
+    of any one clock.
     """
 
     def __init__(
@@ -73,7 +77,10 @@ class Batcher(Generic[T]):
         return len(self._entries)
 
     def add(self, items: Iterable[tuple[T, int]], now: float, latest: float | None = None) -> None:
-        """Add items that arrived together, with their tokens; results are wanted by `latest`."""
+        """Add items that arrived together at `now`, each with its number of tokens.
+
+        Their results are wanted by `latest`; None means that they have no such time.
+        """
         latest_or_never = float("inf") if latest is None else latest
         new_entries = [_BatchItem(item, tokens, latest_or_never) for item, tokens in items]
         self._entries += new_entries
@@ -83,7 +90,12 @@ class Batcher(Generic[T]):
         self._arrivals.add(tokens, now)
 
     def due_at(self) -> float | None:
-        """Return when the next batch is due: minus infinity when it is full, None without items."""
+        """Return the time at which the next batch is due; None without items.
+
+        That is minus infinity (at once) if the batch is full. Otherwise it is the time at which
+        waiting for another arrival costs more than it saves, or the time at which the batch has to
+        begin to be done by its earliest `latest`, whichever is sooner.
+        """
         if not self._entries:
             return None
         if len(self._entries) >= self._size or self._tokens >= self._max_tokens:
@@ -94,7 +106,7 @@ class Batcher(Generic[T]):
         return min(self._arrivals.last_at + self.compute_useful_wait(), start_by)
 
     def pop_due(self, now: float) -> list[T]:
-        """Remove and return the next batch; empty while none is due."""
+        """Remove and return the items of the next batch; an empty list if none is due at `now`."""
         due = self.due_at()
         if due is None or due > now:
             return []
@@ -103,14 +115,14 @@ class Batcher(Generic[T]):
         return [entry.item for entry in batch]
 
     def remove_if(self, is_unwanted: Callable[[T], bool]) -> None:
-        """Remove the items for which `is_unwanted` returns true."""
+        """Remove the waiting items for which `is_unwanted` returns true."""
         self._entries = [e for e in self._entries if not is_unwanted(e.item)]
         self._tokens = sum(entry.tokens for entry in self._entries)
 
     def compute_useful_wait(self) -> float:
         """Return for how many seconds after an arrival it pays to wait for the next one.
 
-        0 if the next one is not expected within that time.
+        0 if the next one is not expected within that time, by the mean gap between arrivals.
         """
         waiting, arrivals = len(self._entries), self._arrivals
         delay = waiting * self._time_model.per_token * arrivals.mean_tokens

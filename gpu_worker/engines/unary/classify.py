@@ -18,7 +18,7 @@ _BY_PROBLEM: dict[str, type[nn.Module]] = {
 
 
 class Classifier:
-    """The head of `ClassifyEngine`: one row of activated logits per input, `[rows, labels]`.
+    """The model of a `ClassifyEngine`: padded texts to one row of probabilities or scores each.
 
     A decoder has a `score` layer over the state of the last token. It is applied here, since the
     model's own code recognises padding by its id, which may occur in a text, or not exist.
@@ -72,11 +72,18 @@ def _choose_activation(model: PreTrainedModel) -> nn.Module:
 
 
 class ClassifyEngine(UnaryEngine):
-    """An `Engine` over the directory of a model with a sequence classification head."""
+    """An `Engine` for a model directory with a sequence classification head.
+
+    Each input gets one row: probabilities of labels for a text, or a score for a pair of texts.
+    """
 
     @staticmethod
     def load_head(directory: Path, device: torch.device) -> Classifier:
-        """Load the classifier of a directory onto a device."""
+        """Load a directory's classification model onto a device.
+
+        Only local safetensors files are read. Raises what transformers raises for a directory that
+        it cannot load, and ValueError for an unknown activation.
+        """
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             directory,

@@ -13,7 +13,7 @@ from gpu_worker.engines.unary.pooling import Pooling
 
 
 class Embedder:
-    """The head of `EmbedEngine`: one vector per input, `[rows, size]`."""
+    """The model of an `EmbedEngine` with its pooling: padded texts to one embedding each."""
 
     labels: list[str] | None = None
 
@@ -28,11 +28,15 @@ class Embedder:
 
 
 class EmbedEngine(UnaryEngine):
-    """An `Engine` over a sentence-transformers directory."""
+    """An `Engine` that embeds texts with the model of a sentence-transformers directory."""
 
     @staticmethod
     def load_head(directory: Path, device: torch.device) -> Embedder:
-        """Load the encoder or decoder of a directory, with its pooling, onto a device."""
+        """Load a directory's encoder or decoder and its pooling onto a device.
+
+        Only local safetensors files are read. Raises what transformers raises for a directory that
+        it cannot load, and ValueError for an unsupported pooling.
+        """
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModel.from_pretrained(
             directory,

@@ -28,10 +28,10 @@ WARM_UP_SHAPES = ((1, 8), (4, 32), (4, 128), (16, 128))  # inputs, tokens of eac
 
 
 class Head(Protocol):
-    """A model with its pooling or classification: padded inputs to one row of numbers each.
+    """A model with its pooling or classification layer: padded inputs to one row of numbers each.
 
-    `labels` name the columns of the rows, if they have names. `normalises`: rows are vectors of
-    length one, and must be normalised again when they are cut.
+    `labels` name the columns of the rows, None if they have no names. With `normalises`, rows are
+    vectors of length one, and must be normalised again when they are cut.
     """
 
     model: PreTrainedModel
@@ -64,11 +64,13 @@ class _RequestInput:
 
 
 class UnaryEngine(ABC):
-    """An `Engine` for sequences with `inputs`; a step runs one micro-batch.
+    """An `Engine` for requests with `inputs` to embed or classify; a step runs one micro-batch.
 
-    `Batcher` collects inputs of all requests. A batch is cut, by length, into micro-batches of at
-    most `max_batch_tokens` with their padding. A request has one output, when its last input is
-    done. `queue_tokens` bound what may wait.
+    Inputs of all requests are collected until a batch is due, of at most `batch_inputs` inputs. It
+    is cut by length into micro-batches of at most `max_batch_tokens` tokens with padding. A request
+    has one output, when its last input is done. For a request with a deadline or goal, the batch
+    begins early enough to be done `margin_ms` before that. `max_sequences` and `queue_tokens` bound
+    the free capacity that is announced. Making an engine warms it up.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class UnaryEngine(ABC):
     @staticmethod
     @abstractmethod
     def load_head(directory: Path, device: torch.device) -> Head:
-        """Load the model of a directory onto a device."""
+        """Load the model of a directory onto a device, in eval mode. Raises if that fails."""
 
     @classmethod
     def load(
@@ -113,9 +115,11 @@ class UnaryEngine(ABC):
         device: str | None = None,
         stage: Callable[[str], None] = lambda name: None,
     ) -> Self:
-        """Load a directory and warm up; `stage` is called with the name of each stage.
+        """Load the model of a directory, warm it up, and return its engine; blocks until then.
 
-        Raises the error of a model that cannot run at all.
+        `stage` is called with the name of each stage as it begins: `load`, `warm_up`. The model
+        goes onto `device` (None: a GPU if there is one). `threads` are torch's (None or 0: its
+        default). Raises the error of a model that cannot be loaded or run.
         """
         if threads:
             torch.set_num_threads(threads)
@@ -134,7 +138,10 @@ class UnaryEngine(ABC):
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence. One that cannot run comes back from the next `step` with an error."""
+        """Take a sequence. One that cannot run comes back from the next `step` with an error.
+
+        Each request id may be in the engine only once at a time.
+        """
         assert sequence.request_id not in self._requests, f"{sequence.request_id} was added before"
         if refusal := self._limits.find_refusal(sequence):
             self._ready.append(Output(sequence.request_id, error=refusal))
@@ -148,14 +155,19 @@ class UnaryEngine(ABC):
         self.batcher.add(request_inputs, time.monotonic(), min(latest_times, default=None))
 
     def cancel(self, request_id: str) -> None:
-        """Drop a sequence; the next `step` returns its `cancelled` output. Idempotent."""
+        """Drop a sequence; the next `step` returns its `cancelled` output. Idempotent.
+
+        Unknown and finished requests are ignored.
+        """
         if request := self._requests.get(request_id):
             self._ready.append(self._remove(request, Output(request_id, finish="cancelled")))
 
     def step(self) -> list[Output]:
         """Run the next micro-batch, if one is due, and return the outputs that are complete.
 
-        Waits up to `NAP_SECONDS` while none is due. Raises `DeviceLost`.
+        If none is due, waits up to a millisecond; the list may be empty. Inputs that fail together
+        are run again one by one, so that only the request at fault gets an error. Raises
+        `DeviceLost` if the GPU fails other than for lack of memory.
         """
         if not self._planned:
             self._plan_micro_batches()
@@ -165,7 +177,7 @@ class UnaryEngine(ABC):
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
-        """The sequences and queued tokens that are not reserved."""
+        """Return how many more requests and input tokens would fit into the queue now."""
         sequences = self._max_sequences - len(self._requests)
         return FreeCapacity(max(0, sequences), max(0, self._queue_tokens - self._reserved))
 
@@ -175,7 +187,7 @@ class UnaryEngine(ABC):
         return not self._requests and not self._ready
 
     def close(self) -> None:
-        """Drop every request, and free the memory of the weights."""
+        """Drop every request without an output, and free the memory of the weights."""
         self._requests.clear()
         self._planned.clear()
         self.batcher.remove_if(lambda _: True)

@@ -9,10 +9,12 @@ T = TypeVar("T")
 def split_into_micro_batches(
     items: Iterable[T], length: Callable[[T], int], max_tokens: int, max_padding: float
 ) -> list[list[T]]:
-    """Cut items, shortest first, into micro-batches of at most `max_tokens` with their padding.
+    """Group items of like length into micro-batches, each to be padded to its longest item.
 
-    A micro-batch has at most `max_padding` tokens of padding: beyond that, another micro-batch is
-    cheaper. An item longer than `max_tokens` is a micro-batch by itself.
+    The shortest come first. `length` returns an item's tokens. A micro-batch has at most
+    `max_tokens` tokens with padding, of which at most `max_padding` are padding: beyond that,
+    another micro-batch is cheaper. An item longer than `max_tokens` is a micro-batch alone. No
+    items give an empty list.
     """
     batches: list[list[T]] = []
     tokens = 0  # of the last micro-batch, without its padding

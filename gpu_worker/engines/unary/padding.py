@@ -18,9 +18,10 @@ class TokenizedInput:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Padded inputs as int64 tensors `[rows, tokens]`.
+    """The inputs of one micro-batch, padded on the right, as int64 tensors `[rows, tokens]`.
 
-    `mask` is 1 for a token and 0 for padding; `type_ids` is 1 for tokens of a second text.
+    `ids` are token ids, 0 in the padding. `mask` is 1 for a token and 0 for padding; `type_ids` is
+    1 for tokens of a second text, else 0.
     """
 
     ids: Tensor
@@ -29,7 +30,7 @@ class PaddedBatch:
 
     @property
     def last_positions(self) -> Tensor:
-        """The index of each row's last token, `[rows]`."""
+        """Index of each row's last token that is not padding, `[rows]`."""
         return self.mask.sum(-1) - 1
 
     def select_last(self, states: Tensor) -> Tensor:
@@ -38,9 +39,10 @@ class PaddedBatch:
 
 
 def pad_inputs(inputs: Sequence[TokenizedInput], device: torch.device) -> PaddedBatch:
-    """Pad inputs to the longest one, on a device.
+    """Return inputs as one batch on a device, each padded on the right to the longest.
 
-    Padding is masked, so its id does not matter: it is 0, which every vocabulary has.
+    Padding is masked, so its id does not matter: it is 0, which every vocabulary has. There must be
+    at least one input.
     """
     ids = pad_sequence([torch.tensor(each.tokens) for each in inputs], batch_first=True)
     columns = torch.arange(ids.shape[1])

@@ -22,16 +22,21 @@ VectorLayer = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Pooling:
-    """Turns states `[rows, tokens, size]` into vectors: pools by `mode`, then applies `layers`."""
+    """Makes one vector per input of a model's token states `[rows, tokens, size]`.
+
+    Pools by `mode` (mean of all tokens, first token, last token), then applies `layers` in order.
+    """
 
     mode: PoolingMode
     layers: tuple[VectorLayer, ...]
 
     @classmethod
     def from_directory(cls, directory: Path, device: torch.device) -> "Pooling":
-        """Read the pooling from `modules.json`.
+        """Read the pooling and the layers after it from a directory's `modules.json`.
 
-        Raises ValueError, which names it, for an unknown module or pooling mode.
+        Without a pooling module the mode is `mean`. Layers are loaded onto `device`. Raises
+        ValueError for a module, pooling mode or activation that is not supported, and names it;
+        OSError if a file is missing.
         """
         path = directory / "modules.json"
         steps = [(m["type"].rsplit(".", 1)[-1], directory / m["path"]) for m in _read_json(path)]
@@ -42,7 +47,7 @@ class Pooling:
 
     @property
     def normalises(self) -> bool:
-        """True when the vectors are normalised to length one."""
+        """True if the last layer scales vectors to length one."""
         return self.layers[-1:] == (normalize,)
 
     def __call__(self, states: Tensor, batch: PaddedBatch) -> Tensor:

@@ -30,7 +30,11 @@ KvPair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class KvCopy:
-    """The content of a copy: a sequence's KV from block `start_block` to token `filled_tokens`."""
+    """The content of one copy: a sequence's KV from block `start_block` on, up to `filled_tokens`.
+
+    Both count from the start of the sequence; the token at position `filled_tokens` is not
+    included.
+    """
 
     state: SequenceState
     start_block: int
@@ -38,16 +42,17 @@ class KvCopy:
 
     @property
     def content_key(self) -> tuple[int, int, int]:
-        """A key that is equal for copies of equal content."""
+        """A key that is equal for copies of the same sequence, the same start and the same end."""
         return id(self.state), self.start_block, self.filled_tokens
 
 
 @dataclass(frozen=True)
 class CopyAssignment:
-    """The assignment of copies to wanted contents.
+    """The decision which copy is to hold which of the wanted contents, and how it gets there.
 
     `order` gives for each copy the index of the wanted content that it is to hold. First `moves`
-    are made, each `(source, target)`; then the copies in `fills` are filled from blocks.
+    are made, each a pair of source and target copy; then the copies in `fills` are filled from
+    blocks.
     """
 
     order: list[int]
@@ -56,9 +61,10 @@ class CopyAssignment:
 
 
 def assign_copies(copies: Sequence[KvCopy], wanted: Sequence[KvCopy]) -> CopyAssignment:
-    """Assign the first `len(wanted)` copies to the `wanted` contents.
+    """Decide which of the first `len(wanted)` copies is to hold each of the `wanted` contents.
 
-    A copy that already holds a wanted content keeps it or is moved; the others are to be filled.
+    A copy that already holds a wanted content keeps it, or is moved if it lies further back; all
+    others are to be filled. Nothing is copied here.
     """
     index = {kv_copy.content_key: n for n, kv_copy in enumerate(wanted)}
     owners = [index.get(kv_copy.content_key) for kv_copy in copies]
@@ -154,7 +160,11 @@ class _SizeClass:
 
 
 class ContiguousKv:
-    """The contiguous copies for the layers of one `window`; `pools`: each layer's KV blocks."""
+    """Contiguous copies of decoding sequences' KV on a CPU, for the layers of one window.
+
+    `pools` holds the keys and values of the KV blocks by layer number. Copies take at most
+    `MAX_SHARE` of the memory of these blocks.
+    """
 
     def __init__(self, pools: Mapping[int, KvPair], window: SlidingWindow) -> None:
         self._pools, self._window = pools, window
@@ -165,7 +175,7 @@ class ContiguousKv:
         self._pending_layers: set[int] = set()  # layers that the current step has not reached
 
     def clear(self) -> None:
-        """Free the memory; copies are made again when they are needed."""
+        """Free the memory of all copies. They are filled from the blocks again at the next step."""
         self._size_classes.clear()
 
     def attend_decode(
@@ -177,9 +187,12 @@ class ContiguousKv:
         scaling: float | None,
         out: Tensor,
     ) -> bool:
-        """Attend with a step's decoding rows in one layer, into `out` `[rows, heads, dim]`.
+        """Compute one layer's attention for a step's decoding rows, if their copies fit the memory.
 
-        Returns False, and computes nothing, when copies for them do not fit the memory.
+        `query` is `[1, heads, rows, dim]`, `new` the step's keys and values
+        `[1, kv_heads, rows, dim]`, which are added to the copies. Returns True when the output of
+        these rows is in `out` `[rows, heads, dim]`. Returns False and leaves `out` alone when the
+        copies do not fit or no row decodes.
         """
         if inputs is not self._inputs:
             self._prepare_updates(inputs)

@@ -26,7 +26,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class KvLayerSpec:
-    """The shape of one attention layer's KV, and its sliding window."""
+    """The KV of one attention layer on this rank: its KV heads, their size, its sliding window."""
 
     kv_heads: int
     head_dim: int
@@ -34,11 +34,11 @@ class KvLayerSpec:
 
 
 class PagedAttention:
-    """The KV blocks of every layer, and attention over them for the current `inputs`.
+    """The KV blocks of all layers on one rank, and attention over them.
 
-    `blocks`: how many blocks the layers of each window have. transformers calls it under `name`,
-    the name it is registered by. `inputs` must be set before each forward pass; to a `DecodeInputs`
-    only if `kernels` have a decode kernel.
+    `blocks` is the number of blocks of each layer, by the layer's window. transformers calls the
+    attention by `name`, under which it is registered. The caller must set `inputs` to the step's
+    inputs before each forward pass; to a `DecodeInputs` only if `kernels` has a decode kernel.
     """
 
     def __init__(
@@ -60,13 +60,19 @@ class PagedAttention:
         AttentionInterface.register(self.name, self._attend)
 
     def close(self) -> None:
-        """Free the memory. The name stays registered, but must not be called any more."""
+        """Free the memory of KV, buffers and copies. Attention must not be computed afterwards.
+
+        The name stays registered in transformers.
+        """
         self._keys, self._values = [], []
         self._contiguous.clear()
         self._gather_buffers.clear()
 
     def free_buffers(self) -> None:
-        """Free gather buffers and contiguous copies, which are made again when needed."""
+        """Free gather buffers and contiguous copies; KV blocks stay.
+
+        Both are made again when attention next needs them.
+        """
         self._gather_buffers.clear()
         for contiguous in self._contiguous.values():
             contiguous.clear()
@@ -82,9 +88,10 @@ class PagedAttention:
         }
 
     def zero_blocks(self, blocks: Mapping[SlidingWindow, list[int]]) -> None:
-        """Zero the KV of blocks, by window.
+        """Set the KV of the given block numbers, by window, to zero in all layers of that window.
 
-        A NaN left in a block would reach the next sequence that reads it, even where it is masked.
+        A NaN left in a block would reach the next sequence that reads the block, even where it is
+        masked.
         """
         for window, numbers in blocks.items():
             index = to_device(numbers, torch.long, self._device)

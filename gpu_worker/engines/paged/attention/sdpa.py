@@ -13,9 +13,10 @@ from gpu_worker.engines.paged.batch.step_inputs import TILE_ROWS
 def attend_decode(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Attend with one token of each of `n` sequences; returns `[n, heads, dim]`.
+    """Return the attention output of one token of each of `n` sequences, `[n, heads, dim]`.
 
-    Query `[heads, n, dim]`, KV `[n, tokens, kv_heads, dim]`.
+    `query` is `[heads, n, dim]`, `keys` and `values` are `[n, tokens, kv_heads, dim]`, and `mask`
+    `[n, 1, 1, tokens]` is added to the scores. `scaling` None is 1/√dim.
     """
     (heads, count, dim), kv_heads = query.shape, keys.shape[2]
     packed = query.transpose(0, 1).reshape(count, kv_heads, -1, dim)
@@ -31,12 +32,13 @@ def attend_decode(
 def attend_prefill(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Attend with `rows` tokens of each of `n` sequences; returns `[n, rows, heads, dim]`.
+    """Return the attention output of `rows` tokens of `n` sequences, `[n, rows, heads, dim]`.
 
-    Query `[n, rows, heads, dim]`, KV `[n, tokens, kv_heads, dim]`. The mask has the rows of all
-    heads that share a KV head, one head after the other: `[1, 1, rows * heads / kv_heads, tokens]`.
-    torch's kernel takes a head's queries 64 at a time if there are 192 or more, else 32; so packed
-    heads take 0.8 of the time.
+    `query` is `[n, rows, heads, dim]`, `keys` and `values` are `[n, tokens, kv_heads, dim]`. The
+    mask is added to the scores and has the rows of all heads that share a KV head, one head after
+    the other: `[1, 1, rows * heads / kv_heads, tokens]`. `scaling` None is 1/√dim. torch's kernel
+    takes a head's queries 64 at a time if there are 192 or more, else 32; so packed heads take 0.8
+    of the time.
     """
     n, rows, heads, dim = query.shape
     kv_heads, shared = keys.shape[2], heads // keys.shape[2]

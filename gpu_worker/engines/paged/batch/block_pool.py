@@ -15,16 +15,17 @@ NULL_BLOCK = 0  # never handed out: padding reads and writes here
 
 
 def blocks_for(tokens: int) -> int:
-    """Return how many blocks `tokens` tokens fill, the last one perhaps in part."""
+    """Return the number of KV blocks of 16 tokens that `tokens` tokens need, rounded up."""
     return -(-tokens // BLOCK_TOKENS)
 
 
 class BlockPool:
-    """Allocates `count` blocks, numbered from 1, and keeps published ones for reuse.
+    """Allocates `count` KV blocks, numbered from 1, and keeps published ones in a prefix cache.
 
-    A published block that nobody references any more stays cached: a later `share` takes it up, and
-    it is evicted, least recently used first, when no block is free. `prefix_hashes` are the hashes
-    of the advertised prefixes that end with a published block, least recently used first.
+    A published block is full, and can be shared by sequences that begin with the same tokens. When
+    no sequence references it any more it stays cached: `share` can take it up again, and it is
+    evicted, least recently used first, when no block is free. `prefix_hashes` are the hashes of
+    advertised prefixes, those that workers report to the dispatcher, least recently used first.
     """
 
     def __init__(self, count: int) -> None:
@@ -38,31 +39,39 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """The number of blocks that `allocate` can hand out now, cached ones included."""
+        """The number of blocks that `allocate` can hand out now: free ones and cached ones."""
         return len(self._free) + len(self._evictable)
 
     @property
     def cached(self) -> int:
-        """The number of cached blocks: published, referenced by nobody, evictable."""
+        """The number of published blocks that no sequence references; they can be evicted."""
         return len(self._evictable)
 
     def count_freed_by(self, block_lists: Iterable[Sequence[int]]) -> int:
-        """Return how many more blocks would be available if all these lists were released."""
+        """Return by how many blocks `available` would rise if all these lists were released.
+
+        Each list holds the blocks of one sequence. A block that yet another sequence references
+        does not count. Nothing is released.
+        """
         held = Counter(block for blocks in block_lists for block in blocks)
         return sum(self._references[block] == count for block, count in held.items())
 
     def allocate(self, count: int) -> list[int]:
-        """Allocate `count` blocks of undefined content. The caller has checked `available`."""
+        """Return `count` blocks with one reference each, evicting cached ones if needed.
+
+        Their content is undefined. The caller must have checked `available`; a `KeyError` means
+        that there were too few.
+        """
         return [self._allocate_one() for _ in range(count)]
 
     def is_published(self, digest: bytes) -> bool:
-        """Return whether a block is published under `digest`."""
+        """Return whether a block is published under `digest`, so that `share` can be called."""
         return digest in self._published
 
     def share(self, digest: bytes) -> int:
-        """Add a reference to the block published under `digest` and return the block.
+        """Add a reference to the block published under `digest`, and return the block's number.
 
-        The caller has checked `is_published`.
+        The caller must have checked `is_published`; an unknown digest raises `KeyError`.
         """
         block = self._published[digest]
         self._evictable.pop(block, None)
@@ -73,9 +82,11 @@ class BlockPool:
         return block
 
     def publish(self, block: int, digest: bytes, *, advertise: bool = False) -> None:
-        """Let other sequences share a full block. The first block of a digest stays published.
+        """Publish a full block under `digest`, so that `share` finds it for other sequences.
 
-        `advertise`: the prefix that ends with the block also appears in `prefix_hashes`.
+        Does nothing if the block is published already, or if another block is published under the
+        digest. With `advertise` the hash of the prefix that ends with the block is added to
+        `prefix_hashes`.
         """
         if block not in self._digests and digest not in self._published:
             self._digests[block] = digest
@@ -84,9 +95,11 @@ class BlockPool:
                 self.prefix_hashes[truncate_digest(digest)] = None
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block of a sequence, in order of position.
+        """Drop one reference to each of one sequence's blocks, which come in order of position.
 
-        Blocks of a sequence's end become evictable before those of its start.
+        Blocks that nobody references any more become free or, if published, evictable; those of the
+        sequence's end are evicted before those of its start. A block without a reference fails an
+        assertion.
         """
         for block in reversed(blocks):
             self._references[block] -= 1
@@ -95,9 +108,9 @@ class BlockPool:
                 self._retire(block)
 
     def discard(self, blocks: Sequence[int]) -> list[int]:
-        """Release blocks whose content is bad and unpublish them, so that nobody shares them again.
+        """Release blocks whose content is bad, and unpublish them, so that they are not shared.
 
-        Returns the blocks that nobody references any more.
+        Returns those of them that no sequence references any more.
         """
         for block in blocks:
             self._unpublish(block)
@@ -105,7 +118,7 @@ class BlockPool:
         return [block for block in blocks if self._references[block] == 0]
 
     def reset_prefix_cache(self) -> None:
-        """Evict every cached block."""
+        """Evict every cached block. Blocks that a sequence references stay published."""
         while self._evictable:
             self._free.append(self._evict())
 

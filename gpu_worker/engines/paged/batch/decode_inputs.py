@@ -18,10 +18,11 @@ from gpu_worker.engines.paged.batch.sequence_state import BlockTable, SequenceSl
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """A step of `n` rows of one token each.
+    """The input tensors of a decode step: `n` rows of one token each.
 
-    `input_ids` and `positions` are int64 `[n]`, `seq_lens` int32 `[n]`. `block_tables` holds
-    for each window the blocks of each row in order of position, int32 `[n, b]`.
+    `input_ids` and `positions` are int64 `[n]`. `seq_lens` are the sequences' tokens with this one,
+    int32 `[n]`. `block_tables` holds for each window the blocks of each row in order of position,
+    int32 `[n, b]`.
     """
 
     input_ids: Tensor
@@ -31,15 +32,19 @@ class DecodeInputs:
     _slot_mappings: Mapping[SlidingWindow, Tensor]
 
     def slot_mapping(self, window: SlidingWindow) -> Tensor:
-        """Return where each token's KV is stored, int64 `[n]`: indices into blocks end to end."""
+        """Return the slot in which the KV of each row's token is stored, int64 `[n]`.
+
+        Slots number the tokens of all KV blocks of the window, laid end to end.
+        """
         return self._slot_mappings[window]
 
 
 class DecodeInputBuffers:
-    """Buffers for the inputs of one step at a time: at most `rows` sequences of `tokens` each.
+    """Buffers on the device for the inputs of one decode step at a time.
 
-    `fill` writes a step into them; `inputs` returns views of them, always of the same memory for
-    the same number of rows.
+    They have room for `rows` sequences of at most `tokens` tokens each. `fill` writes a step, and
+    `inputs` returns it as views. The views for a number of rows always have the same memory, as a
+    CUDA graph needs.
     """
 
     def __init__(
@@ -50,7 +55,10 @@ class DecodeInputBuffers:
         self._tables = {w: _DeviceBlockTables(rows, blocks_for(tokens), device) for w in windows}
 
     def fill(self, slices: Sequence[SequenceSlice], rows: int) -> None:
-        """Write decoding slices to the first of `rows` rows, and padding to the rest."""
+        """Write decoding slices to the first rows of the buffers, and padding up to row `rows`.
+
+        A padding row stands for a sequence of one token in the null block. `slices` may be empty.
+        """
         padding = [0] * (rows - len(slices))
         ids = [seq_slice.state.tokens[seq_slice.start] for seq_slice in slices]
         positions = [seq_slice.start for seq_slice in slices]
@@ -61,7 +69,7 @@ class DecodeInputBuffers:
             tables.fill([*held_tables, *(None for _ in padding)])
 
     def inputs(self, rows: int) -> DecodeInputs:
-        """Return the first `rows` rows of the buffers.
+        """Return the first `rows` rows of the buffers as the inputs of a step.
 
         Slots and lengths are computed from the buffers on the device, so a CUDA graph computes them
         anew at each replay.

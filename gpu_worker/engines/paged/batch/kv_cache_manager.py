@@ -25,10 +25,11 @@ from streams.prefix_hashes import is_hash_position
 def pool_sizes(
     windows: Iterable[SlidingWindow], tokens: int, max_sequences: int, max_batch_tokens: int
 ) -> dict[SlidingWindow, int]:
-    """Return the number of blocks of each window's pool, for `tokens` tokens of KV in all.
+    """Return the number of blocks of each window's pool for a KV cache of `tokens` tokens.
 
-    The pool of a sliding window gets no more than `max_sequences` sequences can hold; blocks that
-    they do not hold cache prefixes.
+    The pool without a window gets blocks for all of them. The pool of a sliding window gets no more
+    than `max_sequences` sequences can hold with `max_batch_tokens` new tokens; those of its blocks
+    that are not in use cache prefixes.
     """
     full_blocks = blocks_for(tokens)
     return {
@@ -40,10 +41,11 @@ def pool_sizes(
 
 
 class KvCacheManager:
-    """Gives sequences their blocks from pools of `sizes` blocks, one pool for each window.
+    """Allocates KV blocks to sequences, from one pool of blocks for each sliding window.
 
-    A step adds at most `max_batch_tokens` to a sequence. A sequence has block tables from
-    `share_prefix` until `release` or `discard`.
+    `sizes` is the number of blocks by window. A step adds at most `max_batch_tokens` tokens to a
+    sequence. A sequence has block tables from `share_prefix` until `release` or `discard`. With
+    `prefix_cache` False no blocks are shared.
     """
 
     def __init__(
@@ -59,7 +61,8 @@ class KvCacheManager:
     def share_prefix(self, state: SequenceState) -> None:
         """Give a sequence block tables that begin with the longest cached prefix of its tokens.
 
-        The last token is never taken from the cache: it must be computed to sample the next one.
+        Sets `computed_tokens` to that prefix's length, which is 0 if nothing is cached. The last
+        token is never taken from the cache, because it must be computed to sample the next one.
         """
         count = self._longest_cached_prefix(state) if self._prefix_cache else 0
         state.published_blocks, state.computed_tokens = count, count * BLOCK_TOKENS
@@ -71,7 +74,11 @@ class KvCacheManager:
     def can_grow(
         self, state: SequenceState, tokens: int, preempting: Sequence[SequenceState] = ()
     ) -> bool:
-        """Return whether a sequence could grow to `tokens` if all `preempting` released theirs."""
+        """Return whether there are blocks for a sequence to have `tokens` tokens in all.
+
+        Blocks that would become available if all sequences in `preempting` released theirs count as
+        available. Changes nothing.
+        """
         for window, pool in self.pools.items():
             missing_blocks = self._missing_blocks(state, tokens, window) - pool.available
             if missing_blocks > 0 and missing_blocks > pool.count_freed_by(
@@ -81,7 +88,10 @@ class KvCacheManager:
         return True
 
     def grow(self, state: SequenceState, tokens: int) -> None:
-        """Allocate what a sequence lacks for `tokens`. The caller has checked `can_grow`."""
+        """Allocate the blocks that a sequence lacks to have `tokens` tokens in all.
+
+        The caller must have checked `can_grow`; a `KeyError` means that there were too few blocks.
+        """
         for window, table in state.block_tables.items():
             missing_blocks = blocks_for(tokens) - len(table.blocks)
             if missing_blocks > 0:
@@ -91,7 +101,11 @@ class KvCacheManager:
                     self._mark_for_zeroing(window, allocated)
 
     def commit(self, state: SequenceState) -> None:
-        """Publish full blocks of the `computed_tokens`, and release those behind their window."""
+        """Publish a sequence's full blocks, and release those that its windows have moved past.
+
+        The caller must have raised `state.computed_tokens` to what a step has computed. Published
+        blocks can be shared by other sequences; without a prefix cache none is published.
+        """
         if self._prefix_cache:
             self._publish(state)
         for window, table in state.block_tables.items():
@@ -102,54 +116,62 @@ class KvCacheManager:
                 table.first_held = first
 
     def release(self, state: SequenceState) -> None:
-        """Release all blocks of a sequence; `share_prefix` may start it again. Idempotent."""
+        """Release all blocks of a sequence, which then has no computed tokens. Idempotent.
+
+        Published blocks stay cached. `share_prefix` may be called for the sequence again.
+        """
         for window, table in state.block_tables.items():
             self.pools[window].release(table.held_blocks)
         state.block_tables, state.computed_tokens, state.published_blocks = {}, 0, 0
 
     def discard(self, state: SequenceState) -> None:
-        """Release all blocks of a sequence whose KV may be bad; none of them is shared again."""
+        """Release all blocks of a sequence whose KV may be bad; no other sequence will share them.
+
+        Blocks that nobody else references are zeroed before the next step; see
+        `pop_blocks_to_zero`.
+        """
         for window, table in state.block_tables.items():
             self._mark_for_zeroing(window, self.pools[window].discard(table.held_blocks))
         state.block_tables = {}
 
     def pop_blocks_to_zero(self) -> dict[SlidingWindow, list[int]]:
-        """Return, once, the blocks that must be zeroed before the next step is computed.
+        """Return, once, the blocks by window that the caller must zero before the next step.
 
-        A block that slides out of a window is released before it is known whether its sequence's
-        KV is sound, and a NaN in it would reach the next owner even where it is masked. So blocks
-        of sliding windows are zeroed when they are allocated; those of the pool without a window
-        when their sequence is discarded.
+        Blocks of sliding windows are zeroed when they are allocated, since such a block is released
+        before it is known whether its sequence's KV is sound. Blocks of the pool without a window
+        are zeroed when their sequence is discarded. A NaN left in a block would reach the next
+        owner even where it is masked.
         """
         to_zero, self._blocks_to_zero = self._blocks_to_zero, {}
         return to_zero
 
     def reset_prefix_cache(self) -> None:
-        """Evict every cached block of all pools."""
+        """Evict the cached blocks of all pools; blocks that a sequence references stay."""
         for pool in self.pools.values():
             pool.reset_prefix_cache()
 
     def prefix_hashes(self) -> list[int]:
-        """Return hashes of cached prefixes, least recently used first.
+        """Return the hashes of cached prefixes, least recently used first.
 
-        They are those of the pool without a window, or else of the widest window's.
+        `streams/prefix_hashes.py` defines them. They are those of the pool without a window, or of
+        the widest window's pool if all have one.
         """
         widest = max(self.pools, key=lambda window: inf if window is None else window)
         return list(self.pools[widest].prefix_hashes)
 
     @property
     def total_blocks(self) -> int:
-        """Blocks of all pools, the available and the cached ones included."""
+        """The number of blocks of all pools together, in use or not."""
         return sum(pool.count for pool in self.pools.values())
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that can be allocated: free or cached."""
+        """The number of blocks of all pools that can be allocated: free ones and cached ones."""
         return sum(pool.available for pool in self.pools.values())
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that only the prefix cache holds."""
+        """The number of blocks of all pools that only the prefix cache holds."""
         return sum(pool.cached for pool in self.pools.values())
 
     def _missing_blocks(self, state: SequenceState, tokens: int, window: SlidingWindow) -> int:

@@ -37,10 +37,14 @@ class _PriorityLevel:
 
 
 class Scheduler:
-    """Schedules steps of at most `max_batch_tokens` over at most `max_sequences` at once.
+    """Chooses the sequences of each step, and how many tokens of each the step computes.
 
-    Every sequence must fit the KV blocks alone. Then the oldest of the highest priority always
-    makes progress, and so does every sequence once no more of a higher priority arrive.
+    An engine has one: it calls `schedule` before each step, then `commit` if the step was computed
+    or `halve_budget` if it ran out of memory. A step computes at most `max_batch_tokens`, and at
+    most `max_sequences` run at the same time. Every sequence must fit the KV blocks alone. Then the
+    oldest of the highest priority always makes progress, and so does every other sequence once no
+    more of a higher priority arrive. Raises `ValueError` unless `max_batch_tokens` is above
+    `max_sequences`.
     """
 
     def __init__(self, cache: KvCacheManager, max_sequences: int, max_batch_tokens: int) -> None:
@@ -68,12 +72,12 @@ class Scheduler:
 
     @property
     def running(self) -> list[SequenceState]:
-        """The running sequences, most urgent first, then oldest first."""
+        """The running sequences, those with KV blocks: most urgent first, then oldest first."""
         return [state for level in self._levels.values() for state in level.running]
 
     @property
     def waiting(self) -> list[SequenceState]:
-        """The waiting sequences, most urgent first, then oldest first."""
+        """The waiting sequences, new or preempted: most urgent first, then oldest first."""
         return [state for level in self._levels.values() for state in level.waiting]
 
     @property
@@ -82,23 +86,31 @@ class Scheduler:
         return not any(level.running or level.waiting for level in self._levels.values())
 
     def add(self, state: SequenceState) -> None:
-        """Let a sequence wait behind those of its priority."""
+        """Put a sequence behind its priority's waiting ones; a later `schedule` starts it."""
         self._levels[state.priority].waiting.append(state)
 
     def remove(self, state: SequenceState) -> None:
-        """Drop a sequence, whether it runs or waits, and release its blocks."""
+        """Drop a sequence, running or waiting, and release its blocks, which may stay cached.
+
+        Raises `ValueError` for a sequence that the scheduler does not have.
+        """
         self._unschedule(state)
         self._cache.release(state)
 
     def discard(self, state: SequenceState) -> None:
-        """Drop a sequence whose KV may be bad; nobody shares its blocks again."""
+        """Drop a sequence whose KV may be bad, so that no other sequence shares its blocks.
+
+        Raises `ValueError` for a sequence that the scheduler does not have.
+        """
         self._unschedule(state)
         self._cache.discard(state)
 
     def schedule(self) -> list[SequenceSlice]:
-        """Return the slices of the next step: a token of each decoding sequence, chunks of prompts.
+        """Choose the next step, allocate its KV blocks, and return its slices.
 
-        Preempts running sequences where blocks or the token budget do not suffice for all.
+        A slice is one token of a decoding sequence or a chunk of a prompt. Running sequences are
+        preempted where blocks or the token budget do not suffice for all. The list is empty when no
+        sequence can run.
         """
         while self._running_count > self.token_budget:
             self._preempt(self._next_victim())
@@ -121,16 +133,20 @@ class Scheduler:
         return slices
 
     def commit(self, slices: list[SequenceSlice]) -> None:
-        """Record that a step was computed: its KV is in place, its full blocks may be shared."""
+        """Record that the step over these slices was computed, so that its KV is in place.
+
+        Full blocks can then be shared by other sequences. After enough such steps a lowered token
+        budget grows again.
+        """
         self._raise_budget()
         for seq_slice in slices:
             seq_slice.state.computed_tokens = seq_slice.end
             self._cache.commit(seq_slice.state)
 
     def halve_budget(self, slices: list[SequenceSlice]) -> bool:
-        """Set the token budget to half of a step that did not fit the memory.
+        """Lower the token budget to half the tokens of a step that did not fit the memory.
 
-        Returns False when the step was a single token and cannot be made smaller.
+        Returns True if the next step can be smaller, and False if this one was a single token.
         """
         tokens = sum(seq_slice.count for seq_slice in slices)
         self.token_budget, self._good_steps = max(1, tokens // 2), 0

@@ -12,15 +12,16 @@ SlidingWindow = int | None  # tokens that a layer attends to, the newest include
 
 
 def first_visible_position(position: int, window: SlidingWindow) -> int:
-    """Return the first position that the token at `position` attends to."""
+    """Return the first position that the token at `position` attends to; 0 without a window."""
     return 0 if window is None else max(0, position + 1 - window)
 
 
 @dataclass(eq=False)
 class BlockTable:
-    """A sequence's blocks in order of position, for the layers of one window.
+    """The numbers of a sequence's KV blocks in order of position, for the layers of one window.
 
-    Blocks before `first_held` have been given back behind the window; the null block is there.
+    Blocks before index `first_held` have moved out of the window and were released; in their places
+    stands the null block.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -34,11 +35,13 @@ class BlockTable:
 
 @dataclass(eq=False)
 class SequenceState:
-    """A sequence's tokens so far, and how much of its KV is computed and where it lies.
+    """A sequence as the scheduler sees it: its tokens so far, and where their KV lies.
 
-    The KV of the first `computed_tokens` is in the blocks of `block_tables`, as far as their
-    windows still see it. `published_blocks` full blocks may be shared by others. `hit_tokens` were
-    in the prefix cache when the sequence was first admitted. `was_preempted`: at least once.
+    `tokens` are prompt and output. The KV of the first `computed_tokens` of them is computed and
+    lies in the blocks of `block_tables`, by window, as far as the window still covers it. The first
+    `published_blocks` full blocks can be shared by other sequences. `hit_tokens` were found in the
+    prefix cache when the sequence was first admitted. `salt` keeps apart sequences that must not
+    share KV. `was_preempted` is True once it was preempted at least once.
     """
 
     request_id: str
@@ -57,11 +60,15 @@ class SequenceState:
 
     @property
     def pending_tokens(self) -> int:
-        """The number of tokens to compute before the next can be sampled: 1 while decoding."""
+        """The number of tokens to compute before the next one can be sampled; 1 while decoding."""
         return len(self.tokens) - self.computed_tokens
 
     def digest_block(self, block: int) -> bytes:
-        """Return the digest of all tokens up to the end of full block number `block`; cached."""
+        """Return the digest of the salt and all tokens up to the end of block number `block`.
+
+        Blocks count from 0 in the sequence, and this one must be full. Digests are kept once
+        computed.
+        """
         while len(self.block_digests) <= block:
             start = len(self.block_digests) * BLOCK_TOKENS
             packed = pack_tokens(self.tokens[start : start + BLOCK_TOKENS])
@@ -71,9 +78,10 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class SequenceSlice:
-    """The tokens of one sequence that one step computes: `start` up to `start + count`.
+    """The tokens of one sequence that one step computes: `count` tokens from position `start` on.
 
-    `is_sampled`: the slice reaches the sequence's last token, so the step samples the next one.
+    `is_sampled` is True if the slice reaches the sequence's last token, so that the step samples
+    the next one.
     """
 
     state: SequenceState
@@ -83,7 +91,7 @@ class SequenceSlice:
 
     @property
     def end(self) -> int:
-        """The position behind the slice's last token."""
+        """The position after the slice's last token."""
         return self.start + self.count
 
     @property
@@ -93,10 +101,10 @@ class SequenceSlice:
 
     @property
     def is_decode(self) -> bool:
-        """True for a single token that the next one is sampled from."""
+        """True when the slice is one token, the sequence's last, as in decoding."""
         return self.count == 1 and self.is_sampled
 
     @classmethod
     def next_tokens(cls, state: SequenceState, count: int) -> Self:
-        """Return the next `count` tokens of a sequence that are not computed yet."""
+        """Return the slice of the next `count` tokens of a sequence that are not computed yet."""
         return cls(state, state.computed_tokens, count, count == state.pending_tokens)

@@ -32,9 +32,10 @@ PrefillChunk = tuple[SequenceSlice, int]  # a slice of a prompt, and its first r
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decoding rows `first` up to `last` of a step, which are attended together.
+    """Decoding rows of a step, from `first` up to but without `last`, that are attended together.
 
-    `blocks` `[n, b]`: the KV blocks of each row. `mask` `[n, 1, 1, b * 16]` is additive.
+    `blocks` `[n, b]` are the KV blocks of each row. `mask` `[n, 1, 1, b * 16]` is added to the
+    scores.
     """
 
     first: int
@@ -45,9 +46,11 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class PrefillTile:
-    """Rows `first` up to `last` of the first `chunks` chunks of a group.
+    """Rows of prompt chunks that are attended together, in a `PrefillGroup`.
 
-    `mask` `[1, 1, rows, tokens]` is additive, over the tokens that these rows may attend to.
+    They are the rows from `first` up to but without `last` of each of the group's first `chunks`
+    chunks. `mask` `[1, 1, rows, tokens]` is added to the scores, over the tokens that these rows
+    may attend to.
     """
 
     chunks: int
@@ -57,7 +60,7 @@ class PrefillTile:
     _packed: dict[int, Tensor] = field(default_factory=dict)
 
     def mask_for_heads(self, heads: int) -> Tensor:
-        """Return the mask repeated for the rows of `heads` heads, one head after the other.
+        """Return the mask repeated `heads` times along its rows, one head after the other.
 
         It is made at the first layer and kept for the others.
         """
@@ -70,9 +73,10 @@ class PrefillTile:
 class PrefillGroup:
     """Prompt chunks of `n` sequences, the longest first, padded to one length and cut into tiles.
 
-    `query_rows`, `output_rows` `[n, t]`: for each chunk, the rows of the step that its queries come
-    from and its output goes to. Padding reads the chunk's last row again, and is written to a row
-    behind all of the step's. Tiles attend to the first of the `blocks` `[n, b]`.
+    For each chunk `query_rows` `[n, t]` are the rows of the step that its queries come from, and
+    `output_rows` `[n, t]` those that its output goes to. Padding reads the chunk's last row again,
+    and is written to an extra row after all rows of the step. `blocks` `[n, b]` are the chunks' KV
+    blocks; each tile attends to the first of them, as many as its mask covers.
     """
 
     query_rows: Tensor
@@ -83,12 +87,13 @@ class PrefillGroup:
 
 @dataclass
 class StepInputs:
-    """The tensors of one step, made when first asked for; slices lie end to end in the step's rows.
+    """The input tensors of one step, made when first asked for.
 
-    Decoding slices come first, sorted by length. Attention always gets whole blocks and a mask: the
-    kernels compute a vector's remainder in another way than whole vectors, so that rounding would
-    depend on how a prompt was cut into chunks. What depends on a layer's window (slots, masks,
-    groups) is made at the window's first layer and kept for the others.
+    The tokens of the slices are the step's rows, one slice after the other: decoding slices first,
+    sorted by length, then prompt chunks. Attention always gets whole blocks and a mask: the kernels
+    compute a vector's remainder in another way than whole vectors, so that rounding would depend on
+    how a prompt was cut into chunks. Tensors that depend on a layer's window (slots, masks, groups)
+    are made at the window's first layer and kept for the others.
     """
 
     slices: list[SequenceSlice]
@@ -123,9 +128,10 @@ class StepInputs:
         return self._tensor(_pad(positions, 0))
 
     def slot_mapping(self, window: SlidingWindow) -> Tensor:
-        """Return where each row's KV is stored, int64 `[rows]`: indices into blocks end to end.
+        """Return the slot in which the KV of each row's token is stored, int64 `[rows]`.
 
-        Padding is stored in the null block.
+        Slots number the tokens of all KV blocks of the window, laid end to end. Padding rows are
+        stored in the null block.
         """
         if window not in self._slot_mappings:
             slots = [_slot_of(s, p, window) for s in self.slices for p in range(s.start, s.end)]
@@ -139,7 +145,10 @@ class StepInputs:
 
     @cached_property
     def logits_indices(self) -> Tensor:
-        """The rows whose logits are needed, int64, in the order of `sampled_slices`; padded."""
+        """The rows whose logits are needed, int64, in the order of `sampled_slices`.
+
+        Padded to `MIN_ROWS` by repeating row 0; empty if nothing is sampled.
+        """
         rows, row = [], 0
         for seq_slice in self.slices:
             row += seq_slice.count
@@ -153,7 +162,10 @@ class StepInputs:
         return self._decode_count == len(self.slices)
 
     def varlen_batch(self, window: SlidingWindow, decoding: bool) -> VarlenBatch | None:
-        """Return the decoding slices, or the others, as a varlen batch; None if there are none."""
+        """Return the decoding slices, or the prompt chunks if not `decoding`, as one varlen batch.
+
+        None if the step has no such slices. Made once for each window.
+        """
         key = window, decoding
         if key not in self._varlen_batches:
             slices = (
@@ -166,7 +178,10 @@ class StepInputs:
         return self._varlen_batches[key]
 
     def decode_groups(self, window: SlidingWindow) -> list[DecodeGroup]:
-        """Return the decoding slices in groups of like length, for attention without a kernel."""
+        """Return the decoding slices in groups of like length, for attention without a kernel.
+
+        The list is empty if no slice decodes. Made once for each window.
+        """
         if window not in self._decode_groups_by_window:
             groups = _group_decodes(self.decode_slices, window)
             self._decode_groups_by_window[window] = [
@@ -175,7 +190,10 @@ class StepInputs:
         return self._decode_groups_by_window[window]
 
     def prefill_groups(self, window: SlidingWindow) -> list[PrefillGroup]:
-        """Return the prompt chunks in groups of like length, for attention without a kernel."""
+        """Return the prompt chunks in groups of like length, for attention without a kernel.
+
+        The list is empty if the step only decodes. Made once for each window.
+        """
         if window not in self._prefill_groups_by_window:
             first_rows = accumulate((s.count for s in self.slices), initial=0)
             chunks = [*zip(self.slices, first_rows, strict=False)][self._decode_count :]
@@ -188,9 +206,10 @@ class StepInputs:
     def build_decode_mask(
         self, slices: Sequence[SequenceSlice], width: int, window: SlidingWindow
     ) -> Tensor:
-        """Return the additive mask `[n, 1, 1, tokens]` of decoding slices over `width` blocks each.
+        """Return a mask `[n, 1, 1, tokens]` for decoding slices, to be added to attention scores.
 
-        The blocks of each slice count from its `first_split_block`.
+        It is 0 for tokens that a slice attends to, else minus infinity, over `width` blocks of each
+        slice from its `first_split_block` on.
         """
         key_positions = torch.arange(width * BLOCK_TOKENS, device=self.device)
         key_positions = key_positions + BLOCK_TOKENS * self._tensor(
@@ -282,9 +301,10 @@ def _first_visible(seq_slice: SequenceSlice, window: SlidingWindow) -> int:
 
 
 def first_split_block(seq_slice: SequenceSlice, window: SlidingWindow) -> int:
-    """Return the first block that attention reads for a slice.
+    """Return the index of the first block that attention reads for a slice, without a kernel.
 
-    It is the first block of the split that holds the slice's first visible token.
+    Attention sums keys in splits of `SPLIT_BLOCKS` blocks, counted from the start of the sequence.
+    The block is the first of the split that holds the first token that the slice attends to.
     """
     return _first_visible(seq_slice, window) // (SPLIT_BLOCKS * BLOCK_TOKENS) * SPLIT_BLOCKS
 
@@ -297,7 +317,8 @@ def _offset_in_blocks(seq_slice: SequenceSlice, window: SlidingWindow) -> int:
 def round_up_blocks(blocks: int) -> int:
     """Return `blocks` or a few more, so that sums over them are computed in the same order.
 
-    At least 2; a last split of an `UNEVEN_BLOCKS` number is filled up.
+    The number is at least 2. A last split whose size is in `UNEVEN_BLOCKS`, which would be summed
+    in another order, is enlarged to 24 blocks.
     """
     rest = blocks % SPLIT_BLOCKS
     more = UNEVEN_BLOCKS.stop - rest if rest in UNEVEN_BLOCKS else 0

@@ -18,9 +18,10 @@ from gpu_worker.engines.paged.batch.sequence_state import (
 
 @dataclass(frozen=True)
 class VarlenBatch:
-    """A non-empty batch of slices for the layers of one window; tensors are made on demand.
+    """A non-empty batch of slices as FlashAttention takes it, for the layers of one window.
 
-    Rows `cu_seqlens_q[i]` up to `cu_seqlens_q[i + 1]` are the newest tokens of sequence `i`.
+    The rows of sequence `i` are `cu_seqlens_q[i]` up to `cu_seqlens_q[i + 1]`, its newest tokens.
+    Tensors are made when first asked for.
     """
 
     slices: list[SequenceSlice]
@@ -30,19 +31,19 @@ class VarlenBatch:
 
     @property
     def step_rows(self) -> slice:
-        """The batch's rows in the step."""
+        """The rows of the step that belong to the batch."""
         return slice(
             self.first_row, self.first_row + sum(seq_slice.count for seq_slice in self.slices)
         )
 
     @property
     def max_seqlen_q(self) -> int:
-        """The most rows of a sequence."""
+        """The largest number of rows that a sequence has in the batch."""
         return max(seq_slice.count for seq_slice in self.slices)
 
     @cached_property
     def cu_seqlens_q(self) -> Tensor:
-        """The first row of each sequence, then the end: int32 `[n + 1]`."""
+        """The first row of each sequence in the batch, then the number of rows: int32 `[n + 1]`."""
         return self._cumulative([seq_slice.count for seq_slice in self.slices])
 
     @cached_property
@@ -52,7 +53,7 @@ class VarlenBatch:
 
     @property
     def max_seq_len(self) -> int:
-        """The most tokens of a sequence so far."""
+        """The largest of `seq_lens`."""
         return max(seq_slice.end for seq_slice in self.slices)
 
     @cached_property
@@ -70,12 +71,15 @@ class VarlenBatch:
 
     @property
     def max_seqlen_k(self) -> int:
-        """The most tokens that a sequence attends to."""
+        """The largest number of tokens that a sequence attends to."""
         return max(len(self._visible_range(seq_slice)) for seq_slice in self.slices)
 
     @cached_property
     def visible_slots(self) -> Tensor:
-        """The KV that each sequence attends to, int64: indices into the blocks laid end to end."""
+        """The slots of the tokens that the sequences attend to, one sequence after another; int64.
+
+        Slots number the tokens of all KV blocks of the window, laid end to end.
+        """
         return torch.cat([self._slots_of(seq_slice) for seq_slice in self.slices])
 
     def _visible_range(self, seq_slice: SequenceSlice) -> range:

@@ -26,7 +26,7 @@ ACTIVATIONS = {
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with its weight packed for oneDNN, which is no longer readable."""
+    """A linear layer on a CPU whose weight is packed for oneDNN and can no longer be read."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def from_layer(cls, layer: nn.Module) -> Self:
-        """Pack a layer, which must be an `nn.Linear`."""
+        """Return the packed copy of a layer, which must be an `nn.Linear` (asserted)."""
         assert isinstance(layer, nn.Linear)
         return cls(layer)
 
@@ -46,14 +46,17 @@ class PackedLinear(nn.Module):
         return self.forward_activated(rows, "none", "")
 
     def forward_activated(self, rows: Tensor, activation: str, approximation: str) -> Tensor:
-        """Return the output after one of `ACTIVATIONS`, without another pass over memory."""
+        """Return the layer's output after an activation, computed in one pass over memory.
+
+        `activation` and `approximation` are a pair of `ACTIVATIONS`, or "none" and an empty string.
+        """
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows, self._packed, self._bias, activation, [], approximation
         )
         return out
 
     def forward_multiplied(self, rows: Tensor, factor: Tensor) -> Tensor:
-        """Return the output times `factor`, elementwise, without another pass over memory."""
+        """Return the layer's output times `factor`, elementwise, in one pass over memory."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
             rows, factor, self._packed, self._bias, "mul"
         )
@@ -61,10 +64,11 @@ class PackedLinear(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """A gated MLP, `down(act(gate(rows)) * up(rows))`, with activation and product fused.
+    """A gated MLP, `down(act(gate(rows)) * up(rows))`, with activation and product fused, on a CPU.
 
-    Fusing rounds twice instead of four times. So where an adapter adds to gate or up, only the rows
-    that it changes are computed again, unfused: the other rows must not depend on adapters.
+    Fusing rounds twice instead of four times. Where an adapter adds to gate or up, only the rows
+    that it changes are therefore computed again, unfused: the other rows must not depend on
+    adapters.
     """
 
     def __init__(self, mlp: nn.Module) -> None:
@@ -92,7 +96,10 @@ class GatedMLP(nn.Module):
 
 
 class MergedLinear(nn.Module):
-    """Linear layers of the same input, computed in one product when the first of them is called."""
+    """Linear layers of the same input, computed in one product when the first of them is called.
+
+    `parts` are the modules that take the places of these layers.
+    """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -108,7 +115,11 @@ class MergedLinear(nn.Module):
         self._parts_read = 0
 
     def compute_part(self, rows: Tensor, columns: slice) -> Tensor:
-        """Return some columns of the output, which is kept until every part has taken its own."""
+        """Return `columns` of the merged output for `rows`, computed by the first call alone.
+
+        The output is kept until it was asked for once for each part, all with the same tensor
+        `rows`.
+        """
         if rows is not self._rows:
             self._rows, self._out, self._parts_read = rows, self.linear(rows), 0
         assert self._out is not None
@@ -120,7 +131,10 @@ class MergedLinear(nn.Module):
 
 
 class MergedLinearPart(nn.Module):
-    """Takes the place of a layer that was merged: its output begins at column `first`."""
+    """The module in the place of a layer that was merged into a `MergedLinear`.
+
+    `first_column` is the column at which the layer's output begins in the merged output.
+    """
 
     def __init__(self, merged: MergedLinear, layer: nn.Linear, first: int, size: int) -> None:
         super().__init__()
@@ -133,15 +147,16 @@ class MergedLinearPart(nn.Module):
         return self._merged[0].linear
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the output of the layer that this part stands for."""
+        """Return the output of the replaced layer, computed together with its siblings'."""
         columns = slice(self.first_column, self.first_column + self.out_features)
         return self._merged[0].compute_part(rows, columns)
 
 
 def merge_and_pack(model: nn.Module) -> None:
-    """Merge the layers of one input; on a CPU pack all linear layers and fuse gated MLPs.
+    """Merge linear layers of one input, in place; on a CPU also pack layers and fuse gated MLPs.
 
-    Changes the model in place. Unpacked weights are freed, unless an embedding shares them.
+    Layers are packed where oneDNN supports their type. Unpacked weights are freed, unless an
+    embedding shares them.
     """
     for parent in list(model.modules()):
         _fuse_gated_mlps(parent)

@@ -20,10 +20,10 @@ from streams.messages import AdapterRef
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """A linear layer that an adapter may add to: `outputs` columns of `module`'s output.
+    """A linear layer that a LoRA adapter may add to: some output columns of `module`.
 
-    They begin at `first_column`: layers that were merged into one module are each some of its
-    columns. `inputs` is the layer's input size.
+    They are `outputs` columns from `first_column` on, since several layers may be merged into one
+    module. `inputs` is the layer's input size.
     """
 
     module: nn.Module
@@ -36,7 +36,10 @@ LoraTargets = Mapping[str, LoraTarget]
 
 
 def find_targets(model: nn.Module) -> LoraTargets:
-    """Return the linear layers of a model by path, as adapters name them."""
+    """Return all linear layers of a model, by the module path that adapter files name them by.
+
+    Layers that were merged keep their own paths.
+    """
     found = {}
     for path, module in model.named_modules():
         if isinstance(module, MergedLinearPart):
@@ -50,7 +53,11 @@ def find_targets(model: nn.Module) -> LoraTargets:
 
 @dataclass(frozen=True, eq=False)
 class LoraWeights:
-    """An adapter in memory: A `[rank, inputs]` and scaled B `[outputs, rank]` by module path."""
+    """The weights of an adapter on its device, by module path.
+
+    Each pair is A `[rank, inputs]` and B `[outputs, rank]`, with the adapter's scale multiplied
+    into B.
+    """
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
 
@@ -58,10 +65,11 @@ class LoraWeights:
 def load_lora(
     adapter: AdapterRef, targets: LoraTargets, dtype: torch.dtype, device: torch.device
 ) -> LoraWeights:
-    """Read an adapter for a model with these targets. Slow: call it in a thread.
+    """Read an adapter's files, check them against a model's targets, and return the weights.
 
-    Raises `ArtifactChanged` for files that are not the registered ones, and `ArtifactRefused` for
-    modules that the model lacks or whose shape differs.
+    Reads files and copies to the device, so call it in a thread. Raises `ArtifactChanged` for files
+    that are not the registered ones, and `ArtifactRefused` for modules that the model lacks or
+    whose shape differs.
     """
     config = json.loads(_read(adapter, CONFIG))
     tensors = read_tensors(_read(adapter, WEIGHTS))
@@ -86,10 +94,10 @@ def _check_shape(module: str, pair: LoraPair, targets: LoraTargets) -> None:
 
 
 class LoraHooks:
-    """Forward hooks on a model's layers that add the adapters in use to their rows.
+    """Forward hooks on a model's layers that add adapters' outputs to the rows that use them.
 
-    Hooks stay from one forward pass to the next, until the set of adapters changes; without
-    adapters there are none.
+    Hooks stay from one forward pass to the next until the set of adapters changes. While no adapter
+    is in use there are no hooks.
     """
 
     def __init__(self, targets: LoraTargets) -> None:
@@ -99,11 +107,15 @@ class LoraHooks:
 
     @property
     def is_active(self) -> bool:
-        """True when the next forward pass adds an adapter."""
+        """True when forward passes now add the output of at least one adapter."""
         return bool(self._rows)
 
     def assign_rows(self, rows: Mapping[LoraWeights, Tensor]) -> None:
-        """Set the rows that each adapter is added to in the next forward pass, by adapter."""
+        """Set to which rows each adapter is added in forward passes from now on.
+
+        `rows` holds row numbers, an int64 tensor on the model's device, by adapter. An empty
+        mapping removes all hooks.
+        """
         changed = rows.keys() != self._rows.keys()
         self._rows = rows
         if changed:

@@ -44,10 +44,12 @@ class _CachedAdapter:
 
 
 class LoraManager:
-    """Keeps at most `max_bytes` of adapters, and evicts the least recently used.
+    """Loads a model's LoRA adapters on demand and keeps at most `max_bytes` of them in memory.
 
-    Owned by the engine's thread; only `load_lora` runs in another one. An adapter is not loaded
-    twice at the same time, and is not evicted while a sequence runs with it.
+    An engine has one and calls all methods from its own thread; only `load_lora` runs in another
+    one. An adapter is not loaded twice at the same time, and is not evicted while a sequence runs
+    with it. The least recently used is evicted first. `loaded_hashes`, the hashes of the loaded
+    adapters' names, may be read from any thread.
     """
 
     def __init__(self, model: PreTrainedModel, max_bytes: int) -> None:
@@ -63,7 +65,10 @@ class LoraManager:
         self.loaded_hashes: tuple[int, ...] = ()  # of the loaded adapters' names
 
     def refusal(self, adapter: AdapterRef | None) -> EngineError | None:
-        """Return the error of an adapter that is larger than `max_bytes`, or None."""
+        """Return the error for an adapter that is larger than `max_bytes` and cannot be loaded.
+
+        None if the adapter can be loaded, or if `adapter` is None.
+        """
         if adapter is None or self._adapter_bytes(adapter) <= self._max_bytes:
             return None
         return EngineError(
@@ -73,23 +78,32 @@ class LoraManager:
         )
 
     def wait_for_adapter(self, sequence: Sequence) -> None:
-        """Let a sequence that has an adapter wait until `pop_ready` returns it."""
+        """Let a sequence that has an adapter wait for it, and return at once.
+
+        `pop_ready` starts the loading, and returns the sequence when its adapter is loaded or has
+        failed.
+        """
         turn_time = monotonic() + PATIENCE_SECONDS * list(Priority).index(sequence.priority)
         self._waiting[sequence.request_id] = turn_time, sequence
 
     def is_waiting(self, request_id: str) -> bool:
-        """Return whether a sequence still waits for its adapter."""
+        """Return whether a sequence waits for its adapter, not yet returned by `pop_ready`."""
         return request_id in self._waiting
 
     def unpin(self, request_id: str) -> None:
-        """Forget a sequence, whether it waits or runs, so that its adapter may go. Idempotent."""
+        """Forget a sequence, waiting or running, so that its adapter can be evicted.
+
+        Does nothing for an unknown id.
+        """
         self._waiting.pop(request_id, None)
         self._pinned.pop(request_id, None)
 
     def pop_ready(self) -> list[tuple[str, EngineError | None]]:
-        """Return the request ids whose adapter is loaded, or with the error why it is not.
+        """Return the waiting sequences whose adapter is done, as request id and error, once each.
 
-        Each is returned once. Starts loading what waiting sequences need, as far as there is room.
+        The error is None if the adapter is loaded; it then stays loaded until `unpin`. Otherwise
+        the error says why it could not be loaded. Does not wait: it starts loading what the other
+        sequences need, as far as memory allows, in the order given at the top of this module.
         """
         if not self._waiting:
             return []
@@ -110,13 +124,17 @@ class LoraManager:
         return ready
 
     def nap_while_loading(self) -> None:
-        """Wait up to `NAP_SECONDS` for an adapter that is being loaded, if there is any."""
+        """Wait up to `NAP_SECONDS` (2 ms) for an adapter that is loading; not at all if none is."""
         loading = [entry.loading for entry in self._entries.values() if not entry.loading.done()]
         if loading:
             wait_for(loading, NAP_SECONDS, FIRST_COMPLETED)
 
     def apply(self, inputs: StepInputs) -> None:
-        """Let the forward pass over `inputs` add each sequence's adapter to its rows."""
+        """Let the forward pass over `inputs` add each sequence's adapter to its rows.
+
+        A sequence has its adapter once `pop_ready` has returned it. Other sequences' rows stay
+        unchanged.
+        """
         rows: dict[LoraWeights, list[int]] = {}
         row = 0
         for seq_slice in inputs.slices if self._pinned else ():
@@ -131,11 +149,14 @@ class LoraManager:
 
     @property
     def is_active(self) -> bool:
-        """True when the forward pass of the last `apply` adds an adapter."""
+        """True when a sequence in the inputs last given to `apply` has an adapter."""
         return self._hooks.is_active
 
     def close(self) -> None:
-        """Drop all adapters and sequences; a load under way ends by itself."""
+        """Drop all adapters and sequences without waiting; loads that have not begun are cancelled.
+
+        A load that has begun runs to its end in the background.
+        """
         self._loader.shutdown(wait=False, cancel_futures=True)
         self._hooks.assign_rows({})
         self._entries.clear()

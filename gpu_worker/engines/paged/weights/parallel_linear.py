@@ -8,7 +8,10 @@ from transformers import PreTrainedModel
 
 
 class RowParallelLinear(nn.Module):
-    """A rank's share of a linear layer's inputs; an all-reduce sums the ranks' outputs."""
+    """A linear layer of which each rank computes the part that its own share of the inputs adds.
+
+    An all-reduce sums the ranks' parts, so that every rank gets the whole output.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -16,17 +19,21 @@ class RowParallelLinear(nn.Module):
         self.linear: nn.Module = linear
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the layer's whole output; every rank must call it at the same time."""
+        """Return the layer's whole output for this rank's share of the inputs.
+
+        Every rank must call it, and each call waits for the others.
+        """
         out: Tensor = self.linear(rows)
         distributed.all_reduce(out)
         return out if self.bias is None else out + self.bias
 
 
 def replace_parallel_linears(model: PreTrainedModel) -> None:
-    """Replace transformers' column-wise and row-wise linear layers by plain ones, in place.
+    """Replace the column-wise and row-wise linear layers of a tensor parallel model, in place.
 
-    They compute the same without a distributed tensor's bookkeeping at each of a step's hundreds of
-    products, and can be packed. Other layers, such as the embedding and the last one, stay.
+    The new layers compute the same on this rank's part of the weights as plain tensors. They avoid
+    a distributed tensor's bookkeeping at each of a step's hundreds of products, and can be packed.
+    Other layers, such as the embedding and the last one, stay.
     """
     for path, module in list(model.named_modules()):
         style = model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path))

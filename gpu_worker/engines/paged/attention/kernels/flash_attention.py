@@ -27,7 +27,11 @@ MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 256, 8
 
 
 def is_supported(capability: tuple[int, int], dtype: torch.dtype, dims: set[int]) -> bool:
-    """Return whether torch's own FlashAttention can compute these head sizes on this device."""
+    """Return whether the FlashAttention inside torch can run for this GPU, type and head sizes.
+
+    It needs compute capability 8.0, float16 or bfloat16, head sizes `dims` that are multiples of 8
+    up to 256, and a torch whose function takes `window_size`.
+    """
     heads_fit = all(dim <= MAX_HEAD_DIM and dim % HEAD_DIM_MULTIPLE == 0 for dim in dims)
     return (
         "window_size" in _PARAMETERS
@@ -38,7 +42,11 @@ def is_supported(capability: tuple[int, int], dtype: torch.dtype, dims: set[int]
 
 
 def activate_flash_attention_3(capability: tuple[int, int]) -> bool:
-    """Make torch use FlashAttention 3 in this whole process; returns whether it is available."""
+    """Make torch use FlashAttention 3 in this whole process, and return True, if it is available.
+
+    Otherwise return False and change nothing. It is available at compute capability 9.0, with the
+    package `flash_attn_interface` and a torch whose function takes `block_table`.
+    """
     is_installed = find_spec("flash_attn_interface") is not None
     if not (is_installed and "block_table" in _PARAMETERS and capability == PAGED_CAPABILITY):
         return False
@@ -54,9 +62,10 @@ def attend_gathered(
     scale: float,
     window: SlidingWindow,
 ) -> Tensor:
-    """Attend over gathered KV: rows `[rows, heads, dim]` of `batch` to output of the same shape.
+    """Compute attention for the rows of a varlen batch, after gathering their KV from its blocks.
 
-    `keys` and `values` are KV blocks, as in `split_decode`.
+    `query` is `[rows, heads, dim]`, and the output has the same shape. `keys` and `values` are KV
+    blocks, and `window` limits what a row attends to, as in `split_decode`.
     """
     return _call_varlen_attn(
         query, keys.flatten(0, 1)[batch.visible_slots], values.flatten(0, 1)[batch.visible_slots],
@@ -73,7 +82,10 @@ def attend_paged(
     scale: float,
     window: SlidingWindow,
 ) -> Tensor:
-    """Attend as `attend_gathered`, but read the blocks where they lie. FlashAttention 3 only."""
+    """Compute the same as `attend_gathered`, but read KV blocks where they lie.
+
+    Needs FlashAttention 3; see `activate_flash_attention_3`.
+    """
     return _call_varlen_attn(
         query, keys, values, batch.cu_seqlens_q, None, batch.max_seqlen_q, batch.max_seq_len,
         scale=scale, window_size=_window_size(window),
@@ -90,7 +102,10 @@ def decode_paged(
     scale: float,
     window: SlidingWindow = None,
 ) -> Tensor:
-    """Decode as `split_decode` does, but a row of length 0 is undefined. FlashAttention 3 only."""
+    """Compute the same as `split_decode`, except that the output of a row of length 0 is undefined.
+
+    Needs FlashAttention 3; see `activate_flash_attention_3`.
+    """
     starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=query.device)
     return _call_varlen_attn(
         query, keys, values, starts, None, 1, block_table.shape[1] * keys.shape[1],

@@ -37,7 +37,10 @@ class PrefillKernel(Protocol):
 
 @dataclass(frozen=True)
 class AttentionKernels:
-    """The kernels for a step's decoding rows and its others; None: gather blocks and use SDPA."""
+    """The attention kernels for a step's decoding rows and for its prompt chunks.
+
+    None stands for no kernel: the caller gathers KV blocks and uses torch's SDPA.
+    """
 
     decode: DecodeKernel | None = None
     prefill: PrefillKernel | None = None
@@ -46,7 +49,11 @@ class AttentionKernels:
         self, inputs: StepInputs, query: Tensor, keys: Tensor, values: Tensor,
         out: Tensor, scale: float, window: SlidingWindow,
     ) -> None:  # fmt: skip
-        """Attend with the rows that there are kernels for, into `out` `[rows, heads, dim]`."""
+        """Compute attention for the rows that have a kernel, into `out` `[rows, heads, dim]`.
+
+        Rows of `out` without a kernel are left as they are. `query` has the shape of `out`; `keys`
+        and `values` are KV blocks, as in `split_decode`.
+        """
         if self.decode and (batch := inputs.varlen_batch(window, decoding=True)):
             kv_index = batch.block_table, batch.seq_lens
             out[batch.step_rows] = self.decode(
@@ -61,7 +68,12 @@ class AttentionKernels:
 def select_kernels(
     device: torch.device, dtype: torch.dtype, head_dims: Iterable[int]
 ) -> AttentionKernels:
-    """Return the best kernels for layers with these head sizes; on a CPU none."""
+    """Return the best attention kernels for this device, type and head sizes; none on a CPU.
+
+    On a GPU that is FlashAttention 3 for all rows, which this call activates for the whole process.
+    Where it is not available, Triton decodes and torch's own FlashAttention computes prompt chunks,
+    each only if it is installed and supports the device.
+    """
     if device.type != "cuda":
         return AttentionKernels()
     capability = torch.cuda.get_device_capability(device)

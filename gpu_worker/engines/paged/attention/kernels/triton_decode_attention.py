@@ -27,13 +27,15 @@ def split_decode(
     window: int | None = None,
     splits: int = SPLITS,
 ) -> Tensor:
-    """Attend with one query token per sequence: `[n, heads, dim]` to output of the same shape.
+    """Return the attention output of one query token per sequence, in the shape of `query`.
 
-    `keys` and `values`: KV blocks `[blocks, tokens, kv_heads, dim]`, contiguous, of the query's
-    type. `block_table` `[n, b]`: each sequence's blocks in order of position. `seq_lens` `[n]`:
-    tokens of each sequence, the query's own included; the query attends to all of them, or to the
-    last `window`. Both are int32. No other KV is read, and a row of length 0 gives zeros. `splits`
-    must be a power of two. Does not synchronise with the host.
+    `query` is `[n, heads, dim]`. `keys` and `values` are KV blocks
+    `[blocks, tokens, kv_heads, dim]`, contiguous, of the query's type. `block_table` `[n, b]` holds
+    each sequence's blocks in order of position, and `seq_lens` `[n]` its number of tokens, the
+    query's own included; both are int32. A query attends to all of these tokens, or to the last
+    `window`, and no other KV is read. A row of length 0 gives zeros. `scale` multiplies the scores.
+    `splits`, a power of two, is into how many parts a sequence is split. Does not wait for the
+    device.
     """
     count, heads, dim = query.shape
     _, block_tokens, kv_heads, _ = keys.shape
@@ -56,9 +58,10 @@ def split_decode(
 
 
 def tile_tokens(dim: int, item_bytes: int) -> int:
-    """Return how many tokens a program loads at a time: fewer for large heads.
+    """Return how many tokens a Triton program loads at a time, between 16 and 64.
 
-    They must fit a GPU's fast memory.
+    They are fewer for larger heads, because keys and values must fit a GPU's fast memory. `dim` is
+    the head size and `item_bytes` the size of one number.
     """
     return min(MAX_TILE, max(MIN_TILE, TILE_BYTES // (dim * item_bytes)))
 
