@@ -272,7 +272,7 @@ class Leader:
         """Count the time since the last tick for the reason why the next request still waits."""
         if head := self.state.queue.peek(self._clock.now()):
             reason = explain.find_blocking_reason(
-                self.state, self._dispatch_loop.resolve_version(head), head.cost
+                self.state, self._dispatch_loop.resolve_version(head), head
             )
             observe_blocked(self.model, reason, TICK_SECONDS)
 

@@ -59,6 +59,7 @@ class ModelState:
         """
         full: dict[str, Priority] = {}
         kept_free: set[str] = set()
+        self.queue.fair_share.advance(now)
         for item in self.queue.candidates(now):
             version = resolve_version(item)
             if version is None:
@@ -97,12 +98,18 @@ class ModelState:
 
     def _required_headroom(self, item: QueuedRequest, version: str, now: float) -> float:
         """The fraction of the fleet that must stay free if the request is sent; -inf: nothing."""
-        fair_share, preempts_batch = self.queue.fair_share, self.fleet.preempts_batch(version)
-        if fair_share.is_idle or self.queue.is_starving(item.priority, now):
+        if self.queue.fair_share.is_idle or self.queue.is_starving(item.priority, now):
             return -inf
-        if is_urgent(item.priority):
-            return fair_share.required_headroom(item.tenant, item.cost, preempts_batch, now)
-        return fair_share.required_headroom_for_batch(preempts_batch, now)
+        preempts_batch = self.fleet.preempts_batch(version)
+        return self.queue.required_headroom(item.tenant, item.priority, item.cost, preempts_batch)
+
+    def kept_tokens(self, item: QueuedRequest, version: str) -> float:
+        """Tokens of the version's workers that are kept free of a request, for other tenants."""
+        preempts_batch = self.fleet.preempts_batch(version)
+        headroom = self.queue.required_headroom(
+            item.tenant, item.priority, item.cost, preempts_batch
+        )
+        return max(0.0, headroom) * self.fleet.total_capacity.tokens
 
     def _competes_for_room(self, item: QueuedRequest, version: str) -> bool:
         """True if the request would take, bit by bit, room that an earlier one waits for."""

@@ -236,6 +236,17 @@ class FairQueue:
         """Keep tokens free for each tenant's urgent requests; tenants not named have none."""
         self.fair_share.set_reserved_tokens(tokens)
 
+    def required_headroom(
+        self, tenant: str, priority: Priority, cost: int, preempts_batch: bool
+    ) -> float:
+        """The fraction of the fleet that must stay free if a tenant's request is sent.
+
+        -inf if nothing is kept free. `preempts_batch` is True where engines preempt batch work.
+        """
+        if is_urgent(priority):
+            return self.fair_share.required_headroom(tenant, cost, preempts_batch)
+        return self.fair_share.required_headroom_for_batch(tenant, preempts_batch)
+
     def is_starving(self, priority: Priority, now: float) -> bool:
         """True if a priority has been overtaken for so long that one request of it is due."""
         priority_state = self._priorities[priority]
