@@ -72,7 +72,7 @@ def times_its_share(state: ModelState, tenant: str) -> float | None:
 
 
 def find_blocking_reason(state: ModelState, version: str | None, item: QueuedRequest) -> str:
-    """The reason why the next request is not sent at once; "being_sent" if nothing is in its way."""
+    """The reason why the next request is not sent at once; "being_sent" if there is none."""
     workers = state.fleet.last_heartbeats()
     if not workers:
         return "no_workers"

@@ -23,6 +23,7 @@ from streams.subjects import ANY, PoolKey, Priority
 
 ResolveVersion = Callable[[QueuedRequest], str | None]
 PLACED_BEFORE = "again"  # the reason of a placement that is repeated
+TYPICAL_OUTPUT = 256  # tokens that a request is taken to generate, before any has ended
 SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's answer about WORK may be out of date
 
 
@@ -131,9 +132,24 @@ class ModelState:
         for seq, generated in beat.progress:
             if flight := self._by_seq.get(seq):
                 flight.reported_at = now
+                self._record_advance(flight, self._done_fraction(flight, generated))
                 self._adjust_charge(
                     flight, max(flight.charged, service_tokens(flight.prompt_tokens, generated))
                 )
+
+    def _done_fraction(self, flight: InFlightRequest, generated: int) -> float:
+        """The part of a request's expected service that it has got with so many tokens."""
+        mean = self.queue.mean_output(flight.tenant)
+        expected = min(
+            flight.cost - flight.prompt_tokens, TYPICAL_OUTPUT if mean is None else round(mean)
+        )
+        whole = service_tokens(flight.prompt_tokens, max(expected, generated))
+        return service_tokens(flight.prompt_tokens, generated) / max(1, whole)
+
+    def _record_advance(self, flight: InFlightRequest, done_fraction: float) -> None:
+        advance = max(0.0, done_fraction - flight.done_fraction)
+        self.estimator.service_rate.record_advanced(advance * flight.cost)
+        flight.done_fraction += advance
 
     def remove_worker(self, worker: str) -> list[str]:
         """Remove a worker that has died; returns the reply subjects of what it held, for NAKs."""
@@ -280,6 +296,7 @@ class ModelState:
         del self.in_flight[request_id]
         self._remove_published(flight)
         self._settled.add(request_id, now)
+        self._record_advance(flight, 1.0)
         self.queue.release(flight.tenant, flight.priority, flight.cost)
         if service is not None:
             self.estimator.service_rate.record_service(service, flight.cost)

@@ -50,10 +50,8 @@ class WaitEstimator:
         workers = len(fleet.last_heartbeats())
         self._record_freed(fleet)
         usable_tokens = _usable_tokens(fleet.total_capacity, _mean_cost(queue))
-        request_seconds = self._time_model.mean_seconds(
-            sum(beat.running for beat in fleet.last_heartbeats())
-        )
-        self.service_rate.tick(now, len(queue) > 0, workers, usable_tokens, request_seconds)
+        in_flight_tokens = queue.fair_share.in_flight_tokens
+        self.service_rate.tick(now, len(queue) > 0, workers, usable_tokens, in_flight_tokens)
         if workers or self._last_worker_at is None:
             self._last_worker_at = now
         self._no_worker_seconds = now - self._last_worker_at
@@ -150,9 +148,7 @@ def _room_tokens(
 ) -> float:
     """Tokens of requests of mean cost that a tenant may send at once, less what is kept free."""
     free_tokens = _usable_tokens(fleet.free_capacity(priority), mean)
-    headroom = queue.required_headroom(
-        tenant, priority, round(mean), fleet.always_preempts_batch
-    )
+    headroom = queue.required_headroom(tenant, priority, round(mean), fleet.always_preempts_batch)
     return max(0.0, free_tokens - max(0.0, headroom) * fleet.total_capacity.tokens)
 
 

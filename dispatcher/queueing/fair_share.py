@@ -193,6 +193,11 @@ class FairShare:
         self._in_flight.remove(cost)
 
     @property
+    def in_flight_tokens(self) -> int:
+        """The reserved tokens of all requests in flight, batch work included."""
+        return self._in_flight.tokens
+
+    @property
     def is_idle(self) -> bool:
         """True if nothing at all is in flight."""
         return not self._in_flight.requests

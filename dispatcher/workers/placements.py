@@ -29,6 +29,7 @@ class InFlightRequest:
     holder: str = ""  # the worker that last reported having pulled it
     reply: str = ""  # the acknowledgement subject of that delivery
     reported_at: float = 0.0  # when a worker last reported it, or it was published; monotonic s
+    done_fraction: float = 0.0  # of its expected service, by the worker's last report
 
     @property
     def tenant(self) -> str:
