@@ -14,7 +14,7 @@ from dispatcher.estimate.wait_estimator import WaitEstimator
 from dispatcher.queueing.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.workers.fleet import Fleet
-from dispatcher.workers.placements import InFlightRequest, PlacedRequests, StrandedWork
+from dispatcher.workers.placements import InFlightRequest, PlacedRequests, Stage, StrandedWork
 from dispatcher.workers.prefix_routing import Placement, PlacementRequest, PrefixRouter
 from streams import subjects
 from streams.headers import Envelope
@@ -186,7 +186,7 @@ class ModelState:
         already.
         """
         flight = self.in_flight[request_id]
-        if flight.seq or flight.worker != ANY:  # a retry: the broker may have stored it already
+        if flight.stage > Stage.RESERVED:  # a retry: the broker may have stored it already
             return Placement(flight.worker, PLACED_BEFORE)
         if not (prefix_hashes or adapter or self.fleet.is_large(flight.version, flight.cost)):
             return Placement()
@@ -206,7 +206,7 @@ class ModelState:
         counted.
         """
         flight = self.in_flight.get(request_id)
-        if flight and not flight.seq:
+        if flight and flight.stage < Stage.PUBLISHED:
             if duplicate:
                 self._release_room(flight)
             else:
@@ -221,7 +221,7 @@ class ModelState:
         Its tenant is not charged. A request that is published stays as it is.
         """
         flight = self.in_flight.get(request_id)
-        if flight and not flight.seq:
+        if flight and flight.stage < Stage.PUBLISHED:
             del self.in_flight[request_id]
             self._release_room(flight)
             self.queue.release(flight.tenant, flight.priority, flight.cost)
@@ -235,7 +235,7 @@ class ModelState:
         leader knew that it was published.
         """
         if flight := self.in_flight.get(request_id):
-            if not flight.seq:
+            if flight.stage < Stage.PUBLISHED:
                 self.mark_published(request_id, previous_seq, duplicate=False)
             self.fleet.discard({flight.seq})
             self._remove_published(flight)
@@ -291,7 +291,7 @@ class ModelState:
         Without `service` the charge stays. A request that is not published is ignored.
         """
         flight = self.in_flight.get(request_id)
-        if flight is None or not flight.seq:
+        if flight is None or flight.stage < Stage.PUBLISHED:
             return
         del self.in_flight[request_id]
         self._remove_published(flight)

@@ -117,9 +117,9 @@ class ServiceRate:
         self,
         now: float,
         backlogged: bool,
-        workers: int,
-        capacity_tokens: float,
-        in_flight_tokens: int,
+        workers: int = 1,
+        capacity_tokens: float = 0.0,
+        in_flight_tokens: int = 0,
     ) -> None:
         """Close an interval and begin the next; call it regularly.
 
@@ -164,7 +164,7 @@ class ServiceRate:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """The seconds by which a reserved token ahead delays a request; None if nothing is known."""
+        """The seconds by which each reserved token ahead delays a request; None while unknown."""
         sums, early_rate = self._sums, self._early_rate
         tokens = sums.freed + EARLY_WEIGHT * early_rate
         if tokens <= 0:
@@ -175,7 +175,7 @@ class ServiceRate:
 
     @property
     def _early_rate(self) -> float:
-        """Tokens per second and worker, as far as is known before anything came free; 0: unknown."""
+        """Tokens per second and worker, as known before anything came free; 0 while unknown."""
         sums = self._sums
         if sums.advanced > 0 and sums.backlogged_seconds >= EARLY_SECONDS:
             return sums.advanced / sums.seconds

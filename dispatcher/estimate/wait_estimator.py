@@ -1,14 +1,11 @@
 """Estimates waits and run times, and who will miss its deadline, for one model. Pure."""
 
-from collections.abc import Iterable
 from functools import partial
 
 from dispatcher.estimate.service_rate import ServiceRate
 from dispatcher.estimate.time_model import CompletedRun, TimeModel
 from dispatcher.queueing.fair_queue import FairQueue
 from dispatcher.queueing.queue_position import (
-    LaneBacklog,
-    WeightOf,
     collect_backlogs,
     count_tokens_ahead,
     count_tokens_ahead_of_newcomer,
@@ -105,11 +102,13 @@ class WaitEstimator:
             wait[priority] = self.service_rate.estimate_wait(
                 more_urgent + (0.0 if finds_room else first)
             )
-            for tenant, tokens_ahead in self._tokens_ahead(backlogs, queue.weight):
-                finds_room = room_tokens(tenant, priority) >= mean
-                tenants.setdefault(tenant, {})[priority] = self.service_rate.estimate_wait(
-                    more_urgent + tokens_ahead + (0.0 if finds_room else mean)
-                )
+            for tenant, tokens_ahead in count_tokens_ahead(
+                backlogs, queue.weight, self.service_rate.charge_per_token
+            ):
+                turn = 0.0 if room_tokens(tenant, priority) >= mean else mean
+                seconds = self.service_rate.estimate_wait(more_urgent + tokens_ahead + turn)
+                if seconds is not None:
+                    tenants.setdefault(tenant, {})[priority] = seconds
             more_urgent += tokens
         return Pressure(
             model,
@@ -123,14 +122,6 @@ class WaitEstimator:
             self.service_rate.uncertainty,
             {each.value: room_tokens(_NEWCOMER, each) for each in Priority},
         )
-
-    def _tokens_ahead(
-        self, backlogs: list[LaneBacklog], weight: WeightOf
-    ) -> Iterable[tuple[str, float]]:
-        """Tenants with the reserved tokens ahead of what each queues next; none without a rate."""
-        if self.service_rate.seconds_per_token is None:
-            return ()
-        return count_tokens_ahead(backlogs, weight, self.service_rate.charge_per_token)
 
 
 def _mean_cost(queue: FairQueue) -> float:
