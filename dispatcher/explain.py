@@ -71,22 +71,35 @@ def times_its_share(state: ModelState, tenant: str) -> float | None:
     return round(usage.get(tenant, 0.0) / fair_usage, 2)
 
 
-def find_blocking_reason(state: ModelState, version: str | None, cost: int) -> str:
-    """The reason why the next request, of this cost, is not sent at once."""
+def find_blocking_reason(state: ModelState, version: str | None, item: QueuedRequest) -> str:
+    """The reason why the next request is not sent at once; "being_sent" if there is none."""
     workers = state.fleet.last_heartbeats()
     if not workers:
         return "no_workers"
     of_version = [beat for beat in workers if beat.version == version]
-    if not of_version:
+    if version is None or not of_version:
         return "no_worker_of_version"
     taking = [beat for beat in of_version if not beat.draining]
     if not taking:
         return "draining"
     if all(beat.free_sequences <= 0 for beat in taking):
         return "no_free_sequences"
-    if all(beat.free_tokens < cost for beat in taking):
+    if all(beat.free_tokens < item.cost for beat in taking):
         return "no_free_tokens"
-    return "kept_for_others"
+    if state.kept_tokens(item, version):
+        return "kept_for_others"
+    return _pending_work_in_the_way(state, version, item) or "being_sent"
+
+
+def _pending_work_in_the_way(state: ModelState, version: str, item: QueuedRequest) -> str | None:
+    """What is short once work that was sent, and that no worker has pulled yet, is counted."""
+    priority = state.choose_work_priority(item, version)
+    if not state.fleet.has_free_sequences(version, priority):
+        return "no_free_sequences"
+    has_tokens = state.fleet.has_room_for(version, priority, item.cost)
+    if not has_tokens or not state.fleet.has_worker_with_room(version, priority, item.cost):
+        return "no_free_tokens"
+    return None
 
 
 def _queued(state: ModelState, item: QueuedRequest, version: str | None, now: float) -> Facts:
@@ -94,6 +107,7 @@ def _queued(state: ModelState, item: QueuedRequest, version: str | None, now: fl
     others = _others_ahead(state, item, sum(each.cost for each in before))
     requests, tokens = others["requests"] + len(before), others["tokens"]
     tokens += sum(each.cost for each in before)
+    needed = tokens + item.cost + _missing_headroom(state, item, version)
     return {
         "request_id": item.request_id,
         "state": "queued",
@@ -109,11 +123,15 @@ def _queued(state: ModelState, item: QueuedRequest, version: str | None, now: fl
         "ahead_of_its_tenant": len(before),
         "ahead": requests,
         "ahead_tokens": tokens,
-        "estimated_wait_seconds": _rounded(
-            state.estimator.service_rate.estimate_wait(tokens + item.cost)
-        ),
-        "reason": "behind_others" if requests else find_blocking_reason(state, version, item.cost),
+        "estimated_wait_seconds": _rounded(state.estimator.service_rate.estimate_wait(needed)),
+        "reason": "behind_others" if requests else find_blocking_reason(state, version, item),
     }
+
+
+def _missing_headroom(state: ModelState, item: QueuedRequest, version: str | None) -> float:
+    """Tokens that must come free, besides those of the request, since they are kept for others."""
+    kept = state.kept_tokens(item, version) if version else 0.0
+    return max(0.0, kept - state.fleet.free_capacity(item.priority).tokens)
 
 
 def _own(state: ModelState, tenant: str, priority: Priority) -> list[QueuedRequest]:

@@ -29,6 +29,7 @@ from dispatcher.reconcile.leader_failover import CHECKPOINT_SECONDS, LeaderFailo
 from dispatcher.reconcile.queued_requests import IndexLost, QueuedReconciler
 from dispatcher.reconcile.requeue import Requeuer
 from dispatcher.workers.failure_detector import CHECK_SECONDS, FailureDetector
+from dispatcher.workers.placements import Stage
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import messages, subjects, topology
@@ -146,7 +147,7 @@ class Leader:
         if item.request_id in self._terminals:
             return
         if flight := self.state.in_flight.get(item.request_id):
-            if flight.seq:  # published before: only its acknowledgement was lost
+            if flight.stage >= Stage.PUBLISHED:  # only its acknowledgement was lost
                 self._terminals.acknowledge(item)
             return
         self._enqueue(item)
@@ -272,7 +273,7 @@ class Leader:
         """Count the time since the last tick for the reason why the next request still waits."""
         if head := self.state.queue.peek(self._clock.now()):
             reason = explain.find_blocking_reason(
-                self.state, self._dispatch_loop.resolve_version(head), head.cost
+                self.state, self._dispatch_loop.resolve_version(head), head
             )
             observe_blocked(self.model, reason, TICK_SECONDS)
 

@@ -126,7 +126,7 @@ def _attempts() -> StreamConfig:
 
 def _checkpoints() -> StreamConfig:
     """Configure the stream CHECKPOINTS: only the last checkpoint of each model is kept."""
-    config = _records(CHECKPOINTS, "infer.checkpoint.*", 64 * MIB, LOG_SECONDS)
+    config = _records(CHECKPOINTS, "infer.checkpoint.*", 64 * MIB, MONTH_SECONDS)
     config.max_msgs_per_subject = 1
     return config
 

@@ -14,7 +14,7 @@ from dispatcher.estimate.wait_estimator import WaitEstimator
 from dispatcher.queueing.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.workers.fleet import Fleet
-from dispatcher.workers.placements import InFlightRequest, PlacedRequests, StrandedWork
+from dispatcher.workers.placements import InFlightRequest, PlacedRequests, Stage, StrandedWork
 from dispatcher.workers.prefix_routing import Placement, PlacementRequest, PrefixRouter
 from streams import subjects
 from streams.headers import Envelope
@@ -23,6 +23,7 @@ from streams.subjects import ANY, PoolKey, Priority
 
 ResolveVersion = Callable[[QueuedRequest], str | None]
 PLACED_BEFORE = "again"  # the reason of a placement that is repeated
+TYPICAL_OUTPUT = 256  # tokens that a request is taken to generate, before any has ended
 SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's answer about WORK may be out of date
 
 
@@ -59,6 +60,7 @@ class ModelState:
         """
         full: dict[str, Priority] = {}
         kept_free: set[str] = set()
+        self.queue.fair_share.advance(now)
         for item in self.queue.candidates(now):
             version = resolve_version(item)
             if version is None:
@@ -97,12 +99,18 @@ class ModelState:
 
     def _required_headroom(self, item: QueuedRequest, version: str, now: float) -> float:
         """The fraction of the fleet that must stay free if the request is sent; -inf: nothing."""
-        fair_share, preempts_batch = self.queue.fair_share, self.fleet.preempts_batch(version)
-        if fair_share.is_idle or self.queue.is_starving(item.priority, now):
+        if self.queue.fair_share.is_idle or self.queue.is_starving(item.priority, now):
             return -inf
-        if is_urgent(item.priority):
-            return fair_share.required_headroom(item.tenant, item.cost, preempts_batch, now)
-        return fair_share.required_headroom_for_batch(preempts_batch, now)
+        preempts_batch = self.fleet.preempts_batch(version)
+        return self.queue.required_headroom(item.tenant, item.priority, item.cost, preempts_batch)
+
+    def kept_tokens(self, item: QueuedRequest, version: str) -> float:
+        """Tokens of the version's workers that are kept free of a request, for other tenants."""
+        preempts_batch = self.fleet.preempts_batch(version)
+        headroom = self.queue.required_headroom(
+            item.tenant, item.priority, item.cost, preempts_batch
+        )
+        return max(0.0, headroom) * self.fleet.total_capacity.tokens
 
     def _competes_for_room(self, item: QueuedRequest, version: str) -> bool:
         """True if the request would take, bit by bit, room that an earlier one waits for."""
@@ -124,9 +132,24 @@ class ModelState:
         for seq, generated in beat.progress:
             if flight := self._by_seq.get(seq):
                 flight.reported_at = now
+                self._record_advance(flight, self._done_fraction(flight, generated))
                 self._adjust_charge(
                     flight, max(flight.charged, service_tokens(flight.prompt_tokens, generated))
                 )
+
+    def _done_fraction(self, flight: InFlightRequest, generated: int) -> float:
+        """The part of a request's expected service that it has got with so many tokens."""
+        mean = self.queue.mean_output(flight.tenant)
+        expected = min(
+            flight.cost - flight.prompt_tokens, TYPICAL_OUTPUT if mean is None else round(mean)
+        )
+        whole = service_tokens(flight.prompt_tokens, max(expected, generated))
+        return service_tokens(flight.prompt_tokens, generated) / max(1, whole)
+
+    def _record_advance(self, flight: InFlightRequest, done_fraction: float) -> None:
+        advance = max(0.0, done_fraction - flight.done_fraction)
+        self.estimator.service_rate.record_advanced(advance * flight.cost)
+        flight.done_fraction += advance
 
     def remove_worker(self, worker: str) -> list[str]:
         """Remove a worker that has died; returns the reply subjects of what it held, for NAKs."""
@@ -163,7 +186,7 @@ class ModelState:
         already.
         """
         flight = self.in_flight[request_id]
-        if flight.seq or flight.worker != ANY:  # a retry: the broker may have stored it already
+        if flight.stage > Stage.RESERVED:  # a retry: the broker may have stored it already
             return Placement(flight.worker, PLACED_BEFORE)
         if not (prefix_hashes or adapter or self.fleet.is_large(flight.version, flight.cost)):
             return Placement()
@@ -183,7 +206,7 @@ class ModelState:
         counted.
         """
         flight = self.in_flight.get(request_id)
-        if flight and not flight.seq:
+        if flight and flight.stage < Stage.PUBLISHED:
             if duplicate:
                 self._release_room(flight)
             else:
@@ -198,7 +221,7 @@ class ModelState:
         Its tenant is not charged. A request that is published stays as it is.
         """
         flight = self.in_flight.get(request_id)
-        if flight and not flight.seq:
+        if flight and flight.stage < Stage.PUBLISHED:
             del self.in_flight[request_id]
             self._release_room(flight)
             self.queue.release(flight.tenant, flight.priority, flight.cost)
@@ -212,7 +235,7 @@ class ModelState:
         leader knew that it was published.
         """
         if flight := self.in_flight.get(request_id):
-            if not flight.seq:
+            if flight.stage < Stage.PUBLISHED:
                 self.mark_published(request_id, previous_seq, duplicate=False)
             self.fleet.discard({flight.seq})
             self._remove_published(flight)
@@ -268,11 +291,12 @@ class ModelState:
         Without `service` the charge stays. A request that is not published is ignored.
         """
         flight = self.in_flight.get(request_id)
-        if flight is None or not flight.seq:
+        if flight is None or flight.stage < Stage.PUBLISHED:
             return
         del self.in_flight[request_id]
         self._remove_published(flight)
         self._settled.add(request_id, now)
+        self._record_advance(flight, 1.0)
         self.queue.release(flight.tenant, flight.priority, flight.cost)
         if service is not None:
             self.estimator.service_rate.record_service(service, flight.cost)

@@ -11,21 +11,23 @@ class DecayingRatio:
     def __init__(self, memory: float, prior: float = 0.0, weight: float = 0.0) -> None:
         self._decay = 1 - 1 / memory
         self._prior, self._weight = prior, weight
-        self._numerator, self._denominator = 0.0, 0.0
+        self.sums = 0.0, 0.0  # the numerator's and the denominator's
 
     def add(self, numerator: float, denominator: float) -> None:
         """Add to the numerator's sum and to the denominator's."""
-        self._numerator = self._numerator * self._decay + numerator
-        self._denominator = self._denominator * self._decay + denominator
+        numerators, denominators = self.sums
+        self.sums = (
+            numerators * self._decay + numerator,
+            denominators * self._decay + denominator,
+        )
 
     @property
     def value(self) -> float:
         """The ratio of the two sums; `prior` while there is nothing to divide by."""
-        denominator = self._denominator + self._weight
+        numerators, denominators = self.sums
+        denominator = denominators + self._weight
         return (
-            (self._numerator + self._prior * self._weight) / denominator
-            if denominator
-            else self._prior
+            (numerators + self._prior * self._weight) / denominator if denominator else self._prior
         )
 
 

@@ -1,21 +1,59 @@
 """The rate at which a busy fleet serves, and the wait of a new request by it. Pure."""
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from dispatcher.estimate.moving_averages import DecayingRatio
 
 SMOOTHING_SECONDS = 60.0
-GUESSED_SECONDS = 45.0  # for a full fleet to serve what it holds, before anything is known
 FULL_FLEET_FACTOR = 2.0  # a request takes so many times longer when the fleet is full
-MIN_GUESS_SECONDS = 0.01
-GUESS_WEIGHT = 1.0  # the guess counts as so many measured seconds of each worker
+FIRST_END_FACTOR = 1.5  # of a request's seconds, until a fleet that has filled at once frees room
+EARLY_SECONDS = 0.2  # with a backlog; before, the progress of requests tells too little
+EARLY_WEIGHT = 1.0  # the early rate counts as so many measured seconds of each worker
 MEMORY_REQUESTS = 200  # about so many requests count
 DEFAULT_CHARGE = 2.0  # virtual tokens per reserved token, if all of them were generated
 MIN_ESTIMATE_SECONDS = 0.5  # errors of shorter estimates tell nothing about long ones
-MEASURED_SECONDS = 5.0  # with a backlog, per worker; before, errors are those of the guess
+MEASURED_SECONDS = 5.0  # with a backlog, per worker; before, errors are those of the early rate
 TRUSTED_SECONDS = 20.0  # weight of the prior, in estimated seconds, against the first errors
 DEFAULT_UNCERTAINTY = 0.5  # fraction of an estimated wait, before any wait has ended
 CORRECTION_RANGE = 0.5, 3.0
+
+
+@dataclass
+class RateSums:
+    """Decaying sums of reserved tokens and seconds; all but the first two only while requests wait.
+
+    `seconds` are those of each worker. `backlogged_seconds` do not decay.
+    """
+
+    progress: float = 0.0  # tokens by which requests advanced
+    held_seconds: float = 0.0  # token seconds of the requests in flight meanwhile
+    advanced: float = 0.0  # tokens by which requests advanced
+    freed: float = 0.0  # tokens that came free
+    seconds: float = 0.0
+    backlogged_seconds: float = 0.0
+
+    @property
+    def request_seconds(self) -> float:
+        """The seconds that a request takes, by Little's law; 0 while none has advanced."""
+        return self.held_seconds / self.progress if self.progress else 0.0
+
+
+@dataclass(frozen=True)
+class RateCheckpoint:
+    """What a `ServiceRate` has learned: its sums, and numerator and denominator of its ratios."""
+
+    sums: RateSums
+    charge: tuple[float, float]
+    correction: tuple[float, float]
+    squared_errors: tuple[float, float]
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> Self:
+        """Make one of an unpacked map. Raises TypeError for one of another release."""
+        ratios = {name: tuple(sums) for name, sums in wire.items() if name != "sums"}
+        return cls(RateSums(**wire["sums"]), **ratios)
 
 
 class ServiceRate:
@@ -26,17 +64,22 @@ class ServiceRate:
     count more: both sums, of tokens and of seconds, fade by 1/e in `SMOOTHING_SECONDS`. The seconds
     are those of each worker, so that a worker that joins or leaves counts from its first moment.
 
+    A fleet that has filled at once frees nothing for as long as requests take. Until it does, the
+    rate is that at which its requests advance, or follows by Little's law from how long they take;
+    and a wait is no shorter than until the first of them are expected to end. Before any request
+    has advanced, nothing is estimated, and so nobody refused.
+
     What the sums leave out (requests that overtake, caps, trickles) shows in how long requests have
     waited against their estimates: all estimates are corrected by that ratio.
     """
 
     def __init__(self) -> None:
-        self._tokens, self._seconds = 0.0, 0.0
-        self._freed_tokens = 0
+        self._sums = RateSums()
+        self._freed_since_tick, self._advanced_since_tick = 0, 0.0
         self._ticked_at: float | None = None
         self._backlogged = False
         self._workers = 1
-        self._guess = 0.0  # tokens per second and worker; 0: none
+        self._capacity_tokens = 0.0
         self._charge = DecayingRatio(MEMORY_REQUESTS, prior=DEFAULT_CHARGE)
         self._correction = DecayingRatio(MEMORY_REQUESTS, prior=1.0, weight=TRUSTED_SECONDS)
         self._squared_errors = DecayingRatio(
@@ -45,7 +88,14 @@ class ServiceRate:
 
     def record_freed(self, tokens: int) -> None:
         """Count reserved tokens that came free in the fleet since the last tick."""
-        self._freed_tokens += tokens
+        self._freed_since_tick += tokens
+
+    def record_advanced(self, tokens: float) -> None:
+        """Count the part of its reserved tokens that a request in flight has come nearer its end.
+
+        A request half of whose expected work was done since the last call counts half its tokens.
+        """
+        self._advanced_since_tick += tokens
 
     def record_service(self, service: int, cost: int) -> None:
         """Learn the service, in virtual tokens, that a request of this reserved cost has taken."""
@@ -53,7 +103,7 @@ class ServiceRate:
 
     def record_wait(self, estimated_seconds: float, seconds: float) -> None:
         """Learn from a dispatched request: its estimated wait at acceptance, and its real one."""
-        measured = self._seconds >= MEASURED_SECONDS * self._workers
+        measured = self._sums.seconds >= MEASURED_SECONDS * self._workers
         if measured and estimated_seconds >= MIN_ESTIMATE_SECONDS:
             self._squared_errors.add((seconds - estimated_seconds) ** 2, estimated_seconds**2)
             self._correction.add(seconds * self.correction, estimated_seconds)
@@ -69,29 +119,37 @@ class ServiceRate:
         backlogged: bool,
         workers: int = 1,
         capacity_tokens: float = 0.0,
-        request_seconds: float | None = None,
+        in_flight_tokens: int = 0,
     ) -> None:
         """Close an interval and begin the next; call it regularly.
 
-        `capacity_tokens` are the reserved tokens that the fleet has room for; 0 gives no guess.
-        `request_seconds` are the seconds that a request has taken, if known: by Little's law the
-        capacity is then served in as long, and in longer when it is full.
+        `capacity_tokens` are the reserved tokens that the fleet has room for in all, and
+        `in_flight_tokens` those of the requests that it has.
         """
         elapsed = 0.0 if self._ticked_at is None else now - self._ticked_at
-        if self._backlogged and backlogged and elapsed > 0 and workers:
-            decay = math.exp(-elapsed / SMOOTHING_SECONDS)
-            self._tokens = self._tokens * decay + self._freed_tokens
-            self._seconds = self._seconds * decay + elapsed * workers
-        self._freed_tokens, self._ticked_at, self._backlogged = 0, now, backlogged
+        if elapsed > 0 and workers:
+            with_backlog = self._backlogged and backlogged
+            self._add_interval(elapsed, workers, in_flight_tokens, with_backlog)
+        self._freed_since_tick, self._advanced_since_tick = 0, 0.0
+        self._ticked_at, self._backlogged = now, backlogged
+        self._capacity_tokens = capacity_tokens
         self._workers = (
             workers or self._workers
         )  # without workers the last number stays: they may return
-        seconds = (
-            GUESSED_SECONDS
-            if request_seconds is None
-            else min(GUESSED_SECONDS, FULL_FLEET_FACTOR * request_seconds)
-        )
-        self._guess = capacity_tokens / max(MIN_GUESS_SECONDS, seconds) / self._workers
+
+    def _add_interval(
+        self, elapsed: float, workers: int, in_flight_tokens: int, with_backlog: bool
+    ) -> None:
+        sums, decay = self._sums, math.exp(-elapsed / SMOOTHING_SECONDS)
+        advanced = self._advanced_since_tick
+        if in_flight_tokens or advanced:
+            sums.progress = sums.progress * decay + advanced
+            sums.held_seconds = sums.held_seconds * decay + elapsed * in_flight_tokens
+        if with_backlog:
+            sums.freed = sums.freed * decay + self._freed_since_tick
+            sums.advanced = sums.advanced * decay + advanced
+            sums.seconds = sums.seconds * decay + elapsed * workers
+            sums.backlogged_seconds += elapsed
 
     @property
     def charge_per_token(self) -> float:
@@ -106,21 +164,46 @@ class ServiceRate:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """The seconds by which a reserved token ahead delays a request; None if nothing is known.
-
-        A fleet that has filled at once frees nothing for as long as requests take: until it does,
-        it is at most half as fast as guessed.
-        """
-        weight = GUESS_WEIGHT if self._guess else 0.0
-        tokens = self._tokens + weight * self._guess
+        """The seconds by which each reserved token ahead delays a request; None while unknown."""
+        sums, early_rate = self._sums, self._early_rate
+        tokens = sums.freed + EARLY_WEIGHT * early_rate
         if tokens <= 0:
             return None
-        seconds = self._seconds if self._tokens > 0 else min(self._seconds, weight)
-        return (seconds + weight) / tokens / self._workers * self.correction
+        seconds = sums.seconds if sums.freed > 0 else 0.0
+        seconds += EARLY_WEIGHT if early_rate else 0.0
+        return seconds / tokens / self._workers * self.correction
+
+    @property
+    def _early_rate(self) -> float:
+        """Tokens per second and worker, as known before anything came free; 0 while unknown."""
+        sums = self._sums
+        if sums.advanced > 0 and sums.backlogged_seconds >= EARLY_SECONDS:
+            return sums.advanced / sums.seconds
+        if not sums.request_seconds:
+            return 0.0
+        return self._capacity_tokens / (FULL_FLEET_FACTOR * sums.request_seconds) / self._workers
+
+    @property
+    def _seconds_to_first_end(self) -> float:
+        """The seconds until a fleet that has filled for the first time is expected to free room."""
+        sums = self._sums
+        return max(0.0, FIRST_END_FACTOR * sums.request_seconds - sums.backlogged_seconds)
 
     def estimate_wait(self, tokens_ahead: float) -> float | None:
         """Estimated seconds behind `tokens_ahead` reserved tokens; None while nothing is known."""
         if tokens_ahead == 0:
             return 0.0
         seconds = self.seconds_per_token
-        return None if seconds is None else tokens_ahead * seconds
+        return None if seconds is None else self._seconds_to_first_end + tokens_ahead * seconds
+
+    def capture(self) -> RateCheckpoint:
+        """Return all that was learned, for `restore`."""
+        return RateCheckpoint(
+            replace(self._sums), self._charge.sums, self._correction.sums, self._squared_errors.sums
+        )
+
+    def restore(self, saved: RateCheckpoint) -> None:
+        """Restore what an earlier leader had learned."""
+        self._sums = replace(saved.sums)
+        self._charge.sums, self._correction.sums = saved.charge, saved.correction
+        self._squared_errors.sums = saved.squared_errors

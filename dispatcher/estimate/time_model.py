@@ -34,7 +34,6 @@ class TimeModel:
         self._per_output_token = DecayingRatio(MEMORY_REQUESTS)
         self._output_share = DecayingRatio(MEMORY_REQUESTS, prior=1.0)
         self._squared_errors = DecayingRatio(MEMORY_REQUESTS)  # of the line's predictions
-        self._total_seconds = DecayingRatio(MEMORY_REQUESTS)
 
     def add(self, run: CompletedRun) -> None:
         """Learn from a completed request."""
@@ -44,17 +43,9 @@ class TimeModel:
             expected = base + per_prompt_token * run.prompt_tokens
             self._squared_errors.add((run.first_seconds - expected) ** 2, 1)
         self._first.add(run.prompt_tokens, run.first_seconds)
-        self._total_seconds.add(run.first_seconds + run.rest_seconds, 1)
         if run.most_output:
             self._per_output_token.add(run.rest_seconds, run.output)
             self._output_share.add(run.output, run.most_output)
-
-    def mean_seconds(self, running: int) -> float | None:
-        """Mean seconds from dispatch to end; None until enough requests have ended.
-
-        Short requests end first, so at least as many must have ended as are `running`.
-        """
-        return None if self._seen < max(MIN_REQUESTS, running) else self._total_seconds.value
 
     @property
     def compute(self) -> ServiceTime | None:

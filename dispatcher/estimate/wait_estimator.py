@@ -1,11 +1,11 @@
 """Estimates waits and run times, and who will miss its deadline, for one model. Pure."""
 
+from functools import partial
+
 from dispatcher.estimate.service_rate import ServiceRate
 from dispatcher.estimate.time_model import CompletedRun, TimeModel
 from dispatcher.queueing.fair_queue import FairQueue
 from dispatcher.queueing.queue_position import (
-    LaneBacklog,
-    WeightOf,
     collect_backlogs,
     count_tokens_ahead,
     count_tokens_ahead_of_newcomer,
@@ -17,6 +17,7 @@ from streams.messages import LedgerRecord, Pressure
 from streams.subjects import Priority
 
 LATE_AFTER_SECONDS = 1.0  # a request that has waited for less is tried in any case
+_NEWCOMER = ""  # stands for any tenant with nothing queued
 COMPLETED_OUTCOMES = "stop", "length"  # other ends do not tell how long a request takes
 
 
@@ -46,10 +47,8 @@ class WaitEstimator:
         workers = len(fleet.last_heartbeats())
         self._record_freed(fleet)
         usable_tokens = _usable_tokens(fleet.total_capacity, _mean_cost(queue))
-        request_seconds = self._time_model.mean_seconds(
-            sum(beat.running for beat in fleet.last_heartbeats())
-        )
-        self.service_rate.tick(now, len(queue) > 0, workers, usable_tokens, request_seconds)
+        in_flight_tokens = queue.fair_share.in_flight_tokens
+        self.service_rate.tick(now, len(queue) > 0, workers, usable_tokens, in_flight_tokens)
         if workers or self._last_worker_at is None:
             self._last_worker_at = now
         self._no_worker_seconds = now - self._last_worker_at
@@ -95,14 +94,21 @@ class WaitEstimator:
         queued: dict[str, int] = {}
         wait: dict[str, float | None] = {}
         tenants: dict[str, dict[str, float]] = {}
-        usable = {each: _usable_tokens(fleet.free_capacity(each), mean) for each in Priority}
+        room_tokens = partial(_room_tokens, queue, fleet, mean)
         for priority, backlogs in waiting.items():
             queued[priority], tokens = queue.count_queued(priority)
-            turn = 0.0 if usable[priority] >= mean else mean
-            first = max(turn, count_tokens_ahead_of_newcomer(backlogs, lowest)) if turn else 0.0
-            wait[priority] = self.service_rate.estimate_wait(more_urgent + first)
-            for tenant, seconds in self._tenant_waits(backlogs, queue.weight, more_urgent + turn):
-                tenants.setdefault(tenant, {})[priority] = seconds
+            finds_room = room_tokens(_NEWCOMER, priority) >= mean
+            first = max(mean, count_tokens_ahead_of_newcomer(backlogs, lowest))
+            wait[priority] = self.service_rate.estimate_wait(
+                more_urgent + (0.0 if finds_room else first)
+            )
+            for tenant, tokens_ahead in count_tokens_ahead(
+                backlogs, queue.weight, self.service_rate.charge_per_token
+            ):
+                turn = 0.0 if room_tokens(tenant, priority) >= mean else mean
+                seconds = self.service_rate.estimate_wait(more_urgent + tokens_ahead + turn)
+                if seconds is not None:
+                    tenants.setdefault(tenant, {})[priority] = seconds
             more_urgent += tokens
         return Pressure(
             model,
@@ -114,18 +120,8 @@ class WaitEstimator:
             self._time_model.compute,
             self._no_worker_seconds,
             self.service_rate.uncertainty,
-            {priority.value: tokens for priority, tokens in usable.items()},
+            {each.value: room_tokens(_NEWCOMER, each) for each in Priority},
         )
-
-    def _tenant_waits(
-        self, backlogs: list[LaneBacklog], weight: WeightOf, before: float
-    ) -> list[tuple[str, float]]:
-        """The wait of each tenant's next request, behind its backlog and `before` tokens."""
-        rate = self.service_rate
-        if (seconds := rate.seconds_per_token) is None:
-            return []
-        found = count_tokens_ahead(backlogs, weight, rate.charge_per_token)
-        return [(name, (before + tokens) * seconds) for name, tokens in found]
 
 
 def _mean_cost(queue: FairQueue) -> float:
@@ -136,6 +132,15 @@ def _mean_cost(queue: FairQueue) -> float:
 def _usable_tokens(capacity: FleetCapacity, mean: float) -> float:
     """The tokens of the requests of mean cost that would run at once in a free capacity."""
     return min(capacity.tokens, capacity.sequences * mean) if mean else capacity.tokens
+
+
+def _room_tokens(
+    queue: FairQueue, fleet: Fleet, mean: float, tenant: str, priority: Priority
+) -> float:
+    """Tokens of requests of mean cost that a tenant may send at once, less what is kept free."""
+    free_tokens = _usable_tokens(fleet.free_capacity(priority), mean)
+    headroom = queue.required_headroom(tenant, priority, round(mean), fleet.always_preempts_batch)
+    return max(0.0, free_tokens - max(0.0, headroom) * fleet.total_capacity.tokens)
 
 
 def _completed_run(dispatched: float, cost: int, record: LedgerRecord) -> CompletedRun:

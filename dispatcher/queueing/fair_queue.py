@@ -176,7 +176,8 @@ class FairQueue:
             self.fair_share.reserve(tenant, cost)
         else:
             self.fair_share.reserve_batch(cost)
-        expected = self._expected_output(tenant, cost - prompt_tokens)
+        most, mean = cost - prompt_tokens, self.mean_output(tenant)
+        expected = most if mean is None else min(most, round(mean))
         if work_priority is not priority:
             expected = round(PREEMPTIBLE_CHARGE_FRACTION * expected)
         charged = service_tokens(prompt_tokens, expected)
@@ -195,6 +196,17 @@ class FairQueue:
         """Learn from an ended request how many tokens its tenant's, and all, requests generate."""
         self.fair_share.get_tenant(tenant).mean_output.add(generated_tokens)
         self._mean_output.add(generated_tokens)
+
+    def mean_output(self, tenant: str) -> float | None:
+        """The mean of tokens that a tenant's requests generated; None before any request has ended.
+
+        For a tenant with few ended requests, those of the whole model count, too.
+        """
+        if not self._mean_output.count:
+            return None
+        own = self.fair_share.get_tenant(tenant).mean_output
+        known = own.count * own.value + PRIOR_REQUESTS * self._mean_output.value
+        return known / (own.count + PRIOR_REQUESTS)
 
     def remove(self, request_id: str) -> QueuedRequest | None:
         """Remove a request that is not to be run, and return it; nothing is charged."""
@@ -235,6 +247,17 @@ class FairQueue:
     def set_reserved_tokens(self, tokens: Mapping[str, int]) -> None:
         """Keep tokens free for each tenant's urgent requests; tenants not named have none."""
         self.fair_share.set_reserved_tokens(tokens)
+
+    def required_headroom(
+        self, tenant: str, priority: Priority, cost: int, preempts_batch: bool
+    ) -> float:
+        """The fraction of the fleet that must stay free if a tenant's request is sent.
+
+        -inf if nothing is kept free. `preempts_batch` is True where engines preempt batch work.
+        """
+        if is_urgent(priority):
+            return self.fair_share.required_headroom(tenant, cost, preempts_batch)
+        return self.fair_share.required_headroom_for_batch(tenant, preempts_batch)
 
     def is_starving(self, priority: Priority, now: float) -> bool:
         """True if a priority has been overtaken for so long that one request of it is due."""
@@ -291,17 +314,6 @@ class FairQueue:
         if (version_queue := version_queues.get(item.version)) is None:
             version_queue = version_queues[item.version] = VersionQueue(self.fair_share.tenants)
         return version_queue
-
-    def _expected_output(self, tenant: str, most: int) -> int:
-        """The tokens that a request is likely to generate, `most` at most.
-
-        It is a mean of its tenant's ended requests and, for a tenant with few, of the model's.
-        """
-        if not self._mean_output.count:
-            return most
-        own = self.fair_share.get_tenant(tenant).mean_output
-        known = own.count * own.value + PRIOR_REQUESTS * self._mean_output.value
-        return min(most, round(known / (own.count + PRIOR_REQUESTS)))
 
     def _by_urgency(self, now: float) -> list[Priority]:
         """All priorities in serving order: the starving ones, lowest first, then the others."""

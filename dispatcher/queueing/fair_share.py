@@ -18,9 +18,8 @@ from dispatcher.queueing.tenant_state import (
 )
 
 ACTIVE_SECONDS = 60.0  # a tenant without a request for so long has no share
-# The fraction of arrivals that may find no headroom. Where engines do not preempt such an arrival
-# waits; where they do, preempted work is computed again.
-MISS_RATE_IF_WAITING, MISS_RATE_IF_PREEMPTING = 0.01, 0.2
+# The fraction of arrivals that may find no headroom, and then wait
+MISS_RATE = 0.01
 # A tenant counts as below its share while it asks for up to so many shares at once (half of the
 # fleet at most), and while its counter is up to so many shares ahead of the lowest that waits.
 BURST_SHARES = 2
@@ -47,9 +46,10 @@ class FairShare:
     """Max-min fair division of a fleet's capacity among the tenants of a model.
 
     Tenants below their share ask for less than it; those above it divide what is left by weight. A
-    tenant is classified when something of its own changes, in O(1). Work of tenants above their
-    share must leave headroom for what those below it are likely to ask for next, and batch work
-    headroom for what anybody is likely to. Times are the caller's, in seconds.
+    tenant is classified when something of its own changes, in O(1). Where engines do not preempt,
+    work of tenants above their share must leave headroom for what those below it are likely to ask
+    for next, and batch work headroom for what any other tenant is. Times are the caller's, in
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class FairShare:
         self._unused_reserved_tokens = 0.0
         self._active: OrderedDict[str, tuple[float, float]] = OrderedDict()  # last request, weight
         self._active_weight = 0.0
-        self._now = 0.0  # of the last request that was queued
+        self._now = 0.0
 
     @property
     def tenants(self) -> dict[str, TenantState]:
@@ -94,6 +94,8 @@ class FairShare:
         state = self.get_tenant(tenant)
         state.counter, state.demand = counter, demand
         self._group(state).demand.merge(demand, +1)
+        if demand.sizes:
+            self._mark_active(tenant, state.weight, demand.at)
 
     def set_weight(self, tenant: str, weight: float) -> None:
         """Set a tenant's weight, from which its share follows."""
@@ -128,12 +130,28 @@ class FairShare:
             state.reserved_tokens - state.in_flight_load.dominant_tokens(self._tokens_per_sequence),
         )
 
+    def advance(self, now: float) -> None:
+        """Let time pass: tenants without an urgent request for `ACTIVE_SECONDS` are forgotten.
+
+        They have no share and no demand any more, so nothing is kept free for them.
+        """
+        self._now = now
+        while self._active:
+            tenant, (asked_at, weight) = next(iter(self._active.items()))
+            if asked_at >= now - ACTIVE_SECONDS:
+                break
+            self._active.popitem(last=False)
+            self._active_weight -= weight
+            state = self.get_tenant(tenant)
+            self._group(state).demand.merge(state.demand, -1)
+            state.demand = DecayingFlow()
+
     # Events of urgent requests, which are all but batch work
 
     def enqueue(self, tenant: str, cost: int, now: float) -> None:
         """Record that an urgent request of a tenant was queued; the tenant becomes active."""
         state = self.get_tenant(tenant)
-        self._now = now
+        self.advance(now)
         state.queued_load.add(cost)
         self._mark_active(tenant, state.weight, now)
 
@@ -173,6 +191,11 @@ class FairShare:
     def release_batch(self, cost: int) -> None:
         """Remove a batch request from the fleet's load in flight."""
         self._in_flight.remove(cost)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """The reserved tokens of all requests in flight, batch work included."""
+        return self._in_flight.tokens
 
     @property
     def is_idle(self) -> bool:
@@ -241,47 +264,49 @@ class FairShare:
 
     # Headroom
 
-    def required_headroom(self, tenant: str, cost: int, preempts_batch: bool, now: float) -> float:
+    def required_headroom(self, tenant: str, cost: int, preempts_batch: bool) -> float:
         """The fraction of the fleet that must stay free for others when an urgent request is sent.
 
-        It is less where `preempts_batch`: there, work beyond its tenant's share gives way to the
-        others. -inf means that nothing is kept free for anybody, or that the request fits its
+        Where `preempts_batch`, only reservations count: work beyond its tenant's share gives way to
+        the others. -inf means that nothing is kept free for anybody, or that the request fits its
         tenant's unused reservation: it may also wait in WORK for capacity that is not free yet.
         """
-        state = self.get_tenant(tenant)
+        state = self._tenants.get(tenant, TenantState())
         own = self._unused_reservation(state)
+        if max(cost, self._tokens_per_sequence) <= own:
+            return -inf
         kept = 0.0
-        if (
-            state.is_above_share
-            and state.in_flight_load.requests
-            and self.exceeds_share(tenant, cost)
-        ):
-            headroom = self._headroom(
-                self._below_share.demand, self._below_share.in_flight_load, preempts_batch, now
-            )
-            kept = min(headroom, self._unfilled_share())
+        if not preempts_batch and state.is_above_share and state.in_flight_load.requests:
+            kept = self._kept_for_below_share() if self.exceeds_share(tenant, cost) else 0.0
         reserved = self._reserved_tokens - state.reserved_tokens
-        if max(cost, self._tokens_per_sequence) <= own or not (kept or reserved):
+        if not (kept or reserved):
             return -inf
         return (kept + self._reserved_for_others(own)) / self._fleet_tokens
 
-    def required_headroom_for_batch(self, preempts_batch: bool, now: float) -> float:
-        """The fraction of the fleet that batch work must leave free for urgent work.
+    def required_headroom_for_batch(self, tenant: str, preempts_batch: bool) -> float:
+        """The fraction of the fleet that a tenant's batch work must leave free for urgent work.
 
-        -inf as in `required_headroom`.
+        That of the tenant itself does not count. Values as in `required_headroom`.
         """
-        above, below = self._above_share, self._below_share
-        held = RequestTotals(
-            above.in_flight_load.requests + below.in_flight_load.requests,
-            above.in_flight_load.tokens + below.in_flight_load.tokens,
-        )
-        demand = DecayingFlow()
-        demand.merge(above.demand, +1)
-        demand.merge(below.demand, +1)
-        headroom = self._headroom(demand, held, preempts_batch, now)
-        if not (headroom or self._reserved_tokens):
+        kept = 0.0 if preempts_batch else self._kept_for_urgent(tenant)
+        if not (kept or self._reserved_tokens):
             return -inf
-        return (self._reserved_for_others(0.0) + headroom) / self._fleet_tokens
+        return (self._reserved_for_others(0.0) + kept) / self._fleet_tokens
+
+    def _kept_for_below_share(self) -> float:
+        """Tokens to keep free of work of tenants above their share."""
+        below = self._below_share
+        return min(self._headroom(below.demand, below.in_flight_load), self._unfilled_share())
+
+    def _kept_for_urgent(self, tenant: str) -> float:
+        """Tokens to keep free of a tenant's batch work: for the urgent work of all others."""
+        state, others = self._tenants.get(tenant, TenantState()), _ShareGroup()
+        for group in (self._above_share, self._below_share):
+            others.in_flight_load.requests += group.in_flight_load.requests
+            others.in_flight_load.tokens += group.in_flight_load.tokens
+            others.demand.merge(group.demand, +1)
+        others.adjust(state, -1)
+        return self._headroom(others.demand, others.in_flight_load)
 
     def _reserved_for_others(self, own: float) -> float:
         """Tokens that other tenants have reserved and do not use; `own` are this tenant's."""
@@ -319,26 +344,23 @@ class FairShare:
             - self._below_share.in_flight_load.dominant_tokens(self._tokens_per_sequence),
         )
 
-    def _headroom(
-        self, demand: DecayingFlow, held: RequestTotals, preempts_batch: bool, now: float
-    ) -> float:
+    def _headroom(self, demand: DecayingFlow, held: RequestTotals) -> float:
         """Tokens to keep free for the next arrivals of tenants with this demand and load in flight.
 
         Arrivals (compound Poisson) take from it; what others release refills it. The fraction of
         arrivals that find it empty falls exponentially with its size (Kingman 1970).
         """
-        demand.decay(now)
-        self._released.decay(now)
+        demand.decay(self._now)
+        self._released.decay(self._now)
         refill = self._refill_rate(held)
-        empty = MISS_RATE_IF_PREEMPTING if preempts_batch else MISS_RATE_IF_WAITING
-        if not refill or demand.effective_requests <= empty:
+        if not refill or demand.effective_requests <= MISS_RATE:
             return 0.0
         load = demand.rate / (demand.rate + refill)
-        if load <= empty:
+        if load <= MISS_RATE:
             return 0.0
         lump = self._released.squares / self._released.sizes
         variance = 2 * demand.square_rate + refill * lump
-        return log(load / empty) * variance / (2 * refill)
+        return log(load / MISS_RATE) * variance / (2 * refill)
 
     def _refill_rate(self, held: RequestTotals) -> float:
         """Tokens per second that others release when they hold all that these tenants do not.
@@ -364,10 +386,7 @@ class FairShare:
         return self._above_share if state.is_above_share else self._below_share
 
     def _mark_active(self, tenant: str, weight: float, now: float) -> None:
-        """Mark a tenant as active now, and drop those without a request for `ACTIVE_SECONDS`."""
+        """Mark a tenant as active now."""
         _, before = self._active.pop(tenant, (0.0, 0.0))
         self._active[tenant] = now, weight
         self._active_weight += weight - before
-        while (oldest := next(iter(self._active.values())))[0] < now - ACTIVE_SECONDS:
-            self._active.popitem(last=False)
-            self._active_weight -= oldest[1]

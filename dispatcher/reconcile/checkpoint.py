@@ -1,4 +1,4 @@
-"""Checkpoints of tenants' counters, demand and mean output, for a leader's successor. Pure.
+"""Checkpoints of tenants' counters and demand, and of the service rate, for a successor. Pure.
 
 Requests in flight are left out, since WORK has them; what has ended since is in the ledger.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from dispatcher.dispatching.model_state import ModelState
+from dispatcher.estimate.service_rate import RateCheckpoint
 from dispatcher.queueing.tenant_state import (
     MEAN_WINDOW_REQUESTS,
     DecayingFlow,
@@ -32,7 +33,7 @@ class TenantCheckpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tenants of a model at the time `at` (epoch seconds).
+    """The tenants of a model, and how fast it is served, at the time `at` (epoch seconds).
 
     It includes all requests that LEDGER records up to `ledger_seq`.
     """
@@ -40,16 +41,18 @@ class Checkpoint:
     at: float
     ledger_seq: int
     tenants: dict[str, TenantCheckpoint]
+    service_rate: RateCheckpoint | None = None  # None in checkpoints of earlier releases
 
     def pack(self) -> bytes:
         """The checkpoint as bytes, for `unpack`."""
-        return messages.pack((self.at, self.ledger_seq, self.tenants))
+        return messages.pack((self.at, self.ledger_seq, self.tenants, self.service_rate))
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Read a packed checkpoint. Raises TypeError or ValueError for one of another release."""
-        at, ledger, rows = messages.unpack(data)
-        return cls(at, ledger, {tenant: TenantCheckpoint(*row) for tenant, row in rows.items()})
+        at, ledger, rows, *rest = messages.unpack(data)
+        tenants = {tenant: TenantCheckpoint(*row) for tenant, row in rows.items()}
+        return cls(at, ledger, tenants, RateCheckpoint.from_wire(rest[0]) if rest else None)
 
 
 def capture(state: ModelState, ledger_seq: int, now: float) -> Checkpoint:
@@ -76,7 +79,8 @@ def capture(state: ModelState, ledger_seq: int, now: float) -> Checkpoint:
         t: (tenant_states[t].queued_requests > 0, saved.counter) for t, saved in captured.items()
     }
     kept = heapq.nlargest(MAX_TENANTS, ranks, key=ranks.__getitem__)
-    return Checkpoint(now, ledger_seq, {tenant: captured[tenant] for tenant in kept})
+    rate = state.estimator.service_rate.capture()
+    return Checkpoint(now, ledger_seq, {tenant: captured[tenant] for tenant in kept}, rate)
 
 
 def _charged_in_flight(state: ModelState) -> dict[str, int]:
@@ -112,6 +116,8 @@ def restore(state: ModelState, checkpoint: Checkpoint) -> None:
             saved.mean_output, saved.learned_requests
         )
     state.queue.restore_baseline(checkpoint.at, _overall_mean(checkpoint.tenants.values()))
+    if checkpoint.service_rate:
+        state.estimator.service_rate.restore(checkpoint.service_rate)
 
 
 def _overall_mean(captured: Collection[TenantCheckpoint]) -> RunningMean:

@@ -284,6 +284,11 @@ class Fleet:
         """True if all of a pool's engines preempt batch work for more urgent work."""
         return version in self._pools and self._pools[version].preempts_batch
 
+    @property
+    def always_preempts_batch(self) -> bool:
+        """True if the engines of all versions preempt batch work for more urgent work."""
+        return all(pool.preempts_batch for pool in self._pools.values())
+
     def free_fraction_after(self, version: str, priority: Priority, cost: int) -> float:
         """The fraction of a pool's capacity that stays free after this request, 1 at most."""
         return self._pools[version].free_fraction_after(priority, cost)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from dispatcher.workers.fleet import Fleet
 from streams.headers import Envelope
@@ -10,13 +11,18 @@ from streams.subjects import ANY, Priority
 PULL_TIMEOUT_SECONDS = 1.0  # in which a worker should pull what was placed on it
 
 
+class Stage(IntEnum):
+    """How far a request in flight has come; requeued work is published again."""
+
+    RESERVED = 1  # its room counts as used
+    PLACED = 2  # on one worker; most requests are for any, and skip this
+    PUBLISHED = 3  # in WORK
+    PULLED = 4  # a worker has reported it
+
+
 @dataclass(slots=True)
 class InFlightRequest:
-    """A request that was dispatched and has not ended: its charge, its reservation, where it is.
-
-    It is reserved from the start, placed when `worker` is set, published when `seq` is, and pulled
-    when `holder` is.
-    """
+    """A request that was dispatched and has not ended: its charge, its reservation, where it is."""
 
     envelope: Envelope
     priority: Priority
@@ -29,6 +35,16 @@ class InFlightRequest:
     holder: str = ""  # the worker that last reported having pulled it
     reply: str = ""  # the acknowledgement subject of that delivery
     reported_at: float = 0.0  # when a worker last reported it, or it was published; monotonic s
+    done_fraction: float = 0.0  # of its expected service, by the worker's last report
+
+    @property
+    def stage(self) -> Stage:
+        """How far it has come, by what is known of it."""
+        if self.holder:
+            return Stage.PULLED
+        if self.seq:
+            return Stage.PUBLISHED
+        return Stage.RESERVED if self.worker == ANY else Stage.PLACED
 
     @property
     def tenant(self) -> str:

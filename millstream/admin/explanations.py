@@ -15,6 +15,7 @@ _REASONS = {
     "no_free_sequences": "It is next; the workers run as many requests as they can.",
     "no_free_tokens": "It is next; no worker has room for so many tokens.",
     "kept_for_others": "It is next; the room that is left is kept for other tenants.",
+    "being_sent": "It is next; it is on its way to a worker.",
 }
 
 

@@ -84,7 +84,7 @@ def test_nobody_knows_a_stranger(books: ModelState) -> None:
         ([beat(1, 400, draining=True)], "draining"),
         ([beat(0, 400)], "no_free_sequences"),
         ([beat(1, 99)], "no_free_tokens"),
-        ([beat(1, 400)], "kept_for_others"),
+        ([beat(1, 400)], "being_sent"),
     ],
 )
 def test_what_is_next_waits_for_a_reason(beats: list[Heartbeat], reason: str) -> None:

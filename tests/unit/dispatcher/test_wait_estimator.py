@@ -7,8 +7,10 @@ import pytest
 
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.estimate.moving_averages import DecayingLineFit, DecayingRatio
-from dispatcher.estimate.service_rate import FULL_FLEET_FACTOR, GUESSED_SECONDS
+from dispatcher.estimate.service_rate import FIRST_END_FACTOR, FULL_FLEET_FACTOR
 from dispatcher.estimate.time_model import MIN_REQUESTS
+from dispatcher.reconcile import checkpoint
+from dispatcher.reconcile.checkpoint import Checkpoint
 from streams.messages import Heartbeat, LedgerRecord
 from streams.subjects import Priority
 from tests.unit.dispatcher.queued_requests import COST, queued_request
@@ -97,40 +99,57 @@ def test_what_was_told_is_what_comes(model: Model) -> None:
     assert told == pytest.approx(model.now - came, rel=0.15)
 
 
-def test_a_fleet_that_was_never_busy_is_taken_for_a_slow_one(model: Model) -> None:
-    """Else all of a first burst comes in, and is late."""
+def run(model: Model, count: int, seconds: float, generated: int) -> None:
+    """Give the fleet so many requests, of which each then has generated so many tokens."""
+    model.ask("acme", count)
+    first = model.number - count
+    for number in range(first, model.number):
+        item = model.books.queue.get(f"r{number}")
+        assert item
+        model.books.reserve(item, "1", model.now)
+        model.books.mark_published(item.request_id, item.seq, duplicate=False)
+    model.books.tick(model.now)
+    model.now += seconds
+    progress = [(number + 1, generated) for number in range(first, model.number)]
+    model.books.fleet.apply_heartbeat(beat(), model.now)
+    model.books.apply_heartbeat(replace(beat(), progress=progress), model.now)
+    model.books.tick(model.now)
+
+
+def test_before_anything_has_advanced_nobody_is_told_a_wait(model: Model) -> None:
+    """Nor refused: a guess would be as wrong as it could be."""
     model.books.fleet.apply_heartbeat(beat(), 0.0)
     model.ask("acme", 4)
     model.books.tick(STEP)
-    assert model.wait("acme") == pytest.approx(5 * GUESSED_SECONDS / 4)
+    assert model.wait("acme") is None
 
 
-def test_a_full_fleet_is_not_given_up_before_its_first_request_ends(model: Model) -> None:
-    """Requests of a minute: it frees nothing for so long, and serves what waits soon after."""
+def test_a_fleet_that_has_just_filled_is_known_by_how_its_requests_advance(model: Model) -> None:
+    """A half of 50 + 2 * 50 in a second: 2 s each, four at once, the first in 1.5 of them."""
     model.books.fleet.apply_heartbeat(beat(), 0.0)
-    model.ask("acme", 4)
-    for second in range(1, 60):
-        model.books.fleet.apply_heartbeat(beat(), second)
-        model.books.tick(second)
-    assert model.wait("acme") == pytest.approx(2 * 5 * GUESSED_SECONDS / 4)
+    run(model, 4, seconds=1.0, generated=12)
+    model.ask("acme", 8)
+    model.books.tick(model.now)
+    duration = 150 / (50 + 2 * 12)
+    first_end = FIRST_END_FACTOR * duration
+    turns = 9 / 4 * FULL_FLEET_FACTOR * duration
+    assert model.wait("acme") == pytest.approx(first_end + turns, rel=0.01)
 
 
-def test_a_fleet_that_was_busy_without_a_queue_is_known(model: Model) -> None:
-    """Its first burst is not refused: what it has served tells how long the next will take."""
-    model.books.fleet.apply_heartbeat(beat(), 0.0)
-    ended(model, MIN_REQUESTS)  # each within three seconds
-    model.ask("acme", 4)
-    model.books.tick(STEP)
-    assert model.wait("acme") == pytest.approx(5 * FULL_FLEET_FACTOR * 3.0 / 4)
-
-
-def test_the_first_of_many_to_end_tell_nothing_of_the_rest(model: Model) -> None:
-    """They are the short ones."""
-    model.books.fleet.apply_heartbeat(replace(beat(), running=5 * MIN_REQUESTS), 0.0)
-    ended(model, MIN_REQUESTS)
-    model.ask("acme", 4)
-    model.books.tick(STEP)
-    assert model.wait("acme") == pytest.approx(5 * GUESSED_SECONDS / 4)
+def test_a_restarted_leader_knows_how_fast_the_fleet_is(model: Model) -> None:
+    """And one whose model had no worker for a night."""
+    model.ask("acme", 200)
+    model.serve(100)
+    told = model.wait("acme")
+    saved = Checkpoint.unpack(checkpoint.capture(model.books, 0, model.now).pack())
+    successor = Model()
+    successor.books.tick(0.0)
+    checkpoint.restore(successor.books, saved)
+    successor.ask("acme", 100)
+    successor.books.fleet.apply_heartbeat(beat(), 0.0)
+    successor.books.tick(STEP)
+    assert told
+    assert successor.wait("acme") == pytest.approx(told, rel=0.05)
 
 
 def test_a_fleet_that_frees_nothing_is_slow(model: Model) -> None:
