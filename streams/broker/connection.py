@@ -34,7 +34,7 @@ from streams.broker.responses import (
     StoreRefused,
 )
 from streams.broker.subscription import BrokerSubscription, MessageHandler
-from streams.errors import BrokerUnavailable, NotConnected
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected
 
 __all__ = [
     "Broker",
@@ -49,11 +49,13 @@ __all__ = [
 T = TypeVar("T")
 
 STORE_SECONDS = 2.5
+MIN_MAX_PAYLOAD = 65_536  # bytes: the least for a heartbeat or a checkpoint of a busy cell
 _RETRY_SECONDS = 0.25
 _READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # timeouts of a read's tries: STORE_SECONDS together
 # A page of this size arrives within one such try.
 _PAGE_LIMITS: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
+_NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
 _CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
@@ -78,6 +80,31 @@ class Broker(ReconnectingClient):
     def max_payload(self) -> int:
         """The broker's limit for a message's headers and payload together, in bytes."""
         return self._client.max_payload
+
+    async def check_usable(self) -> None:
+        """Raise `BrokerMisconfigured` if NATS can never serve as it is configured.
+
+        JetStream must be there, and `max_payload` large enough.
+        """
+        if self.max_payload < MIN_MAX_PAYLOAD:
+            raise BrokerMisconfigured(
+                f"NATS at {self.url} has a max_payload of {self.max_payload} bytes: set it to "
+                f"1MB, or to {MIN_MAX_PAYLOAD} at least"
+            )
+        try:
+            answer = await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)
+        except nats.errors.NoRespondersError:
+            raise self._no_jetstream() from None
+        except (nats.errors.Error, TimeoutError, OSError):
+            return  # it is not known: the first call will tell
+        if orjson.loads(answer.data).get("error", {}).get("err_code") in _NO_JETSTREAM:
+            raise self._no_jetstream()
+
+    def _no_jetstream(self) -> BrokerMisconfigured:
+        return BrokerMisconfigured(
+            f"NATS at {self.url} has JetStream disabled: start nats-server with --jetstream, or "
+            "with a `jetstream` block in its configuration, and enable it for this account"
+        )
 
     async def publish(
         self,
@@ -316,10 +343,15 @@ class Broker(ReconnectingClient):
 async def connect(url: str, name: str) -> AsyncIterator[Broker]:
     """Yield a connected `Broker`; its reconnect and clock tasks run until the end, which closes it.
 
-    Raises `BrokerUnavailable` if no server answers.
+    Raises `BrokerUnavailable` if no server answers, and as `Broker.check_usable` does.
     """
     broker = Broker(url, name)
     await broker.open()
+    try:
+        await broker.check_usable()
+    except BaseException:
+        await broker.close()
+        raise
     coroutines = (broker.run(), clock_sync.keep_synced(broker))
     housekeeping = [asyncio.create_task(each, name="broker") for each in coroutines]
     try:
