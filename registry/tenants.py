@@ -33,18 +33,24 @@ class Tenants:
     Methods that write raise `BrokerUnavailable` or `StoreRefused`, too.
     """
 
-    def __init__(self, broker: Broker, replicas: int = 1) -> None:
-        self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, replicas)
+    def __init__(self, broker: Broker, replicas: int = 1, *, restores: bool = False) -> None:
+        self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, replicas, restores)
 
     @classmethod
     async def open(
-        cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
+        cls,
+        broker: Broker,
+        *,
+        replicas: int = 1,
+        seconds: float = OPEN_SECONDS,
+        restores: bool = False,
     ) -> Self:
         """Return the tenants with their keys loaded, kept current until `close`.
 
-        Raises `BrokerUnavailable` if they have not come after `seconds`.
+        Raises `BrokerUnavailable` if they have not come after `seconds`. With `restores`, a bucket
+        that is lost is made anew with the contents that it had.
         """
-        tenants = cls(broker, replicas)
+        tenants = cls(broker, replicas, restores=restores)
         await tenants._view.open(seconds)
         return tenants
 
@@ -80,6 +86,10 @@ class Tenants:
         if tenant and (record.has_limits or record.has_connection_limits):
             return tenant.model_copy(update={"key": record})
         return tenant
+
+    def check_bucket(self, stream: str) -> None:
+        """Look soon whether the bucket is there, if `stream` is its stream."""
+        self._view.check_bucket(stream)
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Call `observer` after each change, on the event loop; it must neither block nor raise."""

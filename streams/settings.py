@@ -83,9 +83,8 @@ class ClientSettings(DiscoverySettings):
     nats: ServerUrl = Field(
         DEFAULT_NATS,
         repr=False,
-        description="comma-separated URLs of the NATS servers, nats://user:password@host:port with "
-        "special characters percent-encoded; found in the data directory of a running "
-        "`millstream up`, else the default",
+        description="comma-separated URLs of the NATS servers; found in the data directory of a "
+        "running `millstream up`, else the default",
     )
 
 

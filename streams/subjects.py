@@ -344,6 +344,7 @@ ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
+DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is its name
 ALL_FINDS = f"{PREFIX}.find.>"
 WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes the log answers

@@ -18,7 +18,7 @@ import orjson
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from streams import topology
+from streams import subjects, topology
 from streams.broker import clock_sync
 from streams.broker.cluster_clock import ClockSample, ClusterClock
 from streams.broker.inbox import Inbox
@@ -32,6 +32,7 @@ from streams.broker.responses import (
     PubAck,
     StoredMessage,
     StoreRefused,
+    StreamMissing,
 )
 from streams.broker.subscription import BrokerSubscription, MessageHandler
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected
@@ -43,6 +44,7 @@ __all__ = [
     "PubAck",
     "StoreRefused",
     "StoredMessage",
+    "StreamMissing",
     "connect",
 ]
 
@@ -51,9 +53,11 @@ T = TypeVar("T")
 STORE_SECONDS = 2.5
 MIN_MAX_PAYLOAD = 65_536  # bytes: the least for a heartbeat or a checkpoint of a busy cell
 _RETRY_SECONDS = 0.25
+_DECLARE_SECONDS = 1.0
 _READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # timeouts of a read's tries: STORE_SECONDS together
 # A page of this size arrives within one such try.
 _PAGE_LIMITS: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}
+NO_STREAM = 10059  # JetStream's error code
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
 _CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
@@ -66,6 +70,7 @@ class Broker(ReconnectingClient):
         super().__init__(url, name)
         self.clock = ClusterClock()
         self._inbox = Inbox(STORE_SECONDS)
+        self._next_declare_request_at = 0.0  # monotonic seconds
         self._subscriptions.append(
             BrokerSubscription(self, self._inbox.subject, raw_handler=self._inbox.receive)
         )
@@ -275,6 +280,16 @@ class Broker(ReconnectingClient):
                 continue
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
+    def request_declaration(self) -> None:
+        """Ask the processes that declare streams to look whether one is missing or was changed.
+
+        At most once in `_DECLARE_SECONDS`; called here wherever the broker misses a stream.
+        """
+        now = time.monotonic()
+        if now >= self._next_declare_request_at:
+            self._next_declare_request_at = now + _DECLARE_SECONDS
+            self._client.try_publish_now(subjects.DECLARE, b"", None, "")
+
     async def call_api(self, call: Callable[[JetStreamContext], Awaitable[T]]) -> T:
         """Return the result of `call`, which asks JetStream's management API that it is given.
 
@@ -284,7 +299,9 @@ class Broker(ReconnectingClient):
         for seconds in _READ_SECONDS:
             try:
                 return await call(self._client.jetstream(timeout=seconds))
-            except NotFoundError:
+            except NotFoundError as error:
+                if error.err_code == NO_STREAM:
+                    self.request_declaration()
                 raise
             except TimeoutError:
                 continue
@@ -322,6 +339,13 @@ class Broker(ReconnectingClient):
             if not self._client.try_publish_now(subject, payload, headers, reply):
                 await self._publish_in_time(subject, payload, headers, reply)
             return await response.future
+        except StreamMissing:
+            self.request_declaration()
+            raise
+        except StoreRefused as refusal:
+            if not (refusal.is_conflict or refusal.is_full):
+                self.request_declaration()  # somebody may have edited the stream
+            raise
         finally:
             self._inbox.discard(reply)
             response.close()

@@ -3,30 +3,61 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 
 import orjson
+import structlog
 from nats.errors import Error as NatsError
-from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.api import (
+    ConsumerConfig,
+    ConsumerInfo,
+    RetentionPolicy,
+    StreamConfig,
+    StreamInfo,
+)
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import topology
-from streams.broker.connection import STORE_SECONDS, Broker
+from streams.broker.connection import NO_STREAM, STORE_SECONDS, Broker, StreamMissing
 from streams.broker.retry import retry_for
-from streams.errors import BrokerUnavailable
+from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.topology import Scale
 
 DECLARE_SECONDS = 20.0
 _DELETED_SECONDS = 0.2  # wait for the confirmation; the deletion happens without it
 _INDEX_SECONDS = (0.4, 0.4, 0.4, 1.0, STORE_SECONDS)  # timeouts of the tries to create one
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
+# The server's file store or memory, or the account's share of it, has less left than is reserved
+_NO_STORAGE, _NO_MEMORY = 10047, 10028
 _BAD_REQUEST = 400
+_UNSET = (None, 0, -1, False)
+# What makes a stream refuse or drop messages. Where we set none of these, nobody may.
+_RESTRICTIONS = frozenset(
+    {
+        "max_msgs",
+        "max_msgs_per_subject",
+        "max_msg_size",
+        "max_bytes",
+        "max_age",
+        "max_consumers",
+        "consumer_limits",
+        "discard_new_per_subject",
+        "no_ack",
+        "sealed",
+        "mirror",
+        "sources",
+        "subject_transform",
+        "republish",
+        "allow_msg_counter",
+    }
+)
+log = structlog.get_logger()
 
 
-class TopologyMismatch(Exception):
-    """A stream or consumer is missing, or has a configuration that cannot be changed to ours.
-
-    An operator must look.
-    """
+class TopologyMismatch(BrokerMisconfigured):
+    """A stream or consumer is missing, or has a configuration that cannot be changed to ours."""
 
 
 async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
@@ -72,14 +103,30 @@ async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> 
 
 
 async def _declare_stream(broker: Broker, config: StreamConfig) -> None:
-    try:
+    with explaining_refusals(config):
         await _create_or_update(broker, config)
+
+
+@contextmanager
+def explaining_refusals(config: StreamConfig) -> Iterator[None]:
+    """Turn nats-py's errors of the block, which declares a stream, into ours, in NATS's own words.
+
+    Raises `TopologyMismatch` where an operator must act, else `BrokerUnavailable`.
+    """
+    try:
+        yield
     except APIError as error:
+        reason = f"stream {config.name} is not declared: {error.description}"
+        if error.err_code in (_NO_STORAGE, _NO_MEMORY):
+            setting = "max_file_store" if error.err_code == _NO_STORAGE else "max_memory_store"
+            raise TopologyMismatch(
+                f"{reason}; it reserves {config.max_bytes} bytes of the broker's {setting}"
+            ) from error
         if error.code == _BAD_REQUEST or error.err_code == _INVALID_CONFIG:
-            raise TopologyMismatch(f"stream {config.name}: {error.description}") from error
-        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
+            raise TopologyMismatch(reason) from error
+        raise BrokerUnavailable(reason) from error
     except (NatsError, TimeoutError, OSError) as error:
-        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
+        raise BrokerUnavailable(f"stream {config.name} is not declared: {error!r}") from error
 
 
 async def stream_info(broker: Broker, stream: str, subjects: str | None = None) -> StreamInfo:
@@ -116,6 +163,9 @@ async def declare_consumer(
     except BadRequestError as error:
         name = f"{stream}/{config.durable_name}"
         raise TopologyMismatch(f"consumer {name}: {error.description}") from error
+    except NotFoundError as error:
+        broker.request_declaration()
+        raise StreamMissing(f"there is no stream {stream}") from error
     except (NatsError, TimeoutError, OSError) as error:
         raise BrokerUnavailable(f"no consumer declared on {stream}: {error!r}") from error
 
@@ -123,31 +173,64 @@ async def declare_consumer(
 async def _create_or_update(broker: Broker, config: StreamConfig) -> None:
     assert config.name
     try:
-        known = (await stream_info(broker, config.name)).config
+        info = await stream_info(broker, config.name)
     except NotFoundError:
-        if await _try_create(broker, config):
+        if await create_stream(broker, config):
             return
-        known = (await stream_info(broker, config.name)).config
+        info = await stream_info(broker, config.name)
+    _keep_contents(config, info)
+    if changed := _list_differences(config, info.config):
+        await broker.js.update_stream(config)
+        log.warning("stream_updated", stream=config.name, changed=changed)
+
+
+def _keep_contents(config: StreamConfig, info: StreamInfo) -> None:
+    """Keep limits that hold what is stored, which the broker would delete, and more replicas."""
+    known = info.config
+    config.num_replicas = max(config.num_replicas or 1, known.num_replicas or 1)
     if config.discard_new_per_subject:
         bounds = (config.max_msgs_per_subject or 0, known.max_msgs_per_subject or 0)
         config.max_msgs_per_subject = max(bounds)
-    if _differs(config, known):
-        await broker.js.update_stream(config)
+    if config.retention is RetentionPolicy.WORK_QUEUE and config.max_bytes:
+        config.max_bytes = max(config.max_bytes, info.state.bytes)
 
 
-def _differs(config: StreamConfig, known: StreamConfig) -> bool:
-    """Return whether any field that we set has another value; 0 and None leave it to the broker."""
-    return any(value and getattr(known, name) != value for name, value in vars(config).items())
+def _list_differences(config: StreamConfig, known: StreamConfig) -> list[str]:
+    """Return the fields that must be changed: those that we set, and restrictions that we do not.
+
+    All others are left to the broker and its operator.
+    """
+    found = []
+    for name, value in vars(config).items():
+        present = getattr(known, name)
+        if value in _UNSET:
+            differs = name in _RESTRICTIONS and not _is_unset(present)
+        else:
+            differs = present != value
+        if differs:
+            found.append(name)
+    return found
 
 
-async def _try_create(broker: Broker, config: StreamConfig) -> bool:
-    """Create a stream; returns False when another service has created it with other limits."""
+def _is_unset(value: object) -> bool:
+    """Return whether a field limits nothing; NATS also returns objects of which nothing is set."""
+    return value in _UNSET or (is_dataclass(value) and all(v in _UNSET for v in vars(value).values()))
+
+
+async def create_stream(broker: Broker, config: StreamConfig) -> bool:
+    """Create a stream; returns False when another service has created it with other limits.
+
+    Its sequences begin with the time in milliseconds, so that they go on rising when the stream is
+    made anew: what was known of the old one is older than all that the new one holds.
+    """
+    first = max(1, broker.clock.now_ms())
     try:
-        await broker.js.add_stream(config)
+        await broker.js.add_stream(config.evolve(first_seq=first))
     except BadRequestError as error:
         if error.err_code != _NAME_IN_USE:
             raise
         return False
+    log.info("stream_created", stream=config.name)
     return True
 
 
