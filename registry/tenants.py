@@ -16,7 +16,7 @@ from streams.subjects import token
 BUCKET = "tenants"
 _TENANT, _KEY = "tenant.", "key."
 _SHORT_DIGEST = 8  # digits of a key's hash that serve as the name of a key without one
-DEFAULT = "default"  # the tenant of the key given by `--api-key`
+DEFAULT = "default"  # the tenant of the key given by `--api-key`; it may submit over NATS
 
 
 class KeyTaken(MillstreamError):
@@ -114,7 +114,7 @@ class Tenants:
         records: dict[str, Tenant | ApiKey] = {}
         if any(isinstance(v, ApiKey) and v.source == "api_key" for v in kept.values()):
             # The tenant `default`, which owns that key, must exist even if not configured.
-            owner = Tenant(name=DEFAULT, source="api_key")
+            owner = Tenant(name=DEFAULT, source="api_key", publishes=True)
             records = {k: v for k, v in _make_records(owner, ()).items() if k not in kept}
         for name, settings in configured.items():
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
@@ -130,7 +130,7 @@ class Tenants:
         tenant's.
         """
         kept = self._records_not_from("api_key")
-        tenant = Tenant(name=DEFAULT, source="api_key")
+        tenant = Tenant(name=DEFAULT, source="api_key", publishes=True)
         _refuse_taken_keys(records := _make_records(tenant, [KeySettings(key=key)]), kept)
         await self._replace({k: v for k, v in records.items() if k not in kept}, kept)
 

@@ -163,4 +163,6 @@ class TenantSettings(QuotaSettings):
     max_output_tokens: int | None = Field(
         None, ge=1, description="most tokens one request may ask for"
     )
-    publishes: bool = Field(True, description="may submit over NATS: has an ingress stream")
+    publishes: bool = Field(
+        False, description="may submit over NATS: has an ingress stream, with 4 MiB reserved for it"
+    )

@@ -29,6 +29,9 @@ RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it an
 IDLE_CONSUMER_SECONDS = 3600.0
 MONTH_SECONDS = 30 * 86400
 MIB = 2**20
+# Reserved in the broker's store for each tenant that publishes: four of the largest submissions
+INGRESS_BYTES = 4 * MIB
+_LEAST_DUPLICATE_WINDOW = 0.1  # seconds; 0 would mean two minutes
 
 
 @dataclass(frozen=True)
@@ -157,9 +160,12 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
 def ingress_stream(tenant: str) -> StreamConfig:
     """Return the stream on which one tenant's producers publish.
 
-    One stream per tenant, so that a `Nats-Msg-Id` deduplicates only within the tenant.
+    One stream per tenant, so that a tenant fills only its own. Gateways recognise a `Nats-Msg-Id`
+    that came before, so that they can answer it; the broker would drop it in silence.
     """
-    return _queue(ingress_stream_name(tenant), subjects.submissions(tenant), 64 * MIB)
+    config = _queue(ingress_stream_name(tenant), subjects.submissions(tenant), INGRESS_BYTES)
+    config.duplicate_window = _LEAST_DUPLICATE_WINDOW
+    return config
 
 
 def ingress_consumer() -> ConsumerConfig:

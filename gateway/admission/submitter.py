@@ -23,11 +23,11 @@ from gateway.replies.log_subscription import LogSubscription, Sink
 from gateway.replies.relay import Relay
 from registry.models import Model
 from registry.tenant_records import Tenant
-from streams import messages, subjects
+from streams import messages, subjects, topology
 from streams.broker.connection import Broker, PubAck
 from streams.broker.retry import broker_timeout
 from streams.broker.stream_declarer import StreamDeclarer
-from streams.errors import MillstreamError, Overloaded
+from streams.errors import IdempotencyConflict, MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID
 from streams.messages import Pressure, Record
 from streams.records import lanes
@@ -123,21 +123,34 @@ class Submitter:
 
         The first record of its log tells the producer which of its keys became which request.
         Idempotent: `key` stands for one request, however often this is called. Raises as `submit`
-        does.
+        does, and `IdempotencyConflict` where the request of `key` answers on another route.
         """
         (validated,) = await self.validator.validate(tenant, submission)
         request_id, scoped = secrets.token_hex(16), _PRODUCER_KEY_PREFIX + key
         known = await self._idempotency.claim(tenant.name, scoped, request_id, submission.digest)
-        if not known.is_first and await request_lookup.is_request_known(
-            self._broker, tenant.name, known.request_id
-        ):
-            return  # an earlier delivery got as far: only its acknowledgement was lost
-        token_log = TokenLog(self._broker, LogAddress(tenant.name, route, known.request_id), shards)
+        address = LogAddress(tenant.name, route, known.request_id)
+        if not known.is_first:
+            await self._check_route(address, shards)
+            if await request_lookup.is_request_known(self._broker, tenant.name, known.request_id):
+                return  # an earlier delivery got as far: only its acknowledgement was lost
+        token_log = TokenLog(self._broker, address, shards)
         try:
             await token_log.append(messages.accepted_record(key, known.request_id))
         except Fenced:
             pass  # an earlier delivery of the same submission has written it
         await self._reserve_and_enqueue(validated, known.request_id, route, is_new=known.is_first)
+
+    async def _check_route(self, address: LogAddress, shards: int) -> None:
+        """Raise `IdempotencyConflict` if a request has its log, and its replies, elsewhere."""
+        tenant, route, request_id = address
+        stream = topology.token_stream_of(request_id, shards)
+        pattern = subjects.log_on_any_route(tenant, request_id, shards)
+        subject = await self._broker.find_subject(stream, pattern)
+        if subject and (first := subjects.parse_log(subject).route) != route:
+            raise IdempotencyConflict(
+                f"this Nats-Msg-Id is that of the request {request_id}, which answers on the "
+                f"route {first!r}"
+            )
 
     async def find_producer_request(self, tenant: str, key: str) -> str | None:
         """Return the id of the request that a producer's key has become; None if there is none."""

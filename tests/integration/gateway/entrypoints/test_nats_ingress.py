@@ -29,20 +29,24 @@ class Producer:
     def __init__(self, client: Client) -> None:
         self._client, self._js = client, client.jetstream()
         self.replies: dict[str, list[dict[str, Any]]] = {}
+        self.routes: dict[str, str] = {}
 
     async def open(self) -> None:
-        await self._client.subscribe("infer.reply.acme.bar.>", cb=self._on_reply)
+        await self._client.subscribe("infer.reply.acme.*.>", cb=self._on_reply)
         await self._client.flush()
 
     async def _on_reply(self, msg: Msg) -> None:
-        request_id = msg.subject.rpartition(".")[2]
+        route, request_id = msg.subject.split(".")[-2:]
+        self.routes[request_id] = route
         self.replies.setdefault(request_id, []).append(msgpack.unpackb(msg.data))
 
-    async def submit(self, body: Any, key: str = "", lane: str = LANE, **headers: str) -> None:
+    async def submit(self, body: Any, key: str = "", lane: str = LANE, **headers: str) -> bool:
+        """Publish; False if the broker has dropped it as a repetition."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         wanted = {"Route": "bar", "Content-Type": JSON, **named}
-        await self._js.publish(lane, data, headers=wanted | ({"Nats-Msg-Id": key} if key else {}))
+        wanted |= {"Nats-Msg-Id": key} if key else {}
+        return not (await self._js.publish(lane, data, headers=wanted)).duplicate
 
     def ended(self) -> list[dict[str, Any]]:
         """The terminals that have come."""
@@ -90,6 +94,12 @@ BAD: dict[str, tuple[Any, dict[str, str], str]] = {
     "unknown field": ({"prompt": "x", "colour": 1}, {}, "unknown_field"),
     "another model": ({"prompt": "x", "model": "other"}, {}, "invalid_request"),
     "another tongue": ({"prompt": "x"}, {"Content_Type": "text/plain"}, "invalid_request"),
+    "another charset": (
+        {"prompt": "x"},
+        {"Content_Type": "application/json; charset=latin-1"},
+        "invalid_request",
+    ),
+    "half a type": ({"prompt": "x"}, {"Content_Type": "json"}, "invalid_request"),
     "not msgpack": ({"prompt": "x"}, {"Content_Type": "application/msgpack"}, "invalid_request"),
     "unknown model": ({"prompt": "x"}, {"lane": "infer.submit.acme.no.batch"}, "model_not_found"),
     "unknown priority": (
@@ -123,14 +133,49 @@ async def is_empty(nats_url: str) -> bool:
 
 
 @pytest.mark.parametrize("route", ["a.b", "*", ">", "UPPER", "", "x" * 64])
-async def test_a_bad_route_harms_nothing(nats_url: str, route: str) -> None:
-    """There is nowhere to answer: it is logged, taken out, and the next one is served."""
+async def test_a_bad_route_is_answered_on_the_default_one(nats_url: str, route: str) -> None:
+    """Silence would leave the producer waiting; the next submission is served."""
     async with cell(nats_url) as _, producer(nats_url) as p:
         await p.submit({"prompt": "x"}, "bad", Route=route)
         await p.submit({"prompt": "x", "max_tokens": 2}, "good")
-        await eventually(p.ended)
+        await eventually(lambda: len(p.ended()) == 2)
         await eventually(lambda: is_empty(nats_url))
-        assert [records[0]["id"] for records in p.replies.values()] == ["good"]
+        by_key = {record["id"]: record for records in p.replies.values() for record in records[:1]}
+        assert (by_key["bad"]["code"], by_key["good"]["type"]) == ("invalid_request", "accepted")
+        assert sorted(p.routes.values()) == ["bar", "none"]
+
+
+async def test_a_known_key_on_another_route_is_answered_there(nats_url: str) -> None:
+    """The replies of its request go elsewhere; the request itself is left alone."""
+    async with cell(nats_url, mock={"itl_ms": 20}) as _, producer(nats_url) as p:
+        await p.submit({"prompt": "x", "max_tokens": 40}, "k")
+        await eventually(lambda: p.replies)
+        again = {"prompt": "x", "max_tokens": 40}
+        await eventually(lambda: p.submit(again, "k", Route="elsewhere"))
+        await eventually(lambda: p.submit(again | {"prompt": "other"}, "k"))
+        await eventually(lambda: len(p.ended()) == 3)
+        (first,) = [name for name, records in p.replies.items() if len(records) > 1]
+        assert p.replies[first][-1]["finish_reason"] == "length"
+        refused = {p.routes[name]: records for name, records in p.replies.items() if name != first}
+        assert {route: records[0]["code"] for route, records in refused.items()} == {
+            "elsewhere": "idempotency_conflict",
+            "bar": "idempotency_conflict",
+        }
+        assert first in refused["elsewhere"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json; charset=utf-8", "Application/JSON;charset=UTF-8", 'application/json; v="1"'],
+)
+async def test_parameters_of_a_content_type_change_nothing(
+    nats_url: str, content_type: str
+) -> None:
+    """Many HTTP libraries add the charset that JSON has anyway."""
+    async with cell(nats_url) as _, producer(nats_url) as p:
+        await p.submit({"prompt": "x", "max_tokens": 2}, "k", Content_Type=content_type)
+        await eventually(p.ended)
+        assert p.ended()[0]["type"] == "done"
 
 
 async def test_the_same_key_is_one_request(nats_url: str) -> None:
