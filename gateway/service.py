@@ -86,6 +86,7 @@ async def _build_context(
     context = GatewayContext(*parts)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)
+    streams.on_replaced = partial(_doubt_requests, context)
     stack.callback(context.offload_thread.close)
     return context
 
@@ -108,6 +109,12 @@ def _check_bucket(context: GatewayContext, stream: str) -> None:
     """Have a bucket restored whose stream was deleted."""
     for view in (context.registry, context.tenants):
         view.check_bucket(stream)
+
+
+def _doubt_requests(context: GatewayContext, stream: str) -> None:
+    """Look for the requests that were queued or in flight in a stream that is another one now."""
+    if stream in (topology.REQUESTS, topology.WORK):
+        context.relay.doubt_unstarted()
 
 
 async def _serve(

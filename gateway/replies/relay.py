@@ -137,6 +137,11 @@ class Relay:
         if broker_subscription := self._attached.pop(subscription, None):
             await broker_subscription.unsubscribe()
 
+    def doubt_unstarted(self) -> None:
+        """Ask for all requests without a record: a stream that held some was lost."""
+        for subscription in self._list_subscriptions():
+            subscription.doubt(time.monotonic())
+
     def fail_stream(self, stream: str) -> None:
         """End all requests whose logs are in a stream that the broker refuses to make usable."""
         for subscription in self._list_subscriptions():

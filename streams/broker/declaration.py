@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from datetime import datetime
 
 import orjson
 import structlog
@@ -91,20 +92,20 @@ async def wait_for_stream(broker: Broker, stream: str, seconds: float = 30.0) ->
             return
 
 
-async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> None:
-    """Create or update one stream, with `scale.replicas`.
+async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> datetime | None:
+    """Create or update one stream, with `scale.replicas`; returns when it was created.
 
     Raises `TopologyMismatch` where the broker refuses, with its reason, or `BrokerUnavailable`
     after `DECLARE_SECONDS`. Until then it retries: of two services that declare at once, a cluster
     may leave one without an answer.
     """
     config.num_replicas = scale.replicas
-    await retry_for(DECLARE_SECONDS, lambda: _declare_stream(broker, config))
+    return await retry_for(DECLARE_SECONDS, lambda: _declare_stream(broker, config))
 
 
-async def _declare_stream(broker: Broker, config: StreamConfig) -> None:
+async def _declare_stream(broker: Broker, config: StreamConfig) -> datetime | None:
     with explaining_refusals(config):
-        await _create_or_update(broker, config)
+        return await _create_or_update(broker, config)
 
 
 @contextmanager
@@ -170,18 +171,18 @@ async def declare_consumer(
         raise BrokerUnavailable(f"no consumer declared on {stream}: {error!r}") from error
 
 
-async def _create_or_update(broker: Broker, config: StreamConfig) -> None:
+async def _create_or_update(broker: Broker, config: StreamConfig) -> datetime | None:
     assert config.name
     try:
         info = await stream_info(broker, config.name)
     except NotFoundError:
-        if await create_stream(broker, config):
-            return
+        await create_stream(broker, config)
         info = await stream_info(broker, config.name)
     _keep_contents(config, info)
     if changed := _list_differences(config, info.config):
         await broker.js.update_stream(config)
         log.warning("stream_updated", stream=config.name, changed=changed)
+    return info.created
 
 
 def _keep_contents(config: StreamConfig, info: StreamInfo) -> None:
@@ -217,6 +218,15 @@ def _is_unset(value: object) -> bool:
     return value in _UNSET or (is_dataclass(value) and all(v in _UNSET for v in vars(value).values()))
 
 
+async def _exists(broker: Broker, config: StreamConfig) -> bool:
+    assert config.name
+    try:
+        await stream_info(broker, config.name)
+    except NotFoundError:
+        return False
+    return True
+
+
 async def create_stream(broker: Broker, config: StreamConfig) -> bool:
     """Create a stream; returns False when another service has created it with other limits.
 
@@ -226,10 +236,10 @@ async def create_stream(broker: Broker, config: StreamConfig) -> bool:
     first = max(1, broker.clock.now_ms())
     try:
         await broker.js.add_stream(config.evolve(first_seq=first))
-    except BadRequestError as error:
-        if error.err_code != _NAME_IN_USE:
+    except APIError as error:
+        if error.err_code != _NAME_IN_USE and not await _exists(broker, config):
             raise
-        return False
+        return False  # a faster service's stream may also have taken the room for ours
     log.info("stream_created", stream=config.name)
     return True
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import datetime
 
 import structlog
 from nats.aio.msg import Msg
@@ -32,17 +33,21 @@ class StreamDeclarer:
     one (`infer.declare`), when the broker says that one was deleted, after a reconnect and after
     `wake`. `unusable` has the streams that the broker refuses to make as they are declared, each
     with its reason; `on_change` is called when it has changed, `on_deleted` with the name of any
-    stream that was deleted. `lane_limit` is the limit of queued requests in a lane: it is never
-    lowered, since the broker would delete the requests above it.
+    stream that was deleted, `on_replaced` with that of a stream that is another one than before.
+    `lane_limit` is the limit of queued requests in a lane: it is never lowered, since the broker
+    would delete the requests above it.
     """
 
     def __init__(self, broker: Broker, scale: Scale, make_configs: MakeConfigs) -> None:
         self._broker, self._scale, self._make_configs = broker, scale, make_configs
         self.lane_limit = 1
+        self._created: dict[str, datetime | None] = {}  # when each stream was created
         self._unusable: dict[str, str] = {}
+        self._refused: dict[str, str] = {}  # at the last check
         self._wakeup = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
         self.on_deleted: Callable[[str], None] = lambda stream: None
+        self.on_replaced: Callable[[str], None] = lambda stream: None
 
     @property
     def unusable(self) -> Mapping[str, str]:
@@ -59,7 +64,12 @@ class StreamDeclarer:
             await self._declare(config)
 
     async def _declare(self, config: StreamConfig) -> None:
-        await declaration.declare_stream(self._broker, config, self._scale)
+        assert config.name
+        created = await declaration.declare_stream(self._broker, config, self._scale)
+        known = self._created.get(config.name, created)
+        self._created[config.name] = created
+        if known != created:
+            self.on_replaced(config.name)
         if config.name == topology.REQUESTS:
             self.lane_limit = config.max_msgs_per_subject
 
@@ -96,7 +106,7 @@ class StreamDeclarer:
         self.wake()
 
     async def _check(self) -> None:
-        """Declare all streams, and note which ones the broker refuses."""
+        """Declare all streams, and note which ones the broker refuses at two checks in a row."""
         found: dict[str, str] = {}
         for config in self._make_configs():
             assert config.name
@@ -107,7 +117,11 @@ class StreamDeclarer:
             except BrokerUnavailable as error:
                 log.warning("streams_not_checked", stream=config.name, reason=str(error))
                 return
-        self._report(found)
+        refused_again = {name: reason for name, reason in found.items() if name in self._refused}
+        self._refused = found
+        self._report(refused_again)
+        if found.keys() - refused_again.keys():
+            self.wake()
 
     def _report(self, found: dict[str, str]) -> None:
         if found == self._unusable:

@@ -18,7 +18,7 @@ from tests.support.nats_server import NatsServer
 from tests.support.services import dispatcher_settings, running, worker_settings
 
 SLOW = {"ttft_ms": 1, "itl_ms": 20}
-STREAMS = [config.name for config in topology.stream_configs(Scale(), 1)]
+STREAMS = [config.name or "" for config in topology.stream_configs(Scale(), 1)]
 BUCKETS = ["KV_idempotency", "KV_registry", "KV_tenants", "KV_leases"]
 
 
