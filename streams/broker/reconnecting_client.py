@@ -189,7 +189,7 @@ class ReconnectingClient:
             callback()
 
     async def _on_disconnected(self) -> None:
-        if not self._is_closing:
+        if self.connected_at and not self._is_closing:
             log.warning("nats_disconnected", server=self.url)
         for callback in list(self.on_disconnect):
             callback()

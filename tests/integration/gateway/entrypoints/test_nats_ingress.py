@@ -1,8 +1,9 @@
 """Producers that publish to NATS themselves: one request each, an end on their route, always."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -10,13 +11,19 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import StorageType
+from structlog.testing import capture_logs
 
 import dispatcher.service
 import gpu_worker.service
+from registry import kv_view
 from streams import topology
 from streams.broker.connection import connect
+from streams.settings import TenantSettings
+from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.gateways import cell, gateways, register, tenants
+from tests.support.nats_server import NatsServer
 from tests.support.services import dispatcher_settings, running, worker_settings
 
 JSON = "application/json"
@@ -217,3 +224,64 @@ async def waiting(nats_url: str, count: int) -> bool:
     async with connect(nats_url, "test") as broker:
         info = await broker.js.stream_info(topology.ingress_stream_name("acme"))
     return info.state.messages == count
+
+
+async def test_only_tenants_that_publish_have_a_stream(nats_url: str) -> None:
+    """Ten thousand tenants that speak HTTP cost the broker nothing."""
+    many = {f"tenant-{number}": TenantSettings() for number in range(300)}
+    async with gateways(nats_url, tenants=many | tenants()), producer(nats_url):
+        async with connect(nats_url, "test") as broker:
+            names = [info.config.name or "" for info in await broker.js.streams_info()]
+    assert [name for name in names if name.startswith("INGRESS")] == ["INGRESS_acme"]
+
+
+async def test_a_refused_ingress_stream_is_told_of_once(tmp_path: Path) -> None:
+    """In the broker's words; it is tried ever less often, and everybody else is served."""
+    topology_bytes = sum(
+        config.max_bytes or 0
+        for config in topology.stream_configs(Scale(), 1)
+        if config.storage is StorageType.FILE
+    )
+    room = topology_bytes + 2 * kv_view.MAX_BYTES + topology.INGRESS_BYTES // 2
+    configuration = tmp_path / "nats.conf"
+    store = json.dumps(str(tmp_path / "nats"))
+    configuration.write_text(f"jetstream {{ store_dir: {store}, max_file_store: {room} }}")
+    (tmp_path / "nats").mkdir()
+    server = NatsServer(tmp_path / "nats", configuration=configuration)
+    try:
+        with capture_logs() as logged:
+            async with cell(server.url) as (gateway,):
+                assert (await gateway.complete()).status == 200
+                await eventually(lambda: _refusals(logged))
+                for _ in range(5):
+                    assert (await gateway.complete()).status == 200
+        (refused,) = _refusals(logged)
+        assert refused["tenant"] == "acme"
+        assert "insufficient storage" in refused["reason"]
+    finally:
+        server.kill()
+
+
+def _refusals(logged: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+    return [event for event in logged if event["event"] == "ingress_refused"]
+
+
+async def test_a_wait_is_logged_once_with_its_ids(nats_url: str) -> None:
+    """A submission that waits for a minute is tried sixty times."""
+    await register(nats_url)
+    with capture_logs() as logged:
+        async with gateways(nats_url, tenants=tenants(max_queued=1)), producer(nats_url) as p:
+            await p.submit({"prompt": "x", "max_tokens": 2}, "first")
+            await eventually(lambda: is_empty(nats_url))
+            await p.submit({"prompt": "x", "max_tokens": 2}, "second")
+            await eventually(lambda: was_tried(nats_url, 3))
+    waits = [event for event in logged if event["event"] == "submission_delayed"]
+    assert [(event["tenant"], event["id"], event["code"]) for event in waits] == [
+        ("acme", "second", "queue_full")
+    ]
+
+
+async def was_tried(nats_url: str, times: int) -> bool:
+    async with connect(nats_url, "test") as broker:
+        info = await broker.js.consumer_info(topology.ingress_stream_name("acme"), "gateways")
+    return info.delivered is not None and info.delivered.consumer_seq > times
