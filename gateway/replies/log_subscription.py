@@ -149,7 +149,7 @@ class LogSubscription:
         self.check_seconds = min(2 * self.check_seconds, MAX_CHECK_SECONDS)
 
     def doubt(self, now: float) -> None:
-        """Have the request asked for if nothing is known of it: its place in a queue may be gone."""
+        """Have the request asked for if it has no record yet: its place in a queue may be gone."""
         if not self.last_seq and self.lost_at is None:
             self.lost_at, self.search_at = now, now + FIRST_SEARCH_SECONDS
 

@@ -21,7 +21,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import topology
-from streams.broker.connection import NO_STREAM, STORE_SECONDS, Broker, StreamMissing
+from streams.broker.connection import STORE_SECONDS, Broker, StreamMissing
 from streams.broker.retry import retry_for
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.topology import Scale
@@ -214,8 +214,9 @@ def _list_differences(config: StreamConfig, known: StreamConfig) -> list[str]:
 
 
 def _is_unset(value: object) -> bool:
-    """Return whether a field limits nothing; NATS also returns objects of which nothing is set."""
-    return value in _UNSET or (is_dataclass(value) and all(v in _UNSET for v in vars(value).values()))
+    """Return whether a field limits nothing; NATS also sends objects in which nothing is set."""
+    parts = vars(value).values() if is_dataclass(value) else (value,)
+    return all(part in _UNSET for part in parts)
 
 
 async def _exists(broker: Broker, config: StreamConfig) -> bool:

@@ -199,7 +199,7 @@ class ReconnectingClient:
             self._rebuild_needed.set()
 
     async def _on_error(self, client: PatchedNatsClient, error: Exception) -> None:
-        """Log an error, once while the same one repeats: a lost server is tried four times a second.
+        """Log an error once while it repeats: a lost server is tried four times a second.
 
         Before there is a connection it is an error, which commands show, too.
         """
@@ -210,7 +210,8 @@ class ReconnectingClient:
         if client is self._client:
             log.warning("nats_error", server=self.url, error=reason)
         else:
-            log.error("nats_unreachable", server=self.url, reason=reason, at_most_seconds=OPEN_SECONDS)
+            seconds = OPEN_SECONDS
+            log.error("nats_unreachable", server=self.url, reason=reason, at_most_seconds=seconds)
 
     async def _rebuild(self) -> None:
         """Connect with a new client, since nats-py gave up, as after a protocol error."""

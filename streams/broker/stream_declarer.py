@@ -94,7 +94,7 @@ class StreamDeclarer:
 
     @property
     def _pause_seconds(self) -> float:
-        """Seconds between two checks: more while a stream is refused, which asking does not mend."""
+        """Seconds between two checks: more while a stream is refused, since asking changes nothing."""
         return CHECK_SECONDS if self._unusable else MIN_PAUSE_SECONDS
 
     async def _on_request(self, msg: Msg) -> None:

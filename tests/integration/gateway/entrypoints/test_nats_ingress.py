@@ -173,7 +173,11 @@ async def test_a_known_key_on_another_route_is_answered_there(nats_url: str) -> 
 
 @pytest.mark.parametrize(
     "content_type",
-    ["application/json; charset=utf-8", "Application/JSON;charset=UTF-8", 'application/json; v="1"'],
+    [
+        "application/json; charset=utf-8",
+        "Application/JSON;charset=UTF-8",
+        'application/json; v="1"',
+    ],
 )
 async def test_parameters_of_a_content_type_change_nothing(
     nats_url: str, content_type: str
