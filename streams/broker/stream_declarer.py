@@ -94,7 +94,7 @@ class StreamDeclarer:
 
     @property
     def _pause_seconds(self) -> float:
-        """Seconds between two checks: more while a stream is refused, since asking changes nothing."""
+        """Seconds between two checks: more while a stream is refused, as asking cannot help."""
         return CHECK_SECONDS if self._unusable else MIN_PAUSE_SECONDS
 
     async def _on_request(self, msg: Msg) -> None:

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from registry import kv_view
 from registry.models import Adapter, Model, Version, mock_model
 from registry.store import NameTaken, Registry, VersionExists
 from streams.broker.connection import Broker, connect
