@@ -15,7 +15,7 @@ from api.tokenizer import TokenizerCache
 from gateway.admission import idempotency
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
-from gateway.entrypoints.nats_ingress import NatsIngress
+from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
 from gateway.entrypoints.routes import build_app
 from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
@@ -27,7 +27,7 @@ from streams import topology
 from streams.broker.clock_sync import sync_clock
 from streams.broker.connection import Broker, connect
 from streams.broker.stream_declarer import StreamDeclarer
-from streams.errors import Ended, MillstreamError
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
 from streams.settings import TenantSettings
 from streams.topology import Scale
 
@@ -157,11 +157,13 @@ async def _wait_until_drained(context: GatewayContext) -> None:
 async def _follow_tenants(context: GatewayContext, scale: Scale) -> None:
     """Run an ingress for each tenant that publishes to NATS, and bound lanes by tenants' limits.
 
-    Both are brought up to date whenever tenants change.
+    Both are brought up to date whenever tenants change. At the start, and when a tenant publishes
+    no more, the streams of those that do not are removed.
     """
     changed = asyncio.Event()
     context.tenants.on_change(changed.set)
     ingresses: dict[str, asyncio.Task[None]] = {}
+    has_unused = True
     async with asyncio.TaskGroup() as tasks:
         while True:
             changed.clear()
@@ -172,7 +174,20 @@ async def _follow_tenants(context: GatewayContext, scale: Scale) -> None:
                 ingresses[name] = tasks.create_task(ingress.run(), name=f"ingress-{name}")
             for name in ingresses.keys() - names:
                 ingresses.pop(name).cancel()
+                has_unused = True
+            if has_unused:
+                has_unused = not await _remove_unused_streams(context, names)
             await changed.wait()
+
+
+async def _remove_unused_streams(context: GatewayContext, publishing: set[str]) -> bool:
+    """Remove what tenants do not use; False if the broker did not let us, which harms nobody."""
+    try:
+        await remove_unused_streams(context.broker, publishing)
+    except (BrokerUnavailable, BrokerMisconfigured) as error:
+        log.warning("streams_not_removed", reason=str(error))
+        return False
+    return True
 
 
 async def _warm_tokenizers(context: GatewayContext) -> None:

@@ -303,6 +303,11 @@ def submissions(tenant: str) -> str:
     return f"{PREFIX}.submit.{token(tenant)}.*.*"
 
 
+def closed_submissions(tenant: str) -> str:
+    """Subject of an ingress stream that is closed; nobody publishes on it."""
+    return f"{PREFIX}.closed.{token(tenant)}"
+
+
 def fleet_of(model: str) -> str:
     """Filter: the heartbeats of one model's workers."""
     return f"{PREFIX}.fleet.{escape(model)}.*"
@@ -349,5 +354,6 @@ GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is 
 ALL_FINDS = f"{PREFIX}.find.>"
 WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes the log answers
 ALL_READERS = f"{PREFIX}.reader.>"
+ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
 ALL_RATES = f"{PREFIX}.rate.>"

@@ -29,6 +29,7 @@ RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it an
 IDLE_CONSUMER_SECONDS = 3600.0
 MONTH_SECONDS = 30 * 86400
 MIB = 2**20
+_INGRESS = "INGRESS_"
 # Reserved in the broker's store for each tenant that publishes: four of the largest submissions
 INGRESS_BYTES = 4 * MIB
 _LEAST_DUPLICATE_WINDOW = 0.1  # seconds; 0 would mean two minutes
@@ -54,7 +55,12 @@ def token_stream_of(request_id: str, shards: int) -> str:
 
 def ingress_stream_name(tenant: str) -> str:
     """Return the name of the stream on which a tenant's producers publish."""
-    return f"INGRESS_{subjects.token(tenant)}"
+    return f"{_INGRESS}{subjects.token(tenant)}"
+
+
+def tenant_of_ingress(stream: str) -> str | None:
+    """Return the tenant of an ingress stream, by its name; None for any other stream."""
+    return stream.removeprefix(_INGRESS) if stream.startswith(_INGRESS) else None
 
 
 def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:

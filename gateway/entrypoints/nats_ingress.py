@@ -7,7 +7,7 @@ that never can be is answered with an error, on the route `none` if it names no 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from email.message import Message
 
 import structlog
@@ -18,6 +18,7 @@ from api.submission.submission import Submission
 from gateway.context import GatewayContext
 from streams import messages, subjects, topology
 from streams.broker import declaration
+from streams.broker.connection import Broker
 from streams.broker.declaration import TopologyMismatch
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.broker.retry import retry_forever
@@ -191,6 +192,18 @@ class NatsIngress:
                 await token_log.append(terminal | {"id": key})
         except Fenced:
             pass  # an earlier delivery was answered already
+
+
+async def remove_unused_streams(broker: Broker, publishing: Collection[str]) -> None:
+    """Delete the ingress streams of tenants that do not publish; those with contents stay, closed.
+
+    Raises `BrokerUnavailable` or `TopologyMismatch`.
+    """
+    for stream in await declaration.list_streams(broker, subjects.ALL_SUBMISSIONS):
+        tenant = topology.tenant_of_ingress(stream)
+        if tenant is not None and tenant not in publishing:
+            closed = subjects.closed_submissions(tenant)
+            await declaration.remove_if_empty(broker, stream, closed)
 
 
 def _to_submission(delivery: Delivery) -> Submission:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from datetime import datetime
@@ -276,17 +276,48 @@ async def _remove_index_consumers(broker: Broker, index: str) -> None:
 
 
 async def _list_consumers(broker: Broker, stream: str) -> list[str]:
+    return await _list_names(broker, f"$JS.API.CONSUMER.NAMES.{stream}", "consumers", {})
+
+
+async def list_streams(broker: Broker, subject: str) -> list[str]:
+    """Return the names of the streams that store a subject, or one that matches this filter.
+
+    Raises `BrokerUnavailable`.
+    """
+    return await _list_names(broker, "$JS.API.STREAM.NAMES", "streams", {"subject": subject})
+
+
+async def _list_names(
+    broker: Broker, subject: str, kind: str, query: Mapping[str, str]
+) -> list[str]:
     found: list[str] = []
-    while page := await _list_consumers_page(
-        broker, f"$JS.API.CONSUMER.NAMES.{stream}", len(found)
-    ):
+    while page := await _list_names_page(broker, subject, kind, {**query, "offset": len(found)}):
         found += page
     return found
 
 
-async def _list_consumers_page(broker: Broker, subject: str, offset: int) -> list[str]:
-    answer = await broker.request(subject, orjson.dumps({"offset": offset}), STORE_SECONDS)
-    names = orjson.loads(answer).get("consumers") if answer else None
-    if names is None:
+async def _list_names_page(
+    broker: Broker, subject: str, kind: str, query: Mapping[str, str | int]
+) -> list[str]:
+    answer = await broker.request(subject, orjson.dumps(dict(query)), STORE_SECONDS)
+    parsed = orjson.loads(answer) if answer else {}
+    if "total" not in parsed:
         raise BrokerUnavailable(f"no answer to {subject}")
-    return list(names)
+    return list(parsed.get(kind) or ())
+
+
+async def remove_if_empty(broker: Broker, stream: str, closed_subject: str) -> bool:
+    """Delete a stream in which nothing is stored; False, and a warning, if something is.
+
+    First its subjects are taken from it, so that nothing can be stored meanwhile; `closed_subject`
+    is one that nobody publishes on. Raises `BrokerUnavailable`.
+    """
+    with explaining_refusals(StreamConfig(name=stream)):
+        config = (await stream_info(broker, stream)).config
+        await broker.js.update_stream(config.evolve(subjects=[closed_subject]))
+        if stored := (await stream_info(broker, stream)).state.messages:
+            log.warning("stream_left", stream=stream, messages=stored)
+            return False
+        await broker.js.delete_stream(stream)
+    log.info("stream_deleted", stream=stream)
+    return True

@@ -18,7 +18,9 @@ import dispatcher.service
 import gpu_worker.service
 from registry import kv_view
 from streams import topology
-from streams.broker.connection import connect
+from streams.broker import declaration
+from streams.broker.connection import Broker, connect
+from streams.errors import BrokerUnavailable
 from streams.settings import TenantSettings
 from streams.topology import Scale
 from tests.support.eventually import eventually
@@ -237,6 +239,34 @@ async def test_only_tenants_that_publish_have_a_stream(nats_url: str) -> None:
         async with connect(nats_url, "test") as broker:
             names = [info.config.name or "" for info in await broker.js.streams_info()]
     assert [name for name in names if name.startswith("INGRESS")] == ["INGRESS_acme"]
+
+
+async def test_streams_of_tenants_that_publish_no_more_are_removed(nats_url: str) -> None:
+    """Earlier releases made one for each tenant; what is stored in one is nobody's to delete."""
+    async with connect(nats_url, "test") as broker:
+        for tenant in ("acme", "other", "gone"):
+            await declaration.declare_stream(broker, topology.ingress_stream(tenant), Scale())
+        await broker.store("infer.submit.gone.mock.batch", b"{}")
+        settings = tenants(publishes=False) | {"late": TenantSettings(publishes=True)}
+        async with gateways(nats_url, tenants=settings):
+            await eventually(lambda: _has_ingresses(broker, {"INGRESS_gone", "INGRESS_late"}))
+            with pytest.raises(BrokerUnavailable):
+                await broker.store("infer.submit.gone.mock.batch", b"{}")
+        async with gateways(nats_url, tenants=settings | {"gone": TenantSettings(publishes=True)}):
+            await eventually(lambda: _accepts(broker, "infer.submit.gone.mock.batch"))
+
+
+async def _has_ingresses(broker: Broker, wanted: set[str]) -> bool:
+    names = {info.config.name or "" for info in await broker.js.streams_info()}
+    return {name for name in names if topology.tenant_of_ingress(name)} == wanted
+
+
+async def _accepts(broker: Broker, subject: str) -> bool:
+    try:
+        await broker.store(subject, b"{}")
+    except BrokerUnavailable:
+        return False
+    return True
 
 
 async def test_a_refused_ingress_stream_is_told_of_once(tmp_path: Path) -> None:
