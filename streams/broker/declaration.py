@@ -241,7 +241,6 @@ async def create_stream(broker: Broker, config: StreamConfig) -> bool:
         if error.err_code != _NAME_IN_USE and not await _exists(broker, config):
             raise
         return False  # a faster service's stream may also have taken the room for ours
-    log.info("stream_created", stream=config.name)
     return True
 
 

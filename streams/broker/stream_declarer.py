@@ -69,6 +69,7 @@ class StreamDeclarer:
         known = self._created.get(config.name, created)
         self._created[config.name] = created
         if known != created:
+            log.warning("stream_replaced", stream=config.name)
             self.on_replaced(config.name)
         if config.name == topology.REQUESTS:
             self.lane_limit = config.max_msgs_per_subject
