@@ -83,6 +83,7 @@ class Leader:
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._event_handlers())
             index = await declaration.replace_index_consumer(self._broker, self.model)
+            await self._queued_reconciler.remember_stream()
             await self._restore_state()
             log.info("leading", model=self.model, in_flight=len(self.state.in_flight))
             await self._subscribe(stack, self._query_handlers())

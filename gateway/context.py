@@ -15,6 +15,7 @@ from registry.store import Registry
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants
 from streams.broker.connection import Broker
+from streams.broker.stream_declarer import StreamDeclarer
 from streams.errors import Refused, Unauthenticated
 
 
@@ -29,6 +30,7 @@ class GatewayContext:
     tokenizers: TokenizerCache
     submitter: Submitter
     relay: Relay
+    streams: StreamDeclarer
     offload_thread: OffloadThread = field(default_factory=OffloadThread)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

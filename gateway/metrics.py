@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Self
 
@@ -45,6 +45,18 @@ CUT_CONNECTIONS = Counter(
 FOLLOWED_REQUESTS = Gauge(
     "millstream_followed_requests", "Requests whose replies are relayed here."
 )
+UNUSABLE_STREAMS = Gauge(
+    "millstream_unusable_stream",
+    "1 for each stream that the broker refuses to make as it is declared.",
+    ["stream"],
+)
+
+
+def observe_unusable(streams: Iterable[str]) -> None:
+    """Export the names of the streams that cannot be used."""
+    UNUSABLE_STREAMS.clear()
+    for stream in streams:
+        UNUSABLE_STREAMS.labels(stream).set(1)
 
 
 class BucketCounts:

@@ -6,25 +6,28 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 import structlog
+from nats.js.api import StreamConfig
 
 from api.grammar_checker import GrammarChecker
 from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
+from gateway.admission import idempotency
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
-from gateway.entrypoints.nats_ingress import NatsIngress
+from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
 from gateway.entrypoints.routes import build_app
+from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams.broker import declaration
+from streams import topology
 from streams.broker.clock_sync import sync_clock
 from streams.broker.connection import Broker, connect
-from streams.broker.retry import retry_forever
-from streams.errors import Ended, MillstreamError
+from streams.broker.stream_declarer import StreamDeclarer
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
 from streams.settings import TenantSettings
 from streams.topology import Scale
 
@@ -38,13 +41,14 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
         broker = await stack.enter_async_context(connect(settings.nats, f"gateway-{settings.id}"))
-        registry = await Registry.open(broker, replicas=settings.replicas)
+        registry = await Registry.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(registry.close)
-        tenants = await Tenants.open(broker, replicas=settings.replicas)
+        tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(tenants.close)
         await _declare_tenants(tenants, settings)
-        context = await _build_context(stack, settings, broker, registry, tenants)
-        await _declare_streams(context, scale)
+        streams = StreamDeclarer(broker, scale, partial(_stream_configs, tenants, scale))
+        await streams.declare_all()
+        context = await _build_context(stack, settings, broker, registry, tenants, streams)
         await sync_clock(broker)
         await _serve(context, scale, listener, stop)
 
@@ -66,6 +70,7 @@ async def _build_context(
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
+    streams: StreamDeclarer,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
     await relay.open()
@@ -75,18 +80,41 @@ async def _build_context(
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
     validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
-    submitter = Submitter(broker, validator, relay)
+    submitter = Submitter(broker, validator, relay, streams)
     await submitter.open(settings.replicas)
-    context = GatewayContext(settings, broker, registry, tenants, tokenizers, submitter, relay)
+    parts = (settings, broker, registry, tenants, tokenizers, submitter, relay, streams)
+    context = GatewayContext(*parts)
+    streams.on_change = partial(_handle_unusable_streams, context)
+    streams.on_deleted = partial(_check_bucket, context)
+    streams.on_replaced = partial(_doubt_requests, context)
     stack.callback(context.offload_thread.close)
     return context
 
 
-async def _declare_streams(context: GatewayContext, scale: Scale) -> None:
-    """Declare the streams, with every lane bounded by the highest limit of any tenant."""
-    limits = [tenant.max_queued for tenant in context.tenants.by_name.values()]
+def _stream_configs(tenants: Tenants, scale: Scale) -> list[StreamConfig]:
+    """Return what to declare, with every lane bounded by the highest limit of any tenant."""
+    limits = [tenant.max_queued for tenant in tenants.by_name.values()]
     most = max(limits, default=TenantSettings().max_queued)
-    context.submitter.max_queued = await declaration.declare(context.broker, scale, most)
+    return [*topology.stream_configs(scale, most), idempotency.bucket_config()]
+
+
+def _handle_unusable_streams(context: GatewayContext) -> None:
+    """Export the streams that cannot be used, and end the requests whose logs are in them."""
+    observe_unusable(context.streams.unusable)
+    for stream in context.streams.unusable:
+        context.relay.fail_stream(stream)
+
+
+def _check_bucket(context: GatewayContext, stream: str) -> None:
+    """Have a bucket restored whose stream was deleted."""
+    for view in (context.registry, context.tenants):
+        view.check_bucket(stream)
+
+
+def _doubt_requests(context: GatewayContext, stream: str) -> None:
+    """Look for the requests that were queued or in flight in a stream that is another one now."""
+    if stream in (topology.REQUESTS, topology.WORK):
+        context.relay.doubt_unstarted()
 
 
 async def _serve(
@@ -96,6 +124,7 @@ async def _serve(
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(context.relay.run(), name="relay")
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
+        declaring = tasks.create_task(context.streams.run(), name="streams")
         tracking = tasks.create_task(_follow_tenants(context, scale), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
         serving = tasks.create_task(server.serve([listener]), name="http")
@@ -110,7 +139,7 @@ async def _serve(
             queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
-        for task in (relaying, counting):
+        for task in (relaying, counting, declaring):
             task.cancel()
         await context.relay.close()
 
@@ -128,24 +157,37 @@ async def _wait_until_drained(context: GatewayContext) -> None:
 async def _follow_tenants(context: GatewayContext, scale: Scale) -> None:
     """Run an ingress for each tenant that publishes to NATS, and bound lanes by tenants' limits.
 
-    Both are brought up to date whenever tenants change. A broker that restarts has lost the streams
-    that it kept in memory, so after each reconnect they are declared again.
+    Both are brought up to date whenever tenants change. At the start, and when a tenant publishes
+    no more, the streams of those that do not are removed.
     """
     changed = asyncio.Event()
     context.tenants.on_change(changed.set)
-    context.broker.on_reconnect.append(changed.set)
     ingresses: dict[str, asyncio.Task[None]] = {}
+    has_unused = True
     async with asyncio.TaskGroup() as tasks:
         while True:
             changed.clear()
-            await retry_forever(partial(_declare_streams, context, scale))
+            context.streams.wake()
             names = {name for name, tenant in context.tenants.by_name.items() if tenant.publishes}
             for name in names - ingresses.keys():
                 ingress = NatsIngress(context, name, scale)
                 ingresses[name] = tasks.create_task(ingress.run(), name=f"ingress-{name}")
             for name in ingresses.keys() - names:
                 ingresses.pop(name).cancel()
+                has_unused = True
+            if has_unused:
+                has_unused = not await _remove_unused_streams(context, names)
             await changed.wait()
+
+
+async def _remove_unused_streams(context: GatewayContext, publishing: set[str]) -> bool:
+    """Remove what tenants do not use; False if the broker did not let us, which harms nobody."""
+    try:
+        await remove_unused_streams(context.broker, publishing)
+    except (BrokerUnavailable, BrokerMisconfigured) as error:
+        log.warning("streams_not_removed", reason=str(error))
+        return False
+    return True
 
 
 async def _warm_tokenizers(context: GatewayContext) -> None:

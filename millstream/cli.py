@@ -28,6 +28,7 @@ from millstream.settings_loader import (
     suggest_nearest,
     to_flag,
 )
+from streams.server_urls import redact
 from streams.settings import ENV_PREFIX, Settings
 
 USAGE_STATUS = 2
@@ -52,7 +53,7 @@ def main(words: list[str] | None = None) -> int:
         command, rest = _split_command(words)
         settings = parse_settings(command, rest)
     except UsageError as error:
-        print(f"millstream: {error}", file=sys.stderr)
+        print(f"millstream: {redact(str(error))}", file=sys.stderr)
         return USAGE_STATUS
     return process_lifecycle.run_process(command.load_run(), settings)
 

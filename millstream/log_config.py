@@ -1,14 +1,18 @@
-"""Logging of every process: one JSON object per line on stderr, or colours on a terminal."""
+"""Logging of every process: one JSON object per line on stderr, or colours on a terminal.
+
+Credentials in URLs are left out of every line, wherever they come from.
+"""
 
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import orjson
 import structlog
 from structlog.typing import Processor
 
+from streams.server_urls import redact
 from streams.settings import LogLevel
 
 _SHARED_PROCESSORS: Sequence[Processor] = (
@@ -39,8 +43,15 @@ def configure(level: LogLevel, stream: TextIO = sys.stderr) -> None:
 def _make_renderers(stream: TextIO) -> list[Processor]:
     """Renderers without local variables in tracebacks: these may hold a prompt or a key."""
     if stream.isatty():
-        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_dump_json)]
+        console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        return [console, _redact]
+    json_lines = structlog.processors.JSONRenderer(_dump_json)
+    return [structlog.processors.format_exc_info, json_lines, _redact]
+
+
+def _redact(logger: object, method: str, line: Any) -> str:
+    """Return a rendered line without the credentials of URLs."""
+    return redact(str(line))
 
 
 def _dump_json(event: object, **_: object) -> str:

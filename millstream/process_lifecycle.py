@@ -18,6 +18,7 @@ import uvloop
 from millstream import event_loop_lag, log_config
 from millstream.command_table import CommandFunction
 from streams.errors import MillstreamError
+from streams.server_urls import redact
 from streams.settings import ServiceSettings, Settings
 
 log = structlog.get_logger()
@@ -78,7 +79,7 @@ def _report_error(error: BaseException, settings: Settings) -> None:
     if isinstance(settings, ServiceSettings):
         log.error("stopped", error=str(error), kind=type(error).__name__)
     else:
-        print(f"millstream: {error}", file=sys.stderr)
+        print(f"millstream: {redact(str(error))}", file=sys.stderr)
 
 
 def _tune_garbage_collector() -> None:

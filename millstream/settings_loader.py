@@ -218,7 +218,7 @@ def _describe_error(
     if kind == "extra_forbidden":
         nearest = suggest_nearest(str(loc[-1]), fields_by_key(row_model(known[key])))
         return f"{origin}: unknown key{nearest}"
-    shown = "" if "key" in key or key == "tenants" else f", not {value!r}"
+    shown = "" if "key" in key or key in ("tenants", "nats") else f", not {value!r}"
     return f"{origin}: {message}{shown}"
 
 

@@ -10,6 +10,7 @@ revision.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, Self, TypeVar
 
 import structlog
@@ -19,8 +20,9 @@ from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
 from streams.broker import declaration
-from streams.broker.connection import Broker, BrokerSubscription, StoreRefused
-from streams.errors import BrokerUnavailable
+from streams.broker.connection import Broker, BrokerSubscription, StoreRefused, StreamMissing
+from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from streams.headers import EXPECTED_LAST
 from streams.subjects import PREFIX
 
 T = TypeVar("T")
@@ -32,6 +34,8 @@ RETRY_SECONDS = 0.25
 OPEN_SECONDS = 10.0
 CANCEL_SECONDS = 0.05
 MAX_BYTES = 256 * 2**20
+HISTORY = 8  # values kept of each key, so that the last good one is found behind unreadable ones
+REFUSED_RETRY_SECONDS = 5.0
 log = structlog.get_logger()
 
 
@@ -50,15 +54,30 @@ class KvEntry:
 class KvView(Generic[T]):
     """In-memory copy of a NATS KV bucket: the decoded values by key, looked up without waiting.
 
-    `open` starts a task that keeps the values current, and `close` ends it. While the broker is
-    unreachable, the values stay as they are. A value that `decode` cannot read (ValueError) is left
-    out and logged, so that one bad record, or one of a newer release, does not affect the others.
+    `open` starts a task that keeps them current; `close` ends it. A value that cannot be decoded
+    (ValueError) is logged, and the key keeps its last good one, also for views that open later: one
+    bad record, or one of a newer release, takes nothing away.
+
+    A bucket that was lost, or made anew, leaves the values as they were; a view that `restores`
+    writes them back into it, unless somebody has written or deleted their keys there.
     """
 
-    def __init__(self, broker: Broker, name: str, decode: Decode[T], replicas: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        decode: Decode[T],
+        replicas: int,
+        restores: bool = False,
+    ) -> None:
         self._broker, self._name, self._decode, self._replicas = broker, name, decode, replicas
+        self._restores = restores
         self._values: dict[str, T] = {}
+        self._stored: dict[str, bytes] = {}  # what the values were decoded from
         self._revisions: dict[str, int] = {}  # deleted keys included: the last sequence per subject
+        self._unreadable: dict[str, int] = {}  # revision of each key's last unreadable value
+        self._created: datetime | None = None  # when the bucket was made that the values are from
+        self._refusal: BrokerMisconfigured | None = None  # why the bucket cannot be made
         self._came_while_reading: list[KvEntry] | None = None
         self._is_synced = False
         self._stale = asyncio.Event()
@@ -78,12 +97,15 @@ class KvView(Generic[T]):
     async def open(self, seconds: float = OPEN_SECONDS) -> Self:
         """Start following the bucket, creating it if missing; return once its contents are loaded.
 
-        Raises `BrokerUnavailable` if they are not loaded after `seconds`, and closes the view then.
+        Raises `BrokerUnavailable` if they are not after `seconds`, and `BrokerMisconfigured` if
+        the broker refuses the bucket; the view is closed then.
         """
         self._broker.on_reconnect.append(self._stale.set)
         self._task = asyncio.create_task(self._keep_current(), name=f"view-{self._name}")
         try:
-            await self.wait_until(lambda: self._is_synced, seconds)
+            await self.wait_until(lambda: self._is_synced or self._refusal is not None, seconds)
+            if self._refusal:
+                raise self._refusal
         except BaseException:
             await self.close()
             raise
@@ -116,6 +138,11 @@ class KvView(Generic[T]):
             reason = f"bucket {self._name!r} is not in the awaited state after {seconds:g} s"
             raise BrokerUnavailable(reason) from None
 
+    def check_bucket(self, stream: str) -> None:
+        """Look soon whether the bucket is there, if `stream` is its stream."""
+        if stream == f"KV_{self._name}":
+            self._stale.set()
+
     def on_change(self, observer: Callable[[], None]) -> None:
         """Register `observer` to be called after each change of the values; returns at once.
 
@@ -138,9 +165,10 @@ class KvView(Generic[T]):
         """Write once; returns False after a lost race, once the winner's value is in the view."""
         current, known = self._values.get(key), self._revisions.get(key, 0)
         wanted = change(current)
-        if current == (wanted if wanted is None else self._decode(key, wanted)):
+        is_newest = self._unreadable.get(key, -1) < known
+        if is_newest and current == (wanted if wanted is None else self._decode(key, wanted)):
             return True
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(known)}
+        headers = {EXPECTED_LAST: str(known)}
         if wanted is None:
             headers["KV-Operation"] = "DEL"
         try:
@@ -165,7 +193,12 @@ class KvView(Generic[T]):
                     await self._stale.wait()
             except TimeoutError:
                 continue
-            except (NatsError, BrokerUnavailable, OSError) as error:
+            except BrokerMisconfigured as refusal:
+                log.error("kv_view_refused", bucket=self._name, reason=str(refusal))
+                self._refusal = refusal
+                self._changed.set()
+                await asyncio.sleep(REFUSED_RETRY_SECONDS)
+            except (NatsError, BrokerUnavailable, StoreRefused, OSError) as error:
                 log.warning("kv_view_interrupted", bucket=self._name, error=repr(error))
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:  # a bug of ours or of an observer: a dead view would be worse
@@ -173,26 +206,48 @@ class KvView(Generic[T]):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _reload(self) -> None:
-        """Replace all values by those in the bucket and those republished while it was read."""
+        """Replace all values by those in the bucket and those republished while it was read.
+
+        A bucket that is another one than before adds to the values, and gets what it lacks back.
+        """
         self._stale.clear()
-        await declare_bucket(self._broker, self._name, self._replicas)
+        may_create = self._restores or self._created is None
+        created = await declare_bucket(self._broker, self._name, self._replicas, may_create)
         if self._subscription is None:
             subject = _changes_subject(self._name)
             self._subscription = await self._broker.subscribe(subject, self._on_republished)
         self._came_while_reading = []
         found = await self._broker.read_subject(f"KV_{self._name}", self._subject(">"))
         entries = [self._to_entry(m.subject, m.seq, m.data, m.headers) for m in found]
-        self._replace(entries + self._came_while_reading)
+        is_another = self._created not in (None, created)
+        self._replace(entries + self._came_while_reading, keep=is_another)
         self._came_while_reading = None
+        if is_another and self._restores:
+            await self._restore()
+        self._created, self._refusal = created, None
 
-    def _replace(self, entries: list[KvEntry]) -> None:
-        before = self._revisions
-        self._values, self._revisions = {}, {}
+    def _replace(self, entries: list[KvEntry], *, keep: bool) -> None:
+        before, self._revisions = self._revisions, {}
+        if not keep:
+            self._values, self._stored = {}, {}
         for entry in entries:
             self._apply(entry)
         if self._revisions != before or not self._is_synced:
             self._is_synced = True
             self._notify_observers()
+
+    async def _restore(self) -> None:
+        """Write the values back whose keys the bucket has never had; a faster writer's stay."""
+        lost = self._stored.keys() - self._revisions.keys()
+        for key in lost:
+            try:
+                await self._broker.store(
+                    self._subject(key), self._stored[key], {EXPECTED_LAST: "0"}, repeats=True
+                )
+            except StoreRefused as refusal:
+                if not refusal.is_conflict:
+                    raise
+        log.warning("bucket_restored", bucket=self._name, records=len(lost))
 
     async def _on_republished(self, msg: Msg) -> None:
         headers = msg.headers or {}
@@ -212,16 +267,22 @@ class KvView(Generic[T]):
         if entry.revision <= self._revisions.get(entry.key, 0):
             return False
         self._revisions[entry.key] = entry.revision
-        self._values.pop(entry.key, None)
-        if entry.value is not None:
-            self._decode_value(entry.key, entry.value)
+        if entry.value is None:
+            self._values.pop(entry.key, None)
+            self._stored.pop(entry.key, None)
+        else:
+            self._decode_value(entry.key, entry.revision, entry.value)
         return True
 
-    def _decode_value(self, key: str, value: bytes) -> None:
+    def _decode_value(self, key: str, revision: int, value: bytes) -> None:
+        """Take a value; one that cannot be decoded leaves the last good one, and is logged once."""
         try:
             self._values[key] = self._decode(key, value)
+            self._stored[key] = value
         except ValueError as error:
-            log.error("record_unreadable", bucket=self._name, key=key, error=str(error))
+            if self._unreadable.get(key, 0) < revision:
+                self._unreadable[key] = revision
+                log.error("record_unreadable", bucket=self._name, key=key, error=str(error))
 
     def _notify_observers(self) -> None:
         self._changed.set()
@@ -230,23 +291,39 @@ class KvView(Generic[T]):
             observer()
 
 
-async def declare_bucket(broker: Broker, name: str, replicas: int) -> None:
-    """Create a KV bucket, or update one to republish its changes and to allow direct gets.
+async def declare_bucket(
+    broker: Broker, name: str, replicas: int, may_create: bool = True
+) -> datetime | None:
+    """Create a KV bucket, or update one to republish its changes, keep history and take all values.
 
-    The number of replicas may grow, but is never lowered. Safe from several services at once: one
-    that comes too late gets nats-py's error, and its view tries again. Raises nats-py's errors or
-    `BrokerUnavailable`.
+    Its number of replicas may grow, but never shrinks. Safe from several services at once. Returns
+    when it was created. Raises `BrokerUnavailable`, as where it is missing and this process may not
+    create it, or `BrokerMisconfigured`.
     """
     republish = RePublish(src=f"$KV.{name}.>", dest=_changes_subject(name))
-    try:
-        known = (await declaration.stream_info(broker, f"KV_{name}")).config
-    except NotFoundError:
-        await broker.js.add_stream(_bucket_config(name, replicas, republish))
-        return
-    replicas = max(replicas, known.num_replicas or 1)
-    wanted = known.evolve(republish=republish, allow_direct=True, num_replicas=replicas)
-    if wanted.as_dict() != known.as_dict():
-        await broker.js.update_stream(wanted)
+    config = _bucket_config(name, replicas, republish)
+    assert config.name
+    with declaration.explaining_refusals(config):
+        try:
+            info = await declaration.stream_info(broker, config.name)
+        except NotFoundError:
+            if not may_create:
+                raise StreamMissing(f"the bucket {name!r} is gone") from None
+            await declaration.create_stream(broker, config)
+            info = await declaration.stream_info(broker, config.name)
+        known = info.config
+        wanted = known.evolve(
+            republish=republish,
+            allow_direct=True,
+            num_replicas=max(replicas, known.num_replicas or 1),
+            max_msgs_per_subject=max(HISTORY, known.max_msgs_per_subject),
+            max_msgs=-1,
+            max_msg_size=-1,
+            max_age=0,
+        )
+        if wanted.as_dict() != known.as_dict():
+            await broker.js.update_stream(wanted)
+    return info.created
 
 
 def _changes_subject(name: str) -> str:
@@ -258,7 +335,7 @@ def _bucket_config(name: str, replicas: int, republish: RePublish) -> StreamConf
     return StreamConfig(
         name=f"KV_{name}",
         subjects=[f"$KV.{name}.>"],
-        max_msgs_per_subject=1,
+        max_msgs_per_subject=HISTORY,
         discard=DiscardPolicy.NEW,
         max_bytes=MAX_BYTES,
         num_replicas=replicas,

@@ -47,8 +47,8 @@ class Registry:
     `StoreRefused`.
     """
 
-    def __init__(self, broker: Broker, replicas: int = 1) -> None:
-        self._view = KvView[Model | Alias | Adapter](broker, BUCKET, _decode, replicas)
+    def __init__(self, broker: Broker, replicas: int = 1, *, restores: bool = False) -> None:
+        self._view = KvView[Model | Alias | Adapter](broker, BUCKET, _decode, replicas, restores)
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, Alias] = {}
         self._adapters: dict[str, Adapter] = {}
@@ -56,13 +56,19 @@ class Registry:
 
     @classmethod
     async def open(
-        cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
+        cls,
+        broker: Broker,
+        *,
+        replicas: int = 1,
+        seconds: float = OPEN_SECONDS,
+        restores: bool = False,
     ) -> Self:
         """Return a registry whose contents are loaded; they are kept current until `close`.
 
-        Raises `BrokerUnavailable` if they are not loaded after `seconds`.
+        Raises `BrokerUnavailable` if they have not come after `seconds`. With `restores`, a bucket
+        that is lost is made anew with the contents that it had.
         """
-        registry = cls(broker, replicas)
+        registry = cls(broker, replicas, restores=restores)
         await registry._view.open(seconds)
         return registry
 
@@ -122,6 +128,10 @@ class Registry:
             pin if at else (alias and alias.version) or model.default_version
         )
         return (model, version) if version else None
+
+    def check_bucket(self, stream: str) -> None:
+        """Look soon whether the bucket is there, if `stream` is its stream."""
+        self._view.check_bucket(stream)
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Register `observer` to be called after each change of the registry; returns at once.

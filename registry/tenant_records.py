@@ -57,7 +57,7 @@ class Tenant(QuotaLimits):
     frames_per_second: int = Field(default=2000, ge=1)  # at each gateway
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
-    publishes: bool = True  # may submit over NATS: it gets an ingress stream
+    publishes: bool = False  # may submit over NATS: it gets an ingress stream
     source: Source = "config"
     # The key that authenticated the request, if it has its own limits; not stored.
     key: ApiKey | None = Field(default=None, exclude=True)

@@ -16,7 +16,7 @@ from streams.subjects import token
 BUCKET = "tenants"
 _TENANT, _KEY = "tenant.", "key."
 _SHORT_DIGEST = 8  # digits of a key's hash that serve as the name of a key without one
-DEFAULT = "default"  # the tenant of the key given by `--api-key`
+DEFAULT = "default"  # the tenant of the key given by `--api-key`; it may submit over NATS
 
 
 class KeyTaken(MillstreamError):
@@ -34,18 +34,24 @@ class Tenants:
     `StoreRefused`.
     """
 
-    def __init__(self, broker: Broker, replicas: int = 1) -> None:
-        self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, replicas)
+    def __init__(self, broker: Broker, replicas: int = 1, *, restores: bool = False) -> None:
+        self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, replicas, restores)
 
     @classmethod
     async def open(
-        cls, broker: Broker, *, replicas: int = 1, seconds: float = OPEN_SECONDS
+        cls,
+        broker: Broker,
+        *,
+        replicas: int = 1,
+        seconds: float = OPEN_SECONDS,
+        restores: bool = False,
     ) -> Self:
         """Return the tenants and keys once they are loaded; they are kept current until `close`.
 
-        Raises `BrokerUnavailable` if they are not loaded after `seconds`.
+        Raises `BrokerUnavailable` if they have not come after `seconds`. With `restores`, a bucket
+        that is lost is made anew with the contents that it had.
         """
-        tenants = cls(broker, replicas)
+        tenants = cls(broker, replicas, restores=restores)
         await tenants._view.open(seconds)
         return tenants
 
@@ -83,6 +89,10 @@ class Tenants:
             return tenant.model_copy(update={"key": record})
         return tenant
 
+    def check_bucket(self, stream: str) -> None:
+        """Look soon whether the bucket is there, if `stream` is its stream."""
+        self._view.check_bucket(stream)
+
     def on_change(self, observer: Callable[[], None]) -> None:
         """Register `observer` to be called after each change of tenants or keys; returns at once.
 
@@ -109,7 +119,7 @@ class Tenants:
         records: dict[str, Tenant | ApiKey] = {}
         if any(isinstance(v, ApiKey) and v.source == "api_key" for v in kept.values()):
             # The tenant `default`, which owns that key, must exist even if not configured.
-            owner = Tenant(name=DEFAULT, source="api_key")
+            owner = Tenant(name=DEFAULT, source="api_key", publishes=True)
             records = {k: v for k, v in _make_records(owner, ()).items() if k not in kept}
         for name, settings in configured.items():
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
@@ -125,7 +135,7 @@ class Tenants:
         another tenant.
         """
         kept = self._records_not_from("api_key")
-        tenant = Tenant(name=DEFAULT, source="api_key")
+        tenant = Tenant(name=DEFAULT, source="api_key", publishes=True)
         _refuse_taken_keys(records := _make_records(tenant, [KeySettings(key=key)]), kept)
         await self._replace({k: v for k, v in records.items() if k not in kept}, kept)
 

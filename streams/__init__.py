@@ -7,5 +7,6 @@ errors         every error a caller can meet, with its code and HTTP status
 topology       streams and consumers as data
 usage_accounts, prefix_hashes, quota_windows, grammar   pure arithmetic that services share
 settings       settings that all commands share
+server_urls    NATS URLs: addresses, and credentials that nobody is shown
 broker/        talks to NATS; records/ stores; coordination/ elects leaders and lists live members
 """

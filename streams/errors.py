@@ -15,6 +15,8 @@
     │   ├── Overloaded, TenantBacklog, NoWorkers
     │   └── BrokerUnavailable
     │       └── NotConnected
+    ├── BrokerMisconfigured  tell an operator: no retry helps
+    │   └── InvalidServerUrl, TopologyMismatch
     └── Ended                the request was accepted and ended without its full answer
 
 `code` travels on every wire; `HTTP_STATUS` is the one table from code to HTTP status. Pure.
@@ -331,19 +333,33 @@ class NoWorkers(Refused):
 
 
 class BrokerUnavailable(Refused):
-    """The broker (NATS) did not answer in time or cannot do what was asked at the moment.
+    """NATS did not answer in time: what was sent may or may not have been stored.
 
-    Sent messages may or may not have been stored.
+    Its text is for logs and operators; clients get the same sentence whatever has happened.
     """
 
     code = "broker_unavailable"
     may_have_succeeded = True
+
+    @property
+    def message(self) -> str:
+        return "the message broker does not answer at the moment; try again"
 
 
 class NotConnected(BrokerUnavailable):
     """No connection to the broker (NATS) exists: nothing was sent, so nothing was stored."""
 
     may_have_succeeded = False
+
+
+class BrokerMisconfigured(MillstreamError):
+    """NATS cannot serve as it is configured, and an operator must change something."""
+
+    code = "broker_unavailable"
+
+    @property
+    def message(self) -> str:
+        return "the message broker refuses to serve; an operator must look at it"
 
 
 class Ended(MillstreamError):

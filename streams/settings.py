@@ -21,9 +21,20 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
+from streams.server_urls import parse_server_urls
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+def _check_server_urls(value: str) -> str:
+    """Return `value`; raises ValueError, without its credentials, if it names no NATS server."""
+    parse_server_urls(value)
+    return value
+
+
+ServerUrl = Annotated[str, AfterValidator(_check_server_urls)]
 RequestId = Annotated[  # also accepts an OpenAI answer's id, which has the request id in it
     str, AfterValidator(lambda value: re.sub("^(chat)?cmpl-", "", value))
 ]
@@ -72,8 +83,9 @@ class ClientSettings(DiscoverySettings):
     """Settings of a command that talks to NATS and logs only errors by default."""
 
     log_level: LogLevel = Field("error", description="least severe log event to write")
-    nats: str = Field(
+    nats: ServerUrl = Field(
         DEFAULT_NATS,
+        repr=False,
         description="comma-separated URLs of the NATS servers; found in the data directory of a "
         "running `millstream up`, else the default",
     )
@@ -164,4 +176,6 @@ class TenantSettings(QuotaSettings):
     max_output_tokens: int | None = Field(
         None, ge=1, description="most tokens one request may ask for"
     )
-    publishes: bool = Field(True, description="may submit over NATS: has an ingress stream")
+    publishes: bool = Field(
+        False, description="may submit over NATS: has an ingress stream, with 4 MiB reserved for it"
+    )

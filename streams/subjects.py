@@ -425,6 +425,11 @@ def submissions(tenant: str) -> str:
     return f"{PREFIX}.submit.{token(tenant)}.*.*"
 
 
+def closed_submissions(tenant: str) -> str:
+    """Subject of an ingress stream that is closed; nobody publishes on it."""
+    return f"{PREFIX}.closed.{token(tenant)}"
+
+
 def fleet_of(model: str) -> str:
     """Return the filter (a subject with wildcards) for the heartbeats of one model's workers.
 
@@ -483,9 +488,11 @@ ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
+DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is its name
 ALL_FINDS = f"{PREFIX}.find.>"
 WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes the log answers
 ALL_READERS = f"{PREFIX}.reader.>"
+ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
 ALL_RATES = f"{PREFIX}.rate.>"

@@ -29,6 +29,10 @@ RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it an
 IDLE_CONSUMER_SECONDS = 3600.0
 MONTH_SECONDS = 30 * 86400
 MIB = 2**20
+_INGRESS = "INGRESS_"
+# Reserved in the broker's store for each tenant that publishes: four of the largest submissions
+INGRESS_BYTES = 4 * MIB
+_LEAST_DUPLICATE_WINDOW = 0.1  # seconds; 0 would mean two minutes
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,13 @@ def token_stream_of(request_id: str, shards: int) -> str:
 
 
 def ingress_stream_name(tenant: str) -> str:
-    """Return the name of the stream on which a tenant's producers submit requests over NATS.
+    """Return the name of the stream on which a tenant's producers publish."""
+    return f"{_INGRESS}{subjects.token(tenant)}"
 
-    Raises `InvalidToken` for a name that cannot be part of a subject.
-    """
-    return f"INGRESS_{subjects.token(tenant)}"
+
+def tenant_of_ingress(stream: str) -> str | None:
+    """Return the tenant of an ingress stream, by its name; None for any other stream."""
+    return stream.removeprefix(_INGRESS) if stream.startswith(_INGRESS) else None
 
 
 def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
@@ -164,10 +170,12 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
 def ingress_stream(tenant: str) -> StreamConfig:
     """Return the configuration of the stream on which one tenant's producers submit requests.
 
-    There is one stream for each tenant, so that a `Nats-Msg-Id` deduplicates only within the
-    tenant.
+    One stream per tenant, so that a tenant fills only its own. Gateways recognise a `Nats-Msg-Id`
+    that came before, so that they can answer it; the broker would drop it in silence.
     """
-    return _queue(ingress_stream_name(tenant), subjects.submissions(tenant), 64 * MIB)
+    config = _queue(ingress_stream_name(tenant), subjects.submissions(tenant), INGRESS_BYTES)
+    config.duplicate_window = _LEAST_DUPLICATE_WINDOW
+    return config
 
 
 def ingress_consumer() -> ConsumerConfig:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 
 import structlog
 
@@ -11,8 +12,8 @@ from dispatcher.dispatching.terminals import TerminalWriter
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from registry.store import Registry
 from streams import prefix_hashes, subjects, topology
-from streams.broker.connection import Broker, StoredMessage, StoreRefused
-from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.broker.connection import Broker, StoredMessage, StoreRefused, StreamMissing
+from streams.errors import BrokerUnavailable, MillstreamError, ModelNotFound
 from streams.headers import MESSAGE_ID, PRIORITY, Envelope
 from streams.subjects import PoolKey
 
@@ -20,6 +21,8 @@ log = structlog.get_logger()
 
 MAX_CONCURRENT_DISPATCHES = 32  # each one waits for the broker twice
 _RETRY_SECONDS = 0.25
+# Longer than brokers need to elect a leader, during which a stream seems to be missing
+GIVE_UP_SECONDS = 30.0
 
 
 class DispatchLoop:
@@ -34,6 +37,7 @@ class DispatchLoop:
         self._broker, self._clock, self._registry = broker, broker.clock, registry
         self._state, self._terminals = state, terminals
         self._dispatching: dict[str, QueuedRequest] = {}
+        self.vanished: list[QueuedRequest] = []  # were not in REQUESTS any more; its reader clears
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -100,28 +104,38 @@ class DispatchLoop:
         self._terminals.end_request(item, "model_not_found", message)
 
     async def _dispatch(self, item: QueuedRequest, pool: PoolKey) -> None:
-        """Try to publish a reserved request until that is done or not needed any more."""
+        """Try to publish a reserved request until that is done or not needed any more.
+
+        A broker that for long has refused the message, or has no stream for it, ends the request.
+        """
+        refused_at, logged = inf, ""
         try:
-            while not await self._try_publish(item, pool):
+            while not self._has_expired(item):
+                try:
+                    return await self._publish(item, pool)
+                except (BrokerUnavailable, StoreRefused) as error:  # or WORK is full: it drains
+                    if str(error) != logged:
+                        logged = str(error)
+                        log.warning("dispatch_retried", request_id=item.request_id, reason=logged)
+                    refused_at = min(refused_at, self._clock.now()) if is_lasting(error) else inf
+                    if self._clock.now() - refused_at > GIVE_UP_SECONDS:
+                        return self._give_up(item, error)
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
             del self._dispatching[item.request_id]
             self._changed.set()
 
-    async def _try_publish(self, item: QueuedRequest, pool: PoolKey) -> bool:
-        """True when nothing is left to do: the request was published, or was not to be."""
-        if self._clock.seconds_until(item.deadline) < 0:
-            self._state.release(item.request_id)
-            self._terminals.end_request(
-                item, "deadline_exceeded", "the deadline passed in the queue"
-            )
-            return True
-        try:
-            await self._publish(item, pool)
-        except (BrokerUnavailable, StoreRefused) as error:  # no answer, or WORK is full: it drains
-            log.warning("dispatch_retried", request_id=item.request_id, reason=str(error))
+    def _has_expired(self, item: QueuedRequest) -> bool:
+        """End a reserved request whose deadline has passed; False for any other."""
+        if self._clock.seconds_until(item.deadline) >= 0:
             return False
+        self._state.release(item.request_id)
+        self._terminals.end_request(item, "deadline_exceeded", "the deadline passed in the queue")
         return True
+
+    def _give_up(self, item: QueuedRequest, error: MillstreamError) -> None:
+        self._state.release(item.request_id)
+        self._terminals.end_request(item, error.code, f"the broker refuses the request: {error}")
 
     async def _publish(self, item: QueuedRequest, pool: PoolKey) -> None:
         """Publish a request to WORK and only then acknowledge it in REQUESTS.
@@ -129,8 +143,9 @@ class DispatchLoop:
         A crash between the two repeats with the same message id, which the broker recognises.
         """
         message = await self._broker.get(topology.REQUESTS, item.seq)
-        if message is None:  # an earlier leader has dispatched it
+        if message is None:  # an earlier leader has dispatched it, or the stream is another one
             self._state.release(item.request_id)
+            self.vanished.append(item)
             return
         now_ms = self._clock.now_ms()
         envelope = Envelope.from_headers(message.headers)
@@ -151,6 +166,13 @@ class DispatchLoop:
         observe_dispatch(self._state.model, item.priority, waited, estimated_seconds)
         if estimated_seconds is not None:
             self._state.estimator.service_rate.record_wait(estimated_seconds, waited)
+
+
+def is_lasting(error: MillstreamError) -> bool:
+    """Return whether the broker refuses for good, as far as it says: not a full stream."""
+    return isinstance(error, StreamMissing) or (
+        isinstance(error, StoreRefused) and not error.is_full
+    )
 
 
 def _parse_prefix_hashes(envelope: Envelope) -> Sequence[int]:

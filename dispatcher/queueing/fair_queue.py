@@ -216,6 +216,13 @@ class FairQueue:
             self._reclassify(item.tenant)
         return item
 
+    def pop_before(self, seq: int) -> list[QueuedRequest]:
+        """Remove and return the requests that were stored before the sequence `seq`."""
+        found = [item for item in self._items.values() if item.seq < seq]
+        for item in found:
+            self.remove(item.request_id)
+        return found
+
     def pop_expired(self, now: float) -> list[QueuedRequest]:
         """Remove and return every request whose deadline has passed."""
         expired = []

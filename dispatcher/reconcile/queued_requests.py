@@ -5,6 +5,7 @@ suspicion counts when it still holds at the next check.
 """
 
 import time
+from datetime import datetime
 from typing import Protocol
 
 import structlog
@@ -15,6 +16,7 @@ from dispatcher.dispatching.metrics import observe_stuck_consumer
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.dispatching.terminals import TerminalWriter
 from dispatcher.queueing.tenant_queues import QueuedRequest
+from dispatcher.reconcile.in_flight_requests import WORK_LOST
 from dispatcher.reconcile.stuck_consumers import StuckConsumers
 from streams import subjects, topology
 from streams.broker import declaration
@@ -22,6 +24,8 @@ from streams.broker.connection import Broker
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()
+
+_LOST_MESSAGE = "the request was removed from the broker before a worker had begun it"
 
 
 class IndexLost(BrokerUnavailable):
@@ -49,19 +53,31 @@ class QueuedReconciler:
     ) -> None:
         self._broker, self._state = broker, state
         self._terminals, self._dispatch_loop = terminals, dispatch_loop
+        self._created: datetime | None = None  # when REQUESTS was made
         self._loss_signature: tuple[int, ...] | None = None
         self._resurrected = 0
         self._stuck = StuckConsumers()
+
+    async def remember_stream(self) -> None:
+        """Note which REQUESTS it is, to know another one that is made in its place.
+
+        Raises nats-py's `NotFoundError`, or `BrokerUnavailable`.
+        """
+        self._created = (await declaration.stream_info(self._broker, topology.REQUESTS)).created
 
     async def reconcile(self, consumer: str) -> None:
         """Have all requests delivered again if some were delivered that are not known here.
 
         Raises `IndexLost` if the index consumer is gone, stuck, or past a request that is there
-        again.
+        again; but first the requests that are gone with their stream are ended, since only this
+        leader knows of them.
         """
         info = await self._get_consumer(consumer)
         if info is None:
+            if await self._end_lost():
+                return
             raise IndexLost(f"no consumer {consumer}")
+        self._dispatch_loop.vanished.clear()
         self._check_index(info)
         await self._check_resurrected(info)
         signature = await self._find_loss_signature(info)
@@ -69,6 +85,20 @@ class QueuedReconciler:
             log.warning("index_repaired", model=self._state.model, un_acked=info.num_ack_pending)
             await self._broker.js.reset_consumer(topology.REQUESTS, consumer)
         self._loss_signature = signature
+
+    async def _end_lost(self) -> bool:
+        """End the requests that were in a REQUESTS of before; True while that is being written.
+
+        Raises nats-py's `NotFoundError` while there is no REQUESTS, and `BrokerUnavailable`.
+        """
+        stream = await declaration.stream_info(self._broker, topology.REQUESTS)
+        if stream.created == self._created:
+            return False
+        lost = self._state.queue.pop_before(stream.state.first_seq)
+        for item in lost + self._dispatch_loop.vanished:
+            self._terminals.end_request(item, WORK_LOST, _LOST_MESSAGE)
+        self._dispatch_loop.vanished.clear()
+        return bool(len(self._terminals) or len(self._dispatch_loop))
 
     async def _get_consumer(self, name: str) -> ConsumerInfo | None:
         return await declaration.consumer_info(self._broker, topology.REQUESTS, name)

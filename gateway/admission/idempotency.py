@@ -40,7 +40,7 @@ class IdempotencyStore:
 
     async def open(self, replicas: int) -> None:
         """Create the bucket if it is missing. Raises what `declaration.declare_stream` raises."""
-        await declaration.declare_stream(self._broker, _bucket_config(), Scale(replicas))
+        await declaration.declare_stream(self._broker, bucket_config(), Scale(replicas))
 
     async def find(self, tenant: str, key: str) -> str | None:
         """Return the id of the request that a key stands for. Raises `BrokerUnavailable`."""
@@ -91,8 +91,8 @@ def _check_digest(record: IdempotencyRecord, request_id: str, digest: str) -> Id
     return replace(record, is_first=record.request_id == request_id)
 
 
-def _bucket_config() -> StreamConfig:
-    """The bucket's stream, configured as every NATS client does it (ADR-8)."""
+def bucket_config() -> StreamConfig:
+    """Return the bucket's stream, configured as every NATS client does it (ADR-8)."""
     return StreamConfig(
         name=f"KV_{BUCKET}",
         subjects=[f"$KV.{BUCKET}.>"],

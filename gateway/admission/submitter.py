@@ -23,10 +23,11 @@ from gateway.replies.log_subscription import LogSubscription, Sink
 from gateway.replies.relay import Relay
 from registry.models import Model
 from registry.tenant_records import Tenant
-from streams import messages, subjects
+from streams import messages, subjects, topology
 from streams.broker.connection import Broker, PubAck
 from streams.broker.retry import broker_timeout
-from streams.errors import MillstreamError
+from streams.broker.stream_declarer import StreamDeclarer
+from streams.errors import IdempotencyConflict, MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID
 from streams.messages import Pressure, Record
 from streams.records import lanes
@@ -35,6 +36,8 @@ from streams.subjects import Lane, LogAddress
 
 ACCEPT_SECONDS = 2.5  # an unreachable broker is a 503 after this
 _PRODUCER_KEY_PREFIX = "submitted\n"  # keeps producers' keys apart from those in headers and frames
+_UNUSABLE = "the message broker refuses a stream that requests need; an operator must look at it"
+_UNUSABLE_RETRY_SECONDS = 10.0
 _EXPIRY_MARGIN_SECONDS = 15.0  # so long after its deadline a request has ended or was never stored
 
 
@@ -51,14 +54,20 @@ class Ticket:
 class Submitter:
     """Submits requests for this gateway. `open` it before the first one."""
 
-    def __init__(self, broker: Broker, validator: SubmissionValidator, relay: Relay) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        validator: SubmissionValidator,
+        relay: Relay,
+        streams: StreamDeclarer,
+    ) -> None:
         self.validator = validator
+        self._streams = streams
         self._broker, self._relay = broker, relay
         self._idempotency = IdempotencyStore(broker)
         self.quotas = Quotas(broker)
         self._load_shedders: dict[str, LoadShedder] = defaultdict(LoadShedder)
         self._lane_locks: dict[Lane, asyncio.Lock] = {}
-        self.max_queued = 1  # the stream's own limit of messages in a lane
         self.has_had_workers = False
 
     async def open(self, replicas: int) -> None:
@@ -114,21 +123,34 @@ class Submitter:
 
         The first record of its log tells the producer which of its keys became which request.
         Idempotent: `key` stands for one request, however often this is called. Raises as `submit`
-        does.
+        does, and `IdempotencyConflict` where the request of `key` answers on another route.
         """
         (validated,) = await self.validator.validate(tenant, submission)
         request_id, scoped = secrets.token_hex(16), _PRODUCER_KEY_PREFIX + key
         known = await self._idempotency.claim(tenant.name, scoped, request_id, submission.digest)
-        if not known.is_first and await request_lookup.is_request_known(
-            self._broker, tenant.name, known.request_id
-        ):
-            return  # an earlier delivery got as far: only its acknowledgement was lost
-        token_log = TokenLog(self._broker, LogAddress(tenant.name, route, known.request_id), shards)
+        address = LogAddress(tenant.name, route, known.request_id)
+        if not known.is_first:
+            await self._check_route(address, shards)
+            if await request_lookup.is_request_known(self._broker, tenant.name, known.request_id):
+                return  # an earlier delivery got as far: only its acknowledgement was lost
+        token_log = TokenLog(self._broker, address, shards)
         try:
             await token_log.append(messages.accepted_record(key, known.request_id))
         except Fenced:
             pass  # an earlier delivery of the same submission has written it
         await self._reserve_and_enqueue(validated, known.request_id, route, is_new=known.is_first)
+
+    async def _check_route(self, address: LogAddress, shards: int) -> None:
+        """Raise `IdempotencyConflict` if a request has its log, and its replies, elsewhere."""
+        tenant, route, request_id = address
+        stream = topology.token_stream_of(request_id, shards)
+        pattern = subjects.log_on_any_route(tenant, request_id, shards)
+        subject = await self._broker.find_subject(stream, pattern)
+        if subject and (first := subjects.parse_log(subject).route) != route:
+            raise IdempotencyConflict(
+                f"this Nats-Msg-Id is that of the request {request_id}, which answers on the "
+                f"route {first!r}"
+            )
 
     async def find_producer_request(self, tenant: str, key: str) -> str | None:
         """Return the id of the request that a producer's key has become; None if there is none."""
@@ -190,10 +212,14 @@ class Submitter:
     ) -> PubAck:
         """Shed load, reserve quotas and enqueue; a request that stays out gives its quotas back.
 
+        Refuses all requests while a stream is unusable, since an accepted one might never end.
+
         Where it is unknown whether it was stored it no longer counts as open, and the rest of its
         reservation ends with the request, or expires. With `is_new` the id was made here: after a
         try without an answer a duplicate is of that try, and the reservation stays.
         """
+        if self._streams.unusable:
+            raise Overloaded(_UNUSABLE, _UNUSABLE_RETRY_SECONDS)
         wait = self._load_shedders[validated.model.name].admit(
             _latency_target(validated), time.monotonic()
         )
@@ -224,7 +250,7 @@ class Submitter:
         envelope = validated.build_envelope(request_id, route, account, wait, now)
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = validated.packed.payload, validated.lane, validated.tenant.max_queued
-        if limit >= self.max_queued:
+        if limit >= self._streams.lane_limit:
             return await lanes.enqueue(self._broker, lane, payload, headers, ACCEPT_SECONDS)
         async with self._lane_locks.setdefault(lane, asyncio.Lock()):
             return await lanes.enqueue_below(

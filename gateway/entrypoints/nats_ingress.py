@@ -2,11 +2,13 @@
 
 A tenant's stream holds its submissions until a gateway has made a durable request of each. The
 producer's `Nats-Msg-Id` is its idempotency key, so a submission that is delivered twice is one
-request. A submission that cannot be accepted just now stays in the stream and is tried again.
+request. A submission that cannot be accepted just now stays in the stream and is tried again; one
+that never can be is answered with an error, on the route `none` if it names no route.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from email.message import Message
 
 import structlog
 
@@ -16,12 +18,15 @@ from api.submission.submission import Submission
 from gateway.context import GatewayContext
 from streams import messages, subjects, topology
 from streams.broker import declaration
+from streams.broker.connection import Broker
+from streams.broker.declaration import TopologyMismatch
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.broker.retry import retry_forever
 from streams.errors import (
     BadRequest,
     BrokerUnavailable,
     Forbidden,
+    IdempotencyConflict,
     MillstreamError,
     QuotaSpent,
     Refused,
@@ -35,6 +40,8 @@ log = structlog.get_logger()
 MAX_CONCURRENT = 64  # submissions of one tenant that this gateway processes at once
 DEFAULT_ROUTE = "none"
 _RETRY_SECONDS = 1.0
+_FIRST_DECLARE_SECONDS, _MAX_DECLARE_SECONDS = 1.0, 60.0  # between two refused declarations
+_CHARSETS = ("", "utf-8", "utf8", "us-ascii")
 _ENCODINGS: Mapping[str, Encoding] = {
     "application/json": "json",
     "application/msgpack": "msgpack",
@@ -48,13 +55,14 @@ class NatsIngress:
     def __init__(self, context: GatewayContext, tenant: str, scale: topology.Scale) -> None:
         self._context, self._tenant, self._scale = context, tenant, scale
         self._in_flight = 0
+        self._delayed: dict[int, str] = {}  # why each submission was delayed, by its sequence
         self._tasks: asyncio.TaskGroup | None = None
         self._pull: PullLoop | None = None
 
     async def run(self) -> None:
         """Pull until cancelled; submissions under way then are delivered again, to any gateway."""
         broker, stream = self._context.broker, topology.ingress_stream_name(self._tenant)
-        await retry_forever(self._declare)
+        await self._declare_patiently()
         consumer = topology.ingress_consumer().durable_name
         assert consumer
         async with asyncio.TaskGroup() as tasks:
@@ -65,9 +73,21 @@ class NatsIngress:
                 consumer,
                 lambda: MAX_CONCURRENT - self._in_flight,
                 self._start,
-                self._declare,
+                self._declare_patiently,
             )
             await retry_forever(self._pull.run)
+
+    async def _declare_patiently(self) -> None:
+        """Declare until the broker agrees; where it refuses, say why and try ever less often."""
+        seconds = _FIRST_DECLARE_SECONDS
+        while True:
+            try:
+                return await retry_forever(self._declare)
+            except TopologyMismatch as refusal:
+                if seconds == _FIRST_DECLARE_SECONDS:
+                    log.error("ingress_refused", tenant=self._tenant, reason=str(refusal))
+                await asyncio.sleep(seconds)
+                seconds = min(2 * seconds, _MAX_DECLARE_SECONDS)
 
     async def _declare(self) -> None:
         broker, stream = self._context.broker, topology.ingress_stream(self._tenant)
@@ -83,7 +103,8 @@ class NatsIngress:
 
     async def _process(self, delivery: Delivery) -> None:
         try:
-            await self._settle(delivery)
+            if await self._settle(delivery):
+                self._delayed.pop(delivery.seq, None)
         except BrokerUnavailable as error:  # it is delivered again after its ack wait
             log.warning("submission_not_settled", tenant=self._tenant, reason=str(error))
         finally:
@@ -91,19 +112,24 @@ class NatsIngress:
             self._in_flight -= 1
             self._pull.wake()
 
-    async def _settle(self, delivery: Delivery) -> None:
-        """Submit a delivery, leave it for later, or refuse it; raises `BrokerUnavailable`."""
+    async def _settle(self, delivery: Delivery) -> bool:
+        """Submit a delivery, leave it for later, or refuse it; False if it was left for later.
+
+        Raises `BrokerUnavailable`.
+        """
         try:
             await self._submit(delivery)
         except QuotaSpent as refusal:  # the producer should learn of it now, not tomorrow
             await self._refuse(delivery, refusal)
         except Refused as refusal:
             await self._redeliver_later(delivery, refusal)
+            return False
         except MillstreamError as error:
             await self._refuse(delivery, error)
         except Exception:  # our own fault: one submission's end, not the gateway's
             log.exception("submission_failed", tenant=self._tenant)
             await self._refuse(delivery, MillstreamError("the gateway failed; its log says why"))
+        return True
 
     async def _submit(self, delivery: Delivery) -> None:
         tenant = self._context.tenants.get(self._tenant)
@@ -121,14 +147,30 @@ class NatsIngress:
     async def _redeliver_later(self, delivery: Delivery, refusal: Refused) -> None:
         """Leave a submission in the stream for a while, where waiting is durable.
 
-        Reasons are a full lane, or a broker that cannot be reached.
+        Reasons are a full lane, or a broker that cannot be reached. Each is logged once.
         """
-        log.info("submission_delayed", tenant=self._tenant, code=refusal.code)
+        if self._delayed.get(delivery.seq) != refusal.code:
+            self._delayed[delivery.seq] = refusal.code
+            log.info(
+                "submission_delayed",
+                tenant=self._tenant,
+                id=_idempotency_key(delivery),
+                sequence=delivery.seq,
+                code=refusal.code,
+                reason=str(refusal),
+            )
         await delivery.nak(refusal.retry_after_seconds or _RETRY_SECONDS)
 
     async def _refuse(self, delivery: Delivery, error: MillstreamError) -> None:
         """Answer a submission that can never be accepted with an error, and end its delivery."""
-        log.info("submission_refused", tenant=self._tenant, code=error.code, reason=str(error))
+        log.info(
+            "submission_refused",
+            tenant=self._tenant,
+            id=_idempotency_key(delivery),
+            sequence=delivery.seq,
+            code=error.code,
+            reason=str(error),
+        )
         await self._append_error(delivery, error)
         await delivery.terminate()
 
@@ -136,11 +178,12 @@ class NatsIngress:
         try:
             route = _reply_route(delivery)
         except BadRequest:
-            return  # there is no route to answer on; the log line has the error
-        key = _idempotency_key(delivery)
-        request_id = await self._context.submitter.find_producer_request(
-            self._tenant, key
-        )  # `accepted` was said already
+            route = DEFAULT_ROUTE
+        key, request_id = _idempotency_key(delivery), None
+        if not isinstance(error, IdempotencyConflict):  # else the request is not this submission's
+            request_id = await self._context.submitter.find_producer_request(
+                self._tenant, key
+            )  # `accepted` was said already
         address = LogAddress(self._tenant, route, request_id or f"refused-{delivery.seq}")
         token_log = TokenLog(self._context.broker, address, self._scale.shards)
         terminal = messages.error_record(error.code, error.message, messages.openai_usage(0, 0))
@@ -151,17 +194,38 @@ class NatsIngress:
             pass  # an earlier delivery was answered already
 
 
+async def remove_unused_streams(broker: Broker, publishing: Collection[str]) -> None:
+    """Delete the ingress streams of tenants that do not publish; those with contents stay, closed.
+
+    Raises `BrokerUnavailable` or `TopologyMismatch`.
+    """
+    for stream in await declaration.list_streams(broker, subjects.ALL_SUBMISSIONS):
+        tenant = topology.tenant_of_ingress(stream)
+        if tenant is not None and tenant not in publishing:
+            closed = subjects.closed_submissions(tenant)
+            await declaration.remove_if_empty(broker, stream, closed)
+
+
 def _to_submission(delivery: Delivery) -> Submission:
     return Submission.from_body(_parse(delivery))
 
 
 def _parse(delivery: Delivery) -> SubmissionBody:
     lane = _parse_lane(delivery.subject)
-    name = delivery.headers.get(CONTENT_TYPE, "application/json")
-    if name not in _ENCODINGS:
-        raise BadRequest(f"Content-Type {name!r} must be one of: {', '.join(_ENCODINGS)}")
-    payload = decode(delivery.data, _ENCODINGS[name])
+    payload = decode(delivery.data, _parse_encoding(delivery.headers.get(CONTENT_TYPE)))
     return parse_submission(payload, lane.model, lane.priority)
+
+
+def _parse_encoding(content_type: str | None) -> Encoding:
+    """The encoding that a Content-Type names, whatever its case and parameters; JSON for none."""
+    header = Message()
+    header["Content-Type"] = content_type or "application/json"
+    name, charset = header.get_content_type(), header.get_param("charset", "")
+    if name not in _ENCODINGS or (content_type and "/" not in content_type):
+        raise BadRequest(f"Content-Type {content_type!r} must be one of: {', '.join(_ENCODINGS)}")
+    if str(charset).lower() not in _CHARSETS:
+        raise BadRequest(f"the charset {charset!r} must be utf-8")
+    return _ENCODINGS[name]
 
 
 def _parse_lane(subject: str) -> Lane:

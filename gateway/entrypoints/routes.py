@@ -156,13 +156,22 @@ async def _healthz(request: Request) -> Response:
 async def _readyz(context: GatewayContext, request: Request) -> Response:
     """Answer 200 if the broker is connected, some model has or had a worker, and no drain runs.
 
-    Else the status is 503. The body has the facts either way.
+    Else, or while the broker refuses a stream, the status is 503. The body has the facts either
+    way.
     """
-    workers = context.worker_counts
+    workers, unusable = context.worker_counts, sorted(context.streams.unusable)
     ready = (
-        context.broker.is_connected and context.has_had_workers and not context.draining.is_set()
+        context.broker.is_connected
+        and context.has_had_workers
+        and not unusable
+        and not context.draining.is_set()
     )
-    facts = {"ready": ready, "nats": context.broker.is_connected, "workers": workers}
+    facts = {
+        "ready": ready,
+        "nats": context.broker.is_connected,
+        "unusable_streams": unusable,
+        "workers": workers,
+    }
     return _json_response(facts, 200 if ready else 503)
 
 

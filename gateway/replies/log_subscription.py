@@ -148,6 +148,11 @@ class LogSubscription:
         self.last_heard_at = now
         self.check_seconds = min(2 * self.check_seconds, MAX_CHECK_SECONDS)
 
+    def doubt(self, now: float) -> None:
+        """Have the request asked for if it has no record yet: its place in a queue may be gone."""
+        if not self.last_seq and self.lost_at is None:
+            self.lost_at, self.search_at = now, now + FIRST_SEARCH_SECONDS
+
     def is_lost(self, now: float, seconds: float = 0.0) -> bool:
         """True if the log has been gone for `seconds`, and its writer has not put it back."""
         return self.lost_at is not None and not self.last_seq and now >= self.lost_at + seconds

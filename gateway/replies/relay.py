@@ -137,6 +137,20 @@ class Relay:
         if broker_subscription := self._attached.pop(subscription, None):
             await broker_subscription.unsubscribe()
 
+    def doubt_unstarted(self) -> None:
+        """Ask for all requests without a record: a stream that held some was lost."""
+        for subscription in self._list_subscriptions():
+            subscription.doubt(time.monotonic())
+
+    def fail_stream(self, stream: str) -> None:
+        """End all requests whose logs are in a stream that the broker refuses to make usable."""
+        for subscription in self._list_subscriptions():
+            if subscription.stream == stream:
+                subscription.fail(
+                    "broker_unavailable", "the message broker refuses the stream of this request"
+                )
+                self._finish(subscription)
+
     def cancel(self, subscription: LogSubscription) -> None:
         """Cancel a request: a cancel is sent again and again until the end has come. Idempotent."""
         if subscription.cancel_at is None:

@@ -6,5 +6,6 @@ subscription, reconnecting_client   survive frozen and closed servers, and subsc
 inbox, responses     match the broker's responses to the calls that wait for them
 connection           `connect()` and `Broker`: publish, store, read; every service starts here
 cluster_clock, clock_sync           the shared time, and the samples that keep it right
-declaration, pull_loop, retry       create streams and consumers, pull deliveries, retry
+declaration, stream_declarer        create streams and consumers, and keep the streams
+pull_loop, retry     pull deliveries, and retry while the broker does not answer
 """

@@ -18,7 +18,7 @@ import orjson
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from streams import topology
+from streams import subjects, topology
 from streams.broker import clock_sync
 from streams.broker.cluster_clock import ClockSample, ClusterClock
 from streams.broker.inbox import Inbox
@@ -32,9 +32,10 @@ from streams.broker.responses import (
     PubAck,
     StoredMessage,
     StoreRefused,
+    StreamMissing,
 )
 from streams.broker.subscription import BrokerSubscription, MessageHandler
-from streams.errors import BrokerUnavailable, NotConnected
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected
 
 __all__ = [
     "Broker",
@@ -43,17 +44,22 @@ __all__ = [
     "PubAck",
     "StoreRefused",
     "StoredMessage",
+    "StreamMissing",
     "connect",
 ]
 
 T = TypeVar("T")
 
 STORE_SECONDS = 2.5
+MIN_MAX_PAYLOAD = 65_536  # bytes: the least for a heartbeat or a checkpoint of a busy cell
 _RETRY_SECONDS = 0.25
+_DECLARE_SECONDS = 1.0
 _READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # timeouts of a read's tries: STORE_SECONDS together
 # A page of this size arrives within one such try.
 _PAGE_LIMITS: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}
+NO_STREAM = 10059  # JetStream's error code
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
+_NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
 _CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
@@ -67,6 +73,7 @@ class Broker(ReconnectingClient):
         super().__init__(url, name)
         self.clock = ClusterClock()
         self._inbox = Inbox(STORE_SECONDS)
+        self._next_declare_request_at = 0.0  # monotonic seconds
         self._subscriptions.append(
             BrokerSubscription(self, self._inbox.subject, raw_handler=self._inbox.receive)
         )
@@ -84,6 +91,31 @@ class Broker(ReconnectingClient):
     def max_payload(self) -> int:
         """The broker's limit for a message's headers and payload together, in bytes."""
         return self._client.max_payload
+
+    async def check_usable(self) -> None:
+        """Raise `BrokerMisconfigured` if NATS can never serve as it is configured.
+
+        JetStream must be there, and `max_payload` large enough.
+        """
+        if self.max_payload < MIN_MAX_PAYLOAD:
+            raise BrokerMisconfigured(
+                f"NATS at {self.url} has a max_payload of {self.max_payload} bytes: set it to "
+                f"1MB, or to {MIN_MAX_PAYLOAD} at least"
+            )
+        try:
+            answer = await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)
+        except nats.errors.NoRespondersError:
+            raise self._no_jetstream() from None
+        except (nats.errors.Error, TimeoutError, OSError):
+            return  # it is not known: the first call will tell
+        if orjson.loads(answer.data).get("error", {}).get("err_code") in _NO_JETSTREAM:
+            raise self._no_jetstream()
+
+    def _no_jetstream(self) -> BrokerMisconfigured:
+        return BrokerMisconfigured(
+            f"NATS at {self.url} has JetStream disabled: start nats-server with --jetstream, or "
+            "with a `jetstream` block in its configuration, and enable it for this account"
+        )
 
     async def publish(
         self,
@@ -267,6 +299,16 @@ class Broker(ReconnectingClient):
                 continue
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
+    def request_declaration(self) -> None:
+        """Ask the processes that declare streams to look whether one is missing or was changed.
+
+        At most once in `_DECLARE_SECONDS`; called here wherever the broker misses a stream.
+        """
+        now = time.monotonic()
+        if now >= self._next_declare_request_at:
+            self._next_declare_request_at = now + _DECLARE_SECONDS
+            self._client.try_publish_now(subjects.DECLARE, b"", None, "")
+
     async def call_api(self, call: Callable[[JetStreamContext], Awaitable[T]]) -> T:
         """Return the result of `call`, which is given JetStream's management API to ask the broker.
 
@@ -277,7 +319,9 @@ class Broker(ReconnectingClient):
         for seconds in _READ_SECONDS:
             try:
                 return await call(self._client.jetstream(timeout=seconds))
-            except NotFoundError:
+            except NotFoundError as error:
+                if error.err_code == NO_STREAM:
+                    self.request_declaration()
                 raise
             except TimeoutError:
                 continue
@@ -318,6 +362,13 @@ class Broker(ReconnectingClient):
             if not self._client.try_publish_now(subject, payload, headers, reply):
                 await self._publish_in_time(subject, payload, headers, reply)
             return await response.future
+        except StreamMissing:
+            self.request_declaration()
+            raise
+        except StoreRefused as refusal:
+            if not (refusal.is_conflict or refusal.is_full):
+                self.request_declaration()  # somebody may have edited the stream
+            raise
         finally:
             self._inbox.discard(reply)
             response.close()
@@ -339,12 +390,15 @@ class Broker(ReconnectingClient):
 async def connect(url: str, name: str) -> AsyncIterator[Broker]:
     """Connect to the broker and yield the `Broker`; leaving the `async with` block closes it.
 
-    `url` has the servers' URLs, separated by commas; `name` is shown by the server. While the block
-    runs, the connection is re-established when lost, and the clock is kept right. Raises
-    `BrokerUnavailable` if no server answers within `OPEN_SECONDS`.
+    Raises `BrokerUnavailable` if no server answers, and as `Broker.check_usable` does.
     """
     broker = Broker(url, name)
     await broker.open()
+    try:
+        await broker.check_usable()
+    except BaseException:
+        await broker.close()
+        raise
     coroutines = (broker.run(), clock_sync.keep_synced(broker))
     housekeeping = [asyncio.create_task(each, name="broker") for each in coroutines]
     try:

@@ -3,30 +3,62 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from datetime import datetime
 
 import orjson
+import structlog
 from nats.errors import Error as NatsError
-from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.api import (
+    ConsumerConfig,
+    ConsumerInfo,
+    RetentionPolicy,
+    StreamConfig,
+    StreamInfo,
+)
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import topology
-from streams.broker.connection import STORE_SECONDS, Broker
+from streams.broker.connection import STORE_SECONDS, Broker, StreamMissing
 from streams.broker.retry import retry_for
-from streams.errors import BrokerUnavailable
+from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.topology import Scale
 
 DECLARE_SECONDS = 20.0
 _DELETED_SECONDS = 0.2  # wait for the confirmation; the deletion happens without it
 _INDEX_SECONDS = (0.4, 0.4, 0.4, 1.0, STORE_SECONDS)  # timeouts of the tries to create one
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
+# The server's file store or memory, or the account's share of it, has less left than is reserved
+_NO_STORAGE, _NO_MEMORY = 10047, 10028
 _BAD_REQUEST = 400
+_UNSET = (None, 0, -1, False)
+# What makes a stream refuse or drop messages. Where we set none of these, nobody may.
+_RESTRICTIONS = frozenset(
+    {
+        "max_msgs",
+        "max_msgs_per_subject",
+        "max_msg_size",
+        "max_bytes",
+        "max_age",
+        "max_consumers",
+        "consumer_limits",
+        "discard_new_per_subject",
+        "no_ack",
+        "sealed",
+        "mirror",
+        "sources",
+        "subject_transform",
+        "republish",
+        "allow_msg_counter",
+    }
+)
+log = structlog.get_logger()
 
 
-class TopologyMismatch(Exception):
-    """A stream or consumer is missing, or its configuration cannot be changed to the declared one.
-
-    A retry does not help: an operator must look.
-    """
+class TopologyMismatch(BrokerMisconfigured):
+    """A stream or consumer is missing, or has a configuration that cannot be changed to ours."""
 
 
 async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
@@ -60,26 +92,42 @@ async def wait_for_stream(broker: Broker, stream: str, seconds: float = 30.0) ->
             return
 
 
-async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> None:
-    """Create a stream, or update it if its configuration differs; `scale` gives the replicas.
+async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> datetime | None:
+    """Create or update one stream, with `scale.replicas`; returns when it was created.
 
     `config` is changed in place to what was declared. Raises `TopologyMismatch` with the broker's
     reason where the broker refuses. Retries for `DECLARE_SECONDS`, then raises `BrokerUnavailable`:
     of two services that declare at once, a cluster may leave one without an answer.
     """
     config.num_replicas = scale.replicas
-    await retry_for(DECLARE_SECONDS, lambda: _declare_stream(broker, config))
+    return await retry_for(DECLARE_SECONDS, lambda: _declare_stream(broker, config))
 
 
-async def _declare_stream(broker: Broker, config: StreamConfig) -> None:
+async def _declare_stream(broker: Broker, config: StreamConfig) -> datetime | None:
+    with explaining_refusals(config):
+        return await _create_or_update(broker, config)
+
+
+@contextmanager
+def explaining_refusals(config: StreamConfig) -> Iterator[None]:
+    """Turn nats-py's errors of the block, which declares a stream, into ours, in NATS's own words.
+
+    Raises `TopologyMismatch` where an operator must act, else `BrokerUnavailable`.
+    """
     try:
-        await _create_or_update(broker, config)
+        yield
     except APIError as error:
+        reason = f"stream {config.name} is not declared: {error.description}"
+        if error.err_code in (_NO_STORAGE, _NO_MEMORY):
+            setting = "max_file_store" if error.err_code == _NO_STORAGE else "max_memory_store"
+            raise TopologyMismatch(
+                f"{reason}; it reserves {config.max_bytes} bytes of the broker's {setting}"
+            ) from error
         if error.code == _BAD_REQUEST or error.err_code == _INVALID_CONFIG:
-            raise TopologyMismatch(f"stream {config.name}: {error.description}") from error
-        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
+            raise TopologyMismatch(reason) from error
+        raise BrokerUnavailable(reason) from error
     except (NatsError, TimeoutError, OSError) as error:
-        raise BrokerUnavailable(f"stream {config.name} not declared: {error!r}") from error
+        raise BrokerUnavailable(f"stream {config.name} is not declared: {error!r}") from error
 
 
 async def stream_info(broker: Broker, stream: str, subjects: str | None = None) -> StreamInfo:
@@ -121,38 +169,83 @@ async def declare_consumer(
     except BadRequestError as error:
         name = f"{stream}/{config.durable_name}"
         raise TopologyMismatch(f"consumer {name}: {error.description}") from error
+    except NotFoundError as error:
+        broker.request_declaration()
+        raise StreamMissing(f"there is no stream {stream}") from error
     except (NatsError, TimeoutError, OSError) as error:
         raise BrokerUnavailable(f"no consumer declared on {stream}: {error!r}") from error
 
 
-async def _create_or_update(broker: Broker, config: StreamConfig) -> None:
+async def _create_or_update(broker: Broker, config: StreamConfig) -> datetime | None:
     assert config.name
     try:
-        known = (await stream_info(broker, config.name)).config
+        info = await stream_info(broker, config.name)
     except NotFoundError:
-        if await _try_create(broker, config):
-            return
-        known = (await stream_info(broker, config.name)).config
+        await create_stream(broker, config)
+        info = await stream_info(broker, config.name)
+    _keep_contents(config, info)
+    if changed := _list_differences(config, info.config):
+        await broker.js.update_stream(config)
+        log.warning("stream_updated", stream=config.name, changed=changed)
+    return info.created
+
+
+def _keep_contents(config: StreamConfig, info: StreamInfo) -> None:
+    """Keep limits that hold what is stored, which the broker would delete, and more replicas."""
+    known = info.config
+    config.num_replicas = max(config.num_replicas or 1, known.num_replicas or 1)
     if config.discard_new_per_subject:
         bounds = (config.max_msgs_per_subject or 0, known.max_msgs_per_subject or 0)
         config.max_msgs_per_subject = max(bounds)
-    if _differs(config, known):
-        await broker.js.update_stream(config)
+    if config.retention is RetentionPolicy.WORK_QUEUE and config.max_bytes:
+        config.max_bytes = max(config.max_bytes, info.state.bytes)
 
 
-def _differs(config: StreamConfig, known: StreamConfig) -> bool:
-    """Return whether any field that we set has another value; 0 and None leave it to the broker."""
-    return any(value and getattr(known, name) != value for name, value in vars(config).items())
+def _list_differences(config: StreamConfig, known: StreamConfig) -> list[str]:
+    """Return the fields that must be changed: those that we set, and restrictions that we do not.
+
+    All others are left to the broker and its operator.
+    """
+    found = []
+    for name, value in vars(config).items():
+        present = getattr(known, name)
+        if value in _UNSET:
+            differs = name in _RESTRICTIONS and not _is_unset(present)
+        else:
+            differs = present != value
+        if differs:
+            found.append(name)
+    return found
 
 
-async def _try_create(broker: Broker, config: StreamConfig) -> bool:
-    """Create a stream; returns False when another service has created it with other limits."""
+def _is_unset(value: object) -> bool:
+    """Return whether a field limits nothing; NATS also sends objects in which nothing is set."""
+    parts = vars(value).values() if is_dataclass(value) else (value,)
+    return all(part in _UNSET for part in parts)
+
+
+async def _exists(broker: Broker, config: StreamConfig) -> bool:
+    assert config.name
     try:
-        await broker.js.add_stream(config)
-    except BadRequestError as error:
-        if error.err_code != _NAME_IN_USE:
-            raise
+        await stream_info(broker, config.name)
+    except NotFoundError:
         return False
+    return True
+
+
+async def create_stream(broker: Broker, config: StreamConfig) -> bool:
+    """Create a stream; returns False when another service has created it with other limits.
+
+    Its sequences begin with the time in milliseconds, so that they go on rising when the stream is
+    made anew: what was known of the old one is older than all that the new one holds.
+    """
+    first = max(1, broker.clock.now_ms())
+    try:
+        await broker.js.add_stream(config.evolve(first_seq=first))
+    except APIError as error:
+        if error.err_code != _NAME_IN_USE and not await _exists(broker, config):
+            raise
+        return False  # a faster service's stream may also have taken the room for ours
     return True
 
 
@@ -188,17 +281,48 @@ async def _remove_index_consumers(broker: Broker, index: str) -> None:
 
 
 async def _list_consumers(broker: Broker, stream: str) -> list[str]:
+    return await _list_names(broker, f"$JS.API.CONSUMER.NAMES.{stream}", "consumers", {})
+
+
+async def list_streams(broker: Broker, subject: str) -> list[str]:
+    """Return the names of the streams that store a subject, or one that matches this filter.
+
+    Raises `BrokerUnavailable`.
+    """
+    return await _list_names(broker, "$JS.API.STREAM.NAMES", "streams", {"subject": subject})
+
+
+async def _list_names(
+    broker: Broker, subject: str, kind: str, query: Mapping[str, str]
+) -> list[str]:
     found: list[str] = []
-    while page := await _list_consumers_page(
-        broker, f"$JS.API.CONSUMER.NAMES.{stream}", len(found)
-    ):
+    while page := await _list_names_page(broker, subject, kind, {**query, "offset": len(found)}):
         found += page
     return found
 
 
-async def _list_consumers_page(broker: Broker, subject: str, offset: int) -> list[str]:
-    answer = await broker.request(subject, orjson.dumps({"offset": offset}), STORE_SECONDS)
-    names = orjson.loads(answer).get("consumers") if answer else None
-    if names is None:
+async def _list_names_page(
+    broker: Broker, subject: str, kind: str, query: Mapping[str, str | int]
+) -> list[str]:
+    answer = await broker.request(subject, orjson.dumps(dict(query)), STORE_SECONDS)
+    parsed = orjson.loads(answer) if answer else {}
+    if "total" not in parsed:
         raise BrokerUnavailable(f"no answer to {subject}")
-    return list(names)
+    return list(parsed.get(kind) or ())
+
+
+async def remove_if_empty(broker: Broker, stream: str, closed_subject: str) -> bool:
+    """Delete a stream in which nothing is stored; False, and a warning, if something is.
+
+    First its subjects are taken from it, so that nothing can be stored meanwhile; `closed_subject`
+    is one that nobody publishes on. Raises `BrokerUnavailable`.
+    """
+    with explaining_refusals(StreamConfig(name=stream)):
+        config = (await stream_info(broker, stream)).config
+        await broker.js.update_stream(config.evolve(subjects=[closed_subject]))
+        if stored := (await stream_info(broker, stream)).state.messages:
+            log.warning("stream_left", stream=stream, messages=stored)
+            return False
+        await broker.js.delete_stream(stream)
+    log.info("stream_deleted", stream=stream)
+    return True

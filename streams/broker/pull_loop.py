@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from streams.broker.connection import Broker
-from streams.errors import BrokerUnavailable
+from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.subjects import parse_ack_subject
 
 log = structlog.get_logger()
@@ -125,7 +125,7 @@ class PullLoop:
             while True:
                 try:
                     await self._run_until_lost()
-                except BrokerUnavailable as error:
+                except (BrokerUnavailable, BrokerMisconfigured) as error:
                     log.warning("pull_paused", consumer=self._consumer, reason=str(error))
                     await asyncio.sleep(_PAUSE_SECONDS)
         finally:

@@ -1,6 +1,7 @@
 """NATS connection that survives frozen and closed servers and keeps its subscriptions."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from streams.broker.nats_client import PatchedNatsClient
 from streams.broker.nats_wire import RawHandler
 from streams.broker.subscription import BrokerSubscription, MessageHandler
 from streams.errors import BrokerUnavailable
+from streams.server_urls import parse_server_urls, redact
 
 log = structlog.get_logger()
 
@@ -26,18 +28,20 @@ _RETRY_SECONDS = 0.25
 class ReconnectingClient:
     """NATS connection that reconnects when lost: `open` it, then `run` it in a task until `close`.
 
-    The callbacks in `on_reconnect` and `on_disconnect` are called without arguments, on the event
-    loop, at each reconnect and disconnect.
+    The callbacks in `on_reconnect` and `on_disconnect` are called at each reconnect and disconnect.
+    `url` has the servers' addresses without the credentials of the URL that was given.
     """
 
     def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
+        self._servers = parse_server_urls(url)
+        self.url, self.name = self._servers.text, name
         self.connected_at = 0.0  # monotonic seconds
         self.on_reconnect: list[Callable[[], None]] = []
         self.on_disconnect: list[Callable[[], None]] = []
         self._client = PatchedNatsClient()
         self._subscriptions: list[BrokerSubscription] = []
         self._is_closing = False
+        self._last_error = ""  # the last one since there was a connection
         self._rebuild_needed = asyncio.Event()
 
     @property
@@ -77,9 +81,11 @@ class ReconnectingClient:
     async def open(self, seconds: float = OPEN_SECONDS) -> None:
         """Connect with a new client and renew all subscriptions.
 
-        Raises `BrokerUnavailable` if no server answers within `seconds`.
+        All servers are tried again and again, for `seconds`; each new reason is logged. Raises
+        `BrokerUnavailable` with the last one.
         """
         client = PatchedNatsClient()
+        self._last_error = ""
         try:
             async with asyncio.timeout(seconds):
                 await self._connect(client)
@@ -88,12 +94,20 @@ class ReconnectingClient:
                 await subscription.resubscribe()
         except (OSError, nats.errors.Error, TimeoutError) as error:
             await client.close()
-            raise BrokerUnavailable(f"no NATS server answers at {self.url}: {error!r}") from error
+            reason = self._last_error or _describe_failure(error)
+            raise BrokerUnavailable(
+                f"no connection to NATS at {self.url} within {seconds:g} s: {reason}; "
+                "start the server, or name another with --nats"
+            ) from error
+        self._last_error = ""
 
     async def _connect(self, client: PatchedNatsClient) -> None:
-        servers = self.url.split(",")
+        servers = self._servers
         await client.connect(
-            sample(servers, len(servers)),
+            sample(servers.addresses, len(servers.addresses)),
+            user=servers.user,
+            password=servers.password,
+            token=servers.token,
             name=self.name,
             dont_randomize=True,  # so that a reconnect tries the server that was lost last
             ping_interval=PING_SECONDS,
@@ -105,7 +119,7 @@ class ReconnectingClient:
             reconnected_cb=self._on_reconnected,
             disconnected_cb=self._on_disconnected,
             closed_cb=partial(self._on_closed, client),
-            error_cb=self._on_error,
+            error_cb=partial(self._on_error, client),
         )
 
     async def close(self) -> None:
@@ -180,12 +194,12 @@ class ReconnectingClient:
 
     async def _on_reconnected(self) -> None:
         log.info("nats_reconnected", server=self.url)
-        self.connected_at = time.monotonic()
+        self.connected_at, self._last_error = time.monotonic(), ""
         for callback in list(self.on_reconnect):
             callback()
 
     async def _on_disconnected(self) -> None:
-        if not self._is_closing:
+        if self.connected_at and not self._is_closing:
             log.warning("nats_disconnected", server=self.url)
         for callback in list(self.on_disconnect):
             callback()
@@ -194,10 +208,33 @@ class ReconnectingClient:
         if client is self._client and not self._is_closing:
             self._rebuild_needed.set()
 
-    async def _on_error(self, error: Exception) -> None:
-        log.warning("nats_error", error=repr(error))
+    async def _on_error(self, client: PatchedNatsClient, error: Exception) -> None:
+        """Log an error once while it repeats: a lost server is tried four times a second.
+
+        Before there is a connection it is an error, which commands show, too.
+        """
+        reason = _describe_failure(error)
+        if reason == self._last_error:
+            return
+        self._last_error = reason
+        if client is self._client:
+            log.warning("nats_error", server=self.url, error=reason)
+        else:
+            seconds = OPEN_SECONDS
+            log.error("nats_unreachable", server=self.url, reason=reason, at_most_seconds=seconds)
 
     async def _rebuild(self) -> None:
         """Connect with a new client, since nats-py gave up, as after a protocol error."""
         await self.open()
         await self._on_reconnected()
+
+
+def _describe_failure(error: Exception) -> str:
+    """Say in a few words why there is no connection, or why a server closed it."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, TimeoutError | nats.errors.TimeoutError):
+        return "no answer"
+    if isinstance(error, socket.gaierror):
+        return "the host name cannot be resolved"
+    return redact(str(error) or type(error).__name__).removeprefix("nats: ").strip("'")

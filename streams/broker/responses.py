@@ -17,8 +17,13 @@ T = TypeVar("T")
 
 # The second one comes in a cluster, while another message of the subject is being replicated.
 CAS_ERROR_CODES = frozenset({10071, 10164})
+_STORE_FAILED = 10077  # a limit of messages or bytes, of the stream or of a subject, is reached
 _IN_PROCESS = 10158  # in a cluster, while a message with the same id is being replicated
-_END_OF_BATCH, _NOT_FOUND = "204", "404"
+_END_OF_BATCH, _NOT_FOUND, _NO_RESPONDERS = "204", "404", "503"
+
+
+class StreamMissing(BrokerUnavailable):
+    """No stream has this subject, or it has no leader at the moment."""
 
 
 class StoreRefused(MillstreamError):
@@ -32,6 +37,11 @@ class StoreRefused(MillstreamError):
     def __init__(self, error_code: int, description: str) -> None:
         super().__init__(f"{description} ({error_code})")
         self.error_code, self.description = error_code, description
+
+    @property
+    def is_full(self) -> bool:
+        """True if the stream has no room at the moment; else it refuses this message for good."""
+        return self.error_code == _STORE_FAILED
 
     @property
     def is_conflict(self) -> bool:
@@ -135,7 +145,7 @@ class PendingPubAck(PendingResponse[PubAck]):
 
     def _parse(self, data: bytes, headers: Mapping[str, str]) -> PubAck:
         if status := headers.get("Status"):  # 503: no stream's leader listens
-            raise BrokerUnavailable(f"no stream accepts this subject at the moment ({status})")
+            raise StreamMissing(f"no stream accepts this subject at the moment ({status})")
         answer = orjson.loads(data)
         if error := answer.get("error"):
             code, description = error.get("err_code", 0), error.get("description", "")
@@ -177,6 +187,8 @@ class PendingRead(PendingResponse[MessagePage]):
         status = headers.get("Status")
         if status in (_END_OF_BATCH, _NOT_FOUND):
             return MessagePage(self._found, int(headers.get("Nats-Num-Pending", "0")))
+        if status == _NO_RESPONDERS:
+            raise StreamMissing("the stream cannot be read at the moment")
         if status is not None:
             raise BrokerUnavailable(f"the read failed: status {status}")
         self._found.append(_parse_stored_message(headers, data))

@@ -100,9 +100,14 @@ def stored_first(story: IndexedHistory) -> Violations:
 
 
 def billed_once(story: IndexedHistory) -> Violations:
-    """Exactly one ledger record per accepted request, with what was stored (5)."""
+    """Exactly one ledger record per accepted request, with what was stored (5).
+
+    None where stored records were wiped.
+    """
     for stream in story.accepted:
         bills = story.bills.get(stream.request_id, [])
+        if not bills and story.began.wipes:
+            continue
         if len(bills) != 1:
             yield stream.submitted.request, f"{len(bills)} ledger records"
         elif stream.ended and (broken := _billed_wrong(stream, bills[0])):
@@ -113,7 +118,8 @@ def unheard_settled(story: IndexedHistory) -> Violations:
     """What was stored though its client was refused, or gave up, is settled once as well (5)."""
     heard = {stream.request_id for stream in story.accepted}
     for request_id in (story.logs.keys() | story.bills.keys()) - heard:
-        if (count := len(story.bills[request_id])) != 1:
+        count = len(story.bills[request_id])
+        if count != 1 and not (story.began.wipes and count == 0):
             yield request_id, f"{count} ledger records of a request that nobody waits for"
         log = story.complete_logs.get(request_id)
         if log and story.bills[request_id][:1] and _stored(log) != _billed(story, request_id):

@@ -1,5 +1,6 @@
 """A whole Millstream as processes of the operating system: brokers, services, and who is who."""
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -63,6 +64,7 @@ class Cluster:
         self.services: dict[str, ServiceProcess] = {}
         self.readers: dict[str, SlowClient] = {}
         self.clocks: dict[str, WallClock] = {}
+        self.held_limits: dict[str, asyncio.Task[None]] = {}  # by stream: keep it edited
         self._starts = Counter[str]()
         self._ports = [free_port() for _ in range(shape.gateways)]
 

@@ -18,6 +18,7 @@ FULL_STREAM_BYTES = 64  # not even one request
 SHRUNK_STREAM_BYTES = 256 * 1024  # the last seconds of what workers say
 BALLAST = "ballast"
 HOUR = 3600
+HOLD_SECONDS = 0.2
 
 
 def _process(cluster: Cluster, name: str) -> NatsServer | ServiceProcess:
@@ -102,16 +103,44 @@ async def free_disk(cluster: Cluster, name: str) -> None:
 
 async def fill_stream(cluster: Cluster, name: str) -> None:
     """A stream is full from now on."""
-    await _set_stream_limit(cluster, name, FULL_STREAM_BYTES)
+    await _hold_stream_limit(cluster, name, FULL_STREAM_BYTES)
 
 
 async def shrink_stream(cluster: Cluster, name: str) -> None:
     """A stream drops its oldest messages from now on."""
-    await _set_stream_limit(cluster, name, SHRUNK_STREAM_BYTES)
+    await _hold_stream_limit(cluster, name, SHRUNK_STREAM_BYTES)
+
+
+async def delete_stream(cluster: Cluster, name: str) -> None:
+    """An operator deletes a stream."""
+    async with connect(cluster.brokers.direct, "chaos") as broker:
+        await broker.js.delete_stream(name)
+
+
+async def wipe(cluster: Cluster, name: str) -> None:
+    """A broker dies with its disk."""
+    process = _process(cluster, name)
+    assert isinstance(process, NatsServer)
+    process.wipe()
+
+
+async def _hold_stream_limit(cluster: Cluster, name: str, size: int) -> None:
+    """Set a limit, and again whenever a gateway has mended it, until it is restored."""
+    await _set_stream_limit(cluster, name, size)
+
+    async def hold() -> None:
+        while True:
+            await asyncio.sleep(HOLD_SECONDS)
+            await _set_stream_limit(cluster, name, size)
+
+    cluster.held_limits[name] = asyncio.create_task(hold(), name=f"limit-{name}")
 
 
 async def restore_stream_limit(cluster: Cluster, name: str) -> None:
     """As it was declared."""
+    holding = cluster.held_limits.pop(name)
+    holding.cancel()
+    await asyncio.wait([holding])
     scale = topology.Scale(cluster.shape.nodes, cluster.shards)
     declared = topology.stream_configs(scale, max_queued=1)
     await _set_stream_limit(
@@ -170,6 +199,8 @@ ACTIONS: dict[str, tuple[Action, Action]] = {
     "fill": (fill_disk, free_disk),
     "bound": (fill_stream, restore_stream_limit),
     "squeeze": (shrink_stream, restore_stream_limit),
+    "delete": (delete_stream, undo_nothing),
+    "wipe": (wipe, start),
     "deafen": (stop_reading, read_normally),
     "dawdle": (read_slowly, read_normally),
     "ahead": (set_clock_ahead, set_clock_right),

@@ -11,6 +11,9 @@ Injections = Callable[[Random], Iterable[FaultInjection]]
 TWO_OF_EACH = ClusterShape(gateways=2, dispatchers=2)
 PARTITIONABLE = replace(TWO_OF_EACH, can_partition=True)
 THREE_BROKERS = replace(TWO_OF_EACH, nodes=3)
+# Some requests always wait, in REQUESTS or in WORK, when these are lost.
+FEW_SEQUENCES = replace(TWO_OF_EACH, sequences=4)
+LOST = ("work_lost", "log_lost")  # how requests end whose place in a queue was lost
 OWN_CLOCKS = replace(TWO_OF_EACH, own_clocks=True)
 MANY_SEQUENCES = replace(TWO_OF_EACH, sequences=256, itl_ms=60)
 # Half of them are another gateway's, whose tokens lie between.
@@ -211,6 +214,23 @@ FAULTS = {
         ),
         Fault("stream-full", TWO_OF_EACH, LOAD_THROUGHOUT, once("bound", "REQUESTS", (5, 8), 8)),
         Fault("tokens-full", TWO_OF_EACH, SHORT_LOAD, forgotten_beginnings, forgets=True),
+        Fault(
+            "streams-deleted",
+            FEW_SEQUENCES,
+            LOAD_THROUGHOUT,
+            each("delete", ("WORK", "TOKENS_0", "REQUESTS", "ATTEMPTS"), 4, 4, 0),
+            excused=LOST,
+            forgets=True,
+        ),
+        Fault(
+            "store-wiped",
+            FEW_SEQUENCES,
+            LOAD_THROUGHOUT,
+            once("wipe", "nats-0", (5, 8), 3),
+            excused=LOST,
+            forgets=True,
+            wipes=True,
+        ),
         Fault("rolling-services", TWO_OF_EACH, LONG_LOAD, each("restart", SERVICES, 4, 8, 0)),
         Fault("rolling-nats", THREE_BROKERS, LONG_LOAD, each("restart", NODES, 5, 15, 0)),
         Fault("clock-gateway", OWN_CLOCKS, LOAD_THROUGHOUT, clock_steps("gateway")),

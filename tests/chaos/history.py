@@ -14,13 +14,15 @@ from typing import Any
 class RunStarted:
     """What the run was. `excused` are codes in which requests may fail under this fault.
 
-    `forgets`: the brokers lost their memory, and with it logs, or the beginnings of logs.
+    `forgets`: the brokers lost their memory, and with it logs, or the beginnings of logs. `wipes`:
+    they lost stored records, too, such as bills.
     """
 
     fault: str
     seed: int
     excused: list[str] = field(default_factory=list)
     forgets: bool = False
+    wipes: bool = False
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class Fault:
     injections: Callable[[Random], Iterable[FaultInjection]]
     excused: tuple[str, ...] = field(default=())
     forgets: bool = False  # logs of what has ended, or beginnings of logs, may be lost
+    wipes: bool = False  # what was stored before, bills included, may be lost
 
 
 @dataclass(frozen=True)

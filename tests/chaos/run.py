@@ -79,7 +79,7 @@ async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
     async with _clients(cluster, RecordingClient, fault.load.clients, recorder) as clients:
         await _warm_up(clients)
     before = await _footprints(cluster)
-    recorder.begin(RunStarted(fault.name, seed, list(fault.excused), fault.forgets))
+    recorder.begin(RunStarted(fault.name, seed, list(fault.excused), fault.forgets, fault.wipes))
     kind = CLIENTS[fault.load.kind]
     async with _clients(cluster, kind, fault.load.clients, recorder) as clients:
         cluster.readers = {c.name: c for c in clients if isinstance(c, SlowClient)}

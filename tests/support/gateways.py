@@ -31,7 +31,7 @@ QUICK = {"ttft_ms": 1, "itl_ms": 1}
 def tenants(**acme: Any) -> dict[str, TenantSettings]:
     """Two tenants with a key each; the options are for the first, `acme`."""
     return {
-        "acme": TenantSettings(keys=(KEY,), **acme),
+        "acme": TenantSettings(keys=(KEY,), **{"publishes": True, **acme}),
         "other": TenantSettings(keys=(OTHER_KEY,)),
     }
 

@@ -59,6 +59,12 @@ class NatsServer:
         self.process.kill()
         self.process.wait()
 
+    def wipe(self) -> None:
+        """SIGKILL, and everything that was stored is gone: a disk that did not outlive its node."""
+        self.kill()
+        for folder in self.store.rglob("jetstream"):
+            shutil.rmtree(folder)
+
     def restart(self) -> None:
         self.kill()
         self.start()

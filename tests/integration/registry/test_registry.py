@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from registry import kv_view
 from registry.models import Adapter, Model, Version, mock_model
 from registry.store import NameTaken, Registry, VersionExists
 from streams.broker.connection import Broker, connect
@@ -252,19 +251,6 @@ async def test_the_view_survives_a_broker_restart(nats_server: NatsServer) -> No
         await eventually(lambda: broker.is_connected)
         await writer.add_model(mock_model("after"))
         await reader.wait_until(lambda: list(reader.models) == ["after", "before"])
-
-
-async def test_a_bucket_that_vanished_is_made_anew(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker that lost its disk must not leave services with models that nobody can change."""
-    monkeypatch.setattr(kv_view, "RESYNC_SECONDS", 0.2)
-    async with connect(nats_url, "a") as broker, registry_of(broker) as registry:
-        await registry.add_model(mock_model("old"))
-        await broker.js.delete_key_value("registry")
-        await registry.wait_until(lambda: not registry.models)
-        await registry.add_model(mock_model("new"))
-        assert list(registry.models) == ["new"]
 
 
 async def test_opening_without_a_broker_ends_in_an_error(nats_server: NatsServer) -> None:
