@@ -13,9 +13,11 @@ from api.schemas.fields import (
     Body,
     Count,
     Ignored,
+    OnlyEmptyObject,
     OnlyFalse,
     OnlyNull,
     OnlyNullOrEmpty,
+    OnlyTrue,
     OnlyValues,
     Prompts,
     TokenIds,
@@ -37,6 +39,8 @@ ServiceTier = Literal["auto", "default", "flex", "priority"]
 ChoiceCount = Annotated[int, Field(ge=1, le=MAX_N)]
 NoSuffix = Annotated[Any, OnlyValues(None, "")]
 OnlyTextModality = Annotated[Any, OnlyValues(None, ["text"])]
+NoReasoning = Annotated[Any, OnlyValues(None, "none")]
+MediumVerbosity = Annotated[Any, OnlyValues(None, "medium")]
 NoFunctionCall = Annotated[Any, OnlyValues(None, "auto", "none")]
 _TIER_PRIORITIES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
 
@@ -143,14 +147,21 @@ class ChatRequest(OpenAIGenerationBody):
     function_call: NoFunctionCall = None
     functions: OnlyNullOrEmpty = None
     audio: OnlyNull = None
-    prediction: OnlyNull = None
-    reasoning_effort: OnlyNull = None
-    verbosity: OnlyNull = None
+    reasoning_effort: NoReasoning = None
+    verbosity: MediumVerbosity = None
     web_search_options: OnlyNull = None
+    add_generation_prompt: OnlyTrue = None
+    continue_final_message: OnlyFalse = None
+    echo: OnlyFalse = None
+    chat_template: OnlyNull = None
+    chat_template_kwargs: OnlyEmptyObject = None
+    documents: OnlyNullOrEmpty = None
+    mm_processor_kwargs: OnlyEmptyObject = None
+    include_reasoning: Ignored = None
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs is only for logprobs: true", "top_logprobs")
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise BadRequest("max_tokens and max_completion_tokens differ", "max_tokens")
@@ -171,6 +182,11 @@ class ChatRequest(OpenAIGenerationBody):
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.to_template() for tool in self.tools]
+
+    @property
+    def offered_names(self) -> frozenset[str]:
+        """The names of the functions that the model may call."""
+        return frozenset(tool.function.name for tool in self.tools or ())
 
     @property
     def forces_tools(self) -> bool:
