@@ -12,12 +12,14 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tokenizers
 
 from api import chat_template
+from api.control_tokens import ControlTokens
 from registry.artifacts import ArtifactChanged, read_verified
 from registry.models import Model, Version
 from streams.errors import TokenOutOfRange, UnsupportedValue
@@ -39,6 +41,7 @@ class Tokenizer(Protocol):
     """Turns texts into the token ids that a model takes. Safe to use from several threads."""
 
     special_tokens: Mapping[str, str]  # by name: `bos_token`, `eos_token`, ...
+    control_tokens: ControlTokens  # texts that `encode` turns into tokens with a meaning
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """Return the token ids of each text.
@@ -54,6 +57,7 @@ class ByteTokenizer:
     """Tokens are UTF-8 bytes: for the mock engine, and for models registered without tokeniser."""
 
     special_tokens: Mapping[str, str] = {}
+    control_tokens = ControlTokens(())
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
@@ -68,6 +72,8 @@ class FileTokenizer:
     def __init__(self, content: bytes, special_tokens: Mapping[str, str]) -> None:
         self.special_tokens = special_tokens
         self._library = tokenizers.Tokenizer.from_buffer(content)
+        added = self._library.get_added_tokens_decoder().values()
+        self.control_tokens = ControlTokens(each.content for each in added if each.special)
         self._library.no_truncation()
         self._library.no_padding()
 
@@ -127,15 +133,17 @@ class TokenizerCache:
         """Return the token ids of a chat by the model's template, up to where the assistant speaks.
 
         A template writes the special tokens itself, as Hugging Face's do; only our plain dialogue
-        leaves them to the tokeniser. Raises `BadRequest` when the template refuses the messages.
+        leaves them to the tokeniser. Those that stand in the messages are text. Raises `BadRequest` when the template refuses the messages.
         """
         tokenizer = await self._get(model, version)
 
         def encode() -> list[int]:
             special = tokenizer.special_tokens
-            text = chat_template.render(model.chat_template, messages, special, tools)
-            (tokens,) = tokenizer.encode([text], special=model.chat_template is None)
-            return tokens
+            mark, (safe, safe_tools) = tokenizer.control_tokens.cut([messages, tools])
+            text = chat_template.render(model.chat_template, safe, special, safe_tools)
+            first, *rest = text.split(mark) if mark else [text]
+            (tokens,) = tokenizer.encode([first], special=model.chat_template is None)
+            return [*tokens, *chain.from_iterable(tokenizer.encode(rest, special=False))]
 
         return await self._run(_count_characters(messages, tools), encode)
 

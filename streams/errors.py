@@ -227,7 +227,9 @@ class LargerThanQuota(BadRequest):
     code = "larger_than_quota"
 
     def __init__(self, quota: str, limit: float, amount: float) -> None:
-        super().__init__(f"the request needs {plain_number(amount)}, {quota} is {plain_number(limit)}", quota)
+        super().__init__(
+            f"the request needs {plain_number(amount)}, {quota} is {plain_number(limit)}", quota
+        )
         self.quota, self.limit, self.amount = quota, limit, amount
 
 

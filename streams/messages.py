@@ -56,11 +56,14 @@ def unpack_tokens(data: bytes) -> list[int]:
     return list(struct.unpack(f"<{len(data) // 4}I", data))
 
 
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as at OpenAI
+
+
 @dataclass(frozen=True)
 class Logprob:
     """A sampled token with its natural log probability and the likeliest alternatives.
 
-    `top` has id, text and log probability of each alternative, the likeliest first.
+    A `text` that is a part of a character is spelt (`streams/partial_characters.py`). `top` has id, text and log probability of each alternative, the likeliest first.
     """
 
     token: int

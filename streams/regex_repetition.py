@@ -2,9 +2,7 @@
 
 import re
 
-_TOKEN = re.compile(
-    r"\\[pPxuU]\{[^}]*\}|\\.|\{(?P<count>\d+)(?:,\d*)?\}|.", re.DOTALL
-)
+_TOKEN = re.compile(r"\\[pPxuU]\{[^}]*\}|\\.|\{(?P<count>\d+)(?:,\d*)?\}|.", re.DOTALL)
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")  # white space and comments are not part of the pattern
 _IGNORED = re.compile(r"\\.|\s+|#[^\n]*", re.DOTALL)
 _MAX_DIGITS = 9
