@@ -5,6 +5,7 @@ Without it a user who writes `<end_of_turn>` ends the turn, and speaks in anothe
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 _PRIVATE_USE = range(0xE000, 0xF900)  # characters that no text has, as a rule
@@ -35,7 +36,7 @@ class ControlTokens:
     def _cut(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
             ends = [0, *(place + 1 for place in self._places(value)), len(value)]
-            return mark.join(value[a:b] for a, b in zip(ends, ends[1:], strict=False))
+            return mark.join(value[a:b] for a, b in pairwise(ends))
         if isinstance(value, dict):
             return {self._cut(name, mark): self._cut(each, mark) for name, each in value.items()}
         return [self._cut(each, mark) for each in value] if isinstance(value, list) else value

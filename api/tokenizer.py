@@ -133,7 +133,8 @@ class TokenizerCache:
         """Return the token ids of a chat by the model's template, up to where the assistant speaks.
 
         A template writes the special tokens itself, as Hugging Face's do; only our plain dialogue
-        leaves them to the tokeniser. Those that stand in the messages are text. Raises `BadRequest` when the template refuses the messages.
+        leaves them to the tokeniser. Those that stand in the messages are text. Raises `BadRequest`
+        when the template refuses the messages.
         """
         tokenizer = await self._get(model, version)
 

@@ -144,8 +144,8 @@ class ToolParser:
     """Separates text and calls of a stream; the joined output does not depend on the pieces' cuts.
 
     A call of a function that is not among those `offered` (None: any) is text, as is one that is
-    not well formed. White space before a call is dropped. Without `parallel` only the first call is returned. Ids
-    are derived from `request_id`, so that an answer that is read again has the same ids.
+    not well formed. White space before a call is dropped. Without `parallel` only the first call is
+    returned. Ids are derived from `request_id`, so that an answer that is read again has the same.
     """
 
     def __init__(

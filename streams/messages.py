@@ -63,7 +63,8 @@ LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as at Op
 class Logprob:
     """A sampled token with its natural log probability and the likeliest alternatives.
 
-    A `text` that is a part of a character is spelt (`streams/partial_characters.py`). `top` has id, text and log probability of each alternative, the likeliest first.
+    A `text` that is a part of a character is spelt (`streams/partial_characters.py`). `top` has id,
+    text and log probability of each alternative, the likeliest first.
     """
 
     token: int

@@ -28,7 +28,7 @@ _PART = {
 
 
 def _parse_content(value: object) -> str:
-    """Return the text, or the texts of all parts, a line each; null, which assistants send, is empty.
+    """Return the text, or the texts of all parts; null, which assistants send, is empty.
 
     Parts are joined by newlines, as vLLM joins them: none of their words run together.
     """

@@ -35,7 +35,7 @@ from streams.errors import BadRequest, UnsupportedValue
 from streams.messages import Grammar
 from streams.subjects import Priority
 
-ServiceTier = Literal["auto", "default", "flex", "priority"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 ChoiceCount = Annotated[int, Field(ge=1, le=MAX_N)]
 NoSuffix = Annotated[Any, OnlyValues(None, "")]
 OnlyTextModality = Annotated[Any, OnlyValues(None, ["text"])]
@@ -63,6 +63,7 @@ class OpenAIGenerationBody(GenerationBody):
     n: ChoiceCount | None = Field(default=None, description="number of answers to each prompt")
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     store: Ignored = None
@@ -150,6 +151,8 @@ class ChatRequest(OpenAIGenerationBody):
     reasoning_effort: NoReasoning = None
     verbosity: MediumVerbosity = None
     web_search_options: OnlyNull = None
+    moderation: OnlyNull = None
+    add_special_tokens: OnlyFalse = None  # the template writes them itself
     add_generation_prompt: OnlyTrue = None
     continue_final_message: OnlyFalse = None
     echo: OnlyFalse = None

@@ -23,7 +23,8 @@ class Submission:
     `prompt` is text or token ids; `chat` is a list of messages, with the `tools` that may be called
     in answer; `inputs` are for `embed` and `classify`, where a `query` is paired with each of them.
     A `sampling.max_tokens` of 0 means `default_max_tokens`, which is the endpoint's, or else the
-    model's, or else what is left of the context, as far as limits allow. `grammar_field` names the field that `sampling.grammar` was in.
+    model's, or else what is left of the context, as far as limits allow. `grammar_field` names the
+    field that `sampling.grammar` was in.
     """
 
     kind: RequestKind

@@ -215,7 +215,8 @@ def test_a_mark_within_a_text_belongs_to_the_text(
     form: ToolCallFormat, text: str, value: str
 ) -> None:
     calls = parsed_of(form, text.replace("VALUE", json.dumps(value)[1:-1]), {"f"}).calls
-    assert calls and {json.loads(call.arguments)["s"] for call in calls} == {value}
+    assert calls
+    assert {json.loads(call.arguments)["s"] for call in calls} == {value}
 
 
 def test_a_text_that_never_ends_hides_no_later_call() -> None:
