@@ -147,7 +147,7 @@ def _find_patterns(schema: Any) -> Iterator[str]:
 def _longest_start(schema: Any) -> int:
     """The highest `minLength` that comes with a pattern, which makes a copy of it each; 0: none."""
     lengths = (node.get("minLength") for node in _objects(schema) if "pattern" in node)
-    return max((int(each) for each in lengths if type(each) in (int, float)), default=0)
+    return max((int(each) for each in lengths if isinstance(each, int | float)), default=0)
 
 
 def _check_multiples(schema: Any) -> None:

@@ -4,26 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from api.schemas.fields import (
-    INT32,
-    Ignored,
-    InferenceBody,
-    LogitBias,
-    OnlyFalse,
-    OnlyNull,
-    OnlyNullOrEmpty,
-    OnlyOne,
-    OnlyTrue,
-    OnlyZero,
-    Seed,
-    Stops,
-    TokenIds,
-)
+from api.schemas.fields import INT32, InferenceBody, LogitBias, Seed, Stops, TokenIds
 from api.schemas.structured_outputs import ResponseFormat, StructuredOutputs
 from streams.errors import BadRequest
 from streams.messages import Grammar, Sampling
 
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
 GREEDY_BELOW = 1e-5  # as in vLLM: the division by a smaller temperature overflows
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -58,44 +43,9 @@ class GenerationBody(InferenceBody):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-
-    # vLLM's: honoured, or without effect, or taken only at the value that changes nothing
     skip_special_tokens: bool | None = Field(
         default=None, description="false: the text contains the model's control tokens"
     )
-    spaces_between_special_tokens: Ignored = None
-    cache_salt: Ignored = None
-    request_id: Ignored = None
-    prediction: Ignored = None
-    add_special_tokens: OnlyTrue = None
-    detokenize: OnlyTrue = None
-    min_tokens: OnlyZero = None
-    stop_token_ids: OnlyNullOrEmpty = None
-    bad_words: OnlyNullOrEmpty = None
-    allowed_token_ids: OnlyNull = None
-    include_stop_str_in_output: OnlyFalse = None
-    return_tokens_as_token_ids: OnlyFalse = None
-    return_token_ids: OnlyFalse = None
-    use_beam_search: OnlyFalse = None
-    length_penalty: OnlyOne = None
-    prompt_logprobs: OnlyNull = None
-    truncate_prompt_tokens: OnlyNull = None
-    logits_processors: OnlyNullOrEmpty = None
-    guided_grammar: OnlyNull = None
-    guided_whitespace_pattern: OnlyNull = None
-    guided_decoding_backend: Ignored = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_guided(cls, value: Any) -> Any:
-        """Move vLLM's older `guided_json`, `_regex` and `_choice` into `structured_outputs`."""
-        if not isinstance(value, dict) or not any(map(value.__contains__, _GUIDED)):
-            return value
-        guided = {new: value[old] for old, new in _GUIDED.items() if value.get(old) is not None}
-        rest = {name: each for name, each in value.items() if name not in _GUIDED}
-        if guided and rest.get("structured_outputs") is not None:
-            raise BadRequest("guided_… and structured_outputs cannot be combined", min(_GUIDED))
-        return {**rest, "structured_outputs": guided} if guided else rest
 
     @model_validator(mode="after")
     def _check_one_grammar(self) -> "GenerationBody":
