@@ -36,7 +36,9 @@ def test_the_bytes_of_all_tokens_join_to_the_text(tokenizer: Tokenizer, text: st
 def test_a_replacement_character_of_its_own_is_text() -> None:
     tokenizer = byte_fallback()
     vocabulary = TokenVocabulary(tokenizer, frozenset())
-    assert vocabulary.decode_token(tokenizer.token_to_id("\ufffd")) == "\ufffd"
+    token = tokenizer.token_to_id("\ufffd")
+    assert token is not None
+    assert vocabulary.decode_token(token) == "\ufffd"
 
 
 def test_an_entry_that_spells_no_bytes_has_none() -> None:
