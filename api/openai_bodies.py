@@ -17,6 +17,7 @@ import orjson
 from api.tool_calls import ToolCall
 from registry.models import Adapter, Model
 from streams import messages
+from streams.partial_characters import bare_text, count_characters, to_bytes
 
 JsonBody = dict[str, Any]
 Usage = messages.TokenUsage
@@ -132,20 +133,18 @@ def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
     return messages.openai_usage(prompt_tokens, completion_tokens, cached_tokens)
 
 
-def completion_logprobs(logprobs: Logprobs, offset: int) -> JsonBody:
+def completion_logprobs(logprobs: Logprobs, offset: int, cut: bytes = b"") -> JsonBody:
     """Return log probabilities as /v1/completions has them: parallel lists, one entry per token.
 
-    `offset` is the number of characters of the choice's text before the first of these tokens.
+    `offset` is the number of characters of the choice's text before the first of these tokens,
+    `cut` the bytes that come there of a character of several tokens.
     """
-    offsets = []
-    for each in logprobs:
-        offsets.append(offset)
-        offset += len(each["text"])
+    counts, _ = count_characters([each["text"] for each in logprobs], cut)
     return {
         "tokens": [each["text"] for each in logprobs],
         "token_logprobs": [each["logprob"] for each in logprobs],
         "top_logprobs": [_top_logprobs(each) for each in logprobs],
-        "text_offset": offsets,
+        "text_offset": [offset + count for count in counts[:-1]],
     }
 
 
@@ -165,7 +164,7 @@ def chat_logprobs(logprobs: Logprobs) -> JsonBody:
 
 
 def _token_logprob(text: str, logprob: float) -> JsonBody:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"token": bare_text(text), "logprob": logprob, "bytes": list(to_bytes(text))}
 
 
 def embeddings(

@@ -12,6 +12,7 @@ from api import error_bodies, openai_bodies
 from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage
 from api.tool_calls import ParsedDelta, ToolCall, ToolParser
 from streams.errors import MillstreamError
+from streams.partial_characters import count_characters
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment, against proxies that close silent connections
@@ -48,22 +49,16 @@ class ChoiceEvents(ABC):
         before, slot, after = prepared.partition(orjson.dumps(_TEXT_SLOT))
         assert slot, "a choice holds its text"
         self._before, self._after = before, after
-        self._characters = 0
 
     def opening(self) -> bytes:
         """Return the event to send before the first text; empty if the endpoint has none."""
         return b""
 
     def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
-        """Return the event for the next tokens of the answer.
-
-        `text` is their text, which may be empty. `logprobs` has one entry per token; None if the
-        client did not ask for log probabilities.
-        """
-        self._characters += len(text)
+        """Return the event of the next tokens; their text may be empty."""
         if logprobs is None:
             return self._before + orjson.dumps(text) + self._after
-        return self._event(self._content(text), logprobs=self._logprobs(text, logprobs))
+        return self._event(self._content(text), logprobs=self._logprobs(logprobs))
 
     def finish(self, reason: FinishReason) -> bytes:
         """Return the last event of this choice, which has the finish reason and no text."""
@@ -91,8 +86,8 @@ class ChoiceEvents(ABC):
         return self._content("")
 
     @abstractmethod
-    def _logprobs(self, text: str, logprobs: Logprobs) -> JsonBody:
-        """The log probabilities of `text`, which `self._characters` already includes."""
+    def _logprobs(self, logprobs: Logprobs) -> JsonBody:
+        """The log probabilities of the next tokens."""
 
 
 class CompletionEvents(ChoiceEvents):
@@ -105,12 +100,21 @@ class CompletionEvents(ChoiceEvents):
             openai_bodies.completion_id(request_id), "text_completion", created, model
         )
         super().__init__(head, index, include_usage)
+        self._offset, self._cut = 0, b""  # characters of tokens so far, bytes of one begun
+
+    def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
+        if logprobs is None:
+            self._offset += len(text)
+        return super().text(text, logprobs)
 
     def _content(self, text: str) -> JsonBody:
         return {"text": text}
 
-    def _logprobs(self, text: str, logprobs: Logprobs) -> JsonBody:
-        return openai_bodies.completion_logprobs(logprobs, self._characters - len(text))
+    def _logprobs(self, logprobs: Logprobs) -> JsonBody:
+        offset, cut = self._offset, self._cut
+        counts, self._cut = count_characters([each["text"] for each in logprobs], cut)
+        self._offset += counts[-1]
+        return openai_bodies.completion_logprobs(logprobs, offset, cut)
 
 
 class ChatEvents(ChoiceEvents):
@@ -134,7 +138,7 @@ class ChatEvents(ChoiceEvents):
     def _last_content(self) -> JsonBody:
         return {"delta": {}}
 
-    def _logprobs(self, text: str, logprobs: Logprobs) -> JsonBody:
+    def _logprobs(self, logprobs: Logprobs) -> JsonBody:
         return openai_bodies.chat_logprobs(logprobs)
 
 

@@ -12,12 +12,14 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tokenizers
 
 from api import chat_template
+from api.control_tokens import ControlTokens
 from registry.artifacts import ArtifactChanged, read_verified
 from registry.models import Model, Version
 from streams.errors import TokenOutOfRange, UnsupportedValue
@@ -43,6 +45,7 @@ class Tokenizer(Protocol):
     """Turns texts into the token ids that a model takes. Safe to use from several threads."""
 
     special_tokens: Mapping[str, str]  # by name: `bos_token`, `eos_token`, ...
+    control_tokens: ControlTokens  # texts that `encode` turns into tokens with a meaning
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """Return the token ids of each text, in the order of `texts`.
@@ -65,6 +68,7 @@ class ByteTokenizer:
     """
 
     special_tokens: Mapping[str, str] = {}
+    control_tokens = ControlTokens(())
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """Return the UTF-8 bytes of each text as token ids; `special` changes nothing."""
@@ -84,6 +88,8 @@ class FileTokenizer:
     def __init__(self, content: bytes, special_tokens: Mapping[str, str]) -> None:
         self.special_tokens = special_tokens
         self._library = tokenizers.Tokenizer.from_buffer(content)
+        added = self._library.get_added_tokens_decoder().values()
+        self.control_tokens = ControlTokens(each.content for each in added if each.special)
         self._library.no_truncation()
         self._library.no_padding()
 
@@ -161,19 +167,19 @@ class TokenizerCache:
     ) -> list[int]:
         """Return the token ids of a chat as a prompt that ends where the answer is to begin.
 
-        The model's chat template makes the prompt and writes the special tokens itself, as Hugging
-        Face's templates do. A model without a template gets a plain dialogue, to which the
-        tokeniser adds the special tokens. Raises `BadRequest` if the template refuses the messages,
-        and `ArtifactChanged` if the tokeniser's files are missing on this machine or differ from
-        the registered ones.
+        A template writes the special tokens itself, as Hugging Face's do; only our plain dialogue
+        leaves them to the tokeniser. Those that stand in the messages are text. Raises `BadRequest`
+        when the template refuses the messages.
         """
         tokenizer = await self._get(model, version)
 
         def encode() -> list[int]:
             special = tokenizer.special_tokens
-            text = chat_template.render(model.chat_template, messages, special, tools)
-            (tokens,) = tokenizer.encode([text], special=model.chat_template is None)
-            return tokens
+            mark, (safe, safe_tools) = tokenizer.control_tokens.cut([messages, tools])
+            text = chat_template.render(model.chat_template, safe, special, safe_tools)
+            first, *rest = text.split(mark) if mark else [text]
+            (tokens,) = tokenizer.encode([first], special=model.chat_template is None)
+            return [*tokens, *chain.from_iterable(tokenizer.encode(rest, special=False))]
 
         return await self._run(_count_characters(messages, tools), encode)
 

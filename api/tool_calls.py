@@ -8,13 +8,15 @@ text. Pure.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 _SEPARATORS = " \t\r\n,;"  # Llama puts semicolons between its calls
 _NAMED_CALL = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 _XML_MARKERS = ("<function=", "<arg_key>")  # Qwen3-Coder's and GLM's calls, which are not JSON
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _DECODER = json.JSONDecoder()
 
 
@@ -37,6 +39,9 @@ class ParsedDelta:
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
+    def __add__(self, later: "ParsedDelta") -> "ParsedDelta":
+        return ParsedDelta(self.text + later.text, self.calls + later.calls)
+
 
 def parse_calls(body: str) -> list[ToolCall]:
     """Return the calls in `body`: one or more JSON objects with `name` and `arguments`.
@@ -53,7 +58,23 @@ def parse_calls(body: str) -> list[ToolCall]:
 
 def _parse_mistral(body: str) -> list[ToolCall]:
     """Mistral's calls: a list of objects; since its tokeniser v11 name and arguments per call."""
-    return [call for part in body.split(MISTRAL.begin) for call in _parse_named(part)]
+    return [call for part in _split_outside_texts(body) for call in _parse_named(part)]
+
+
+def _split_outside_texts(body: str) -> list[str]:
+    """Split at the marks of calls; those within a JSON text belong to it."""
+    parts: list[str] = []
+    for piece in body.split(MISTRAL.begin):
+        if parts and _is_inside_text(parts[-1]):
+            parts[-1] += MISTRAL.begin + piece
+        else:
+            parts.append(piece)
+    return parts
+
+
+def _is_inside_text(json_text: str) -> bool:
+    """Return True if JSON that is cut here is cut within one of its texts."""
+    return _ESCAPED.sub("", json_text).count('"') % 2 == 1
 
 
 def _parse_named(part: str) -> list[ToolCall]:
@@ -71,6 +92,8 @@ def _iterate_values(text: str) -> Iterator[Any]:
 def _to_call(value: object) -> ToolCall:
     if not isinstance(value, dict):
         raise ValueError("a call is an object")
+    if not value.keys() & _ARGUMENTS and value.keys() > {"name"}:
+        raise ValueError("an object with a name and other fields is data, not a call")
     return _build_call(value.get("name"), value.get("arguments", value.get("parameters", {})))
 
 
@@ -131,14 +154,20 @@ def forced_function_format(name: str) -> ToolCallFormat:
 class ToolParser:
     """Separates the text and the tool calls of one streamed answer.
 
-    Give each piece of the answer to `push`, and call `finish` at its end. However the answer is cut
-    into pieces, the texts joined and the calls are the same. White space before a call is dropped.
-    If `parallel` is False, only the first call is returned. The ids of calls are derived from
-    `request_id`, so an answer that is read again has the same ids.
+    A call of a function that is not among those `offered` (None: any) is text, as is one that is
+    not well formed. White space before a call is dropped. Without `parallel` only the first call is
+    returned. Ids are derived from `request_id`, so that an answer that is read again has the same.
     """
 
-    def __init__(self, call_format: ToolCallFormat, request_id: str, parallel: bool = True) -> None:
+    def __init__(
+        self,
+        call_format: ToolCallFormat,
+        request_id: str,
+        parallel: bool = True,
+        offered: Collection[str] | None = None,
+    ) -> None:
         self._format, self._request_id, self._parallel = call_format, request_id, parallel
+        self._offered = offered
         self._buffer = ""  # text that has not been returned yet
         self._opening: str | None = None  # inside a call: the text up to its marker's end
         self._searched = 0  # characters of the buffer without the begin of the call's end marker
@@ -153,18 +182,16 @@ class ToolParser:
         self._buffer += text
         found = ParsedDelta()
         while more := self._scan_text() if self._opening is None else self._scan_call():
-            found = ParsedDelta(found.text + more.text, found.calls + more.calls)
+            found += more
         return found
 
     def finish(self) -> ParsedDelta:
-        """Return the text and calls that were held back, at the end of the answer.
-
-        A call whose end marker is missing is returned as a call if it is complete, else as text.
-        """
+        """Return what was still held back. A call without its end marker counts if it is whole."""
+        found = ParsedDelta()
+        while self._opening is not None:
+            found += self._finish_call()
         rest, self._buffer = self._buffer, ""
-        if self._opening is not None:
-            return self._parse_body(rest, "")
-        return ParsedDelta("" if self.call_count and rest.isspace() else rest)
+        return found + ParsedDelta("" if self.call_count and rest.isspace() else rest)
 
     def _scan_text(self) -> ParsedDelta | None:
         """Text up to the next call, or as far as it is certainly text; None if more is needed."""
@@ -203,22 +230,41 @@ class ToolParser:
     def _scan_call(self) -> ParsedDelta | None:
         end = self._format.end
         at = self._buffer.find(end, self._searched) if end else -1
+        while at >= 0 and _is_inside_text(self._buffer[:at]):
+            at = self._buffer.find(end, at + len(end))
         if at < 0:
             self._searched = max(0, len(self._buffer) - len(end) + 1)
             return None
         body, self._buffer, self._searched = self._buffer[:at], self._buffer[at + len(end) :], 0
         return self._parse_body(body, end)
 
+    def _finish_call(self) -> ParsedDelta:
+        """What a call without its end comes to; an end mark that an open text hid counts then."""
+        opening, end, rest = self._opening, self._format.end, self._buffer
+        self._buffer, self._searched = "", 0
+        whole = self._parse_body(rest, "")
+        if not whole.text or not end or end not in rest:
+            return whole
+        self._opening = opening
+        body, _, rest = rest.partition(end)
+        return self._parse_body(body, end) + self.push(rest)
+
     def _parse_body(self, body: str, end: str) -> ParsedDelta:
         """The calls in `body`; if it is not well formed all of it as text, with its markers."""
         opening, self._opening = self._opening or "", None
         try:
             calls = self._format.parse(body)
+            self._check_offered(calls)
         except (ValueError, RecursionError):
             return ParsedDelta(opening + body + end)
         if not self._parallel:
             calls = [] if self.call_count else calls[:1]
         return ParsedDelta(calls=[self._with_id(call) for call in calls])
+
+    def _check_offered(self, calls: list[ToolCall]) -> None:
+        """Raise `ValueError` for a call of a function that the client did not offer."""
+        if self._offered is not None and not all(call.name in self._offered for call in calls):
+            raise ValueError("no such function was offered")
 
     def _with_id(self, call: ToolCall) -> ToolCall:
         """Give the call its id: nine letters and digits, as Mistral's templates require."""

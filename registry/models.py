@@ -89,7 +89,7 @@ class Model(Record):
     vocab_size: int = Field(gt=0)
     embedding_dimensions: int | None = Field(default=None, gt=0)
     num_labels: int | None = Field(default=None, gt=0)
-    default_max_tokens: int = Field(default=256, gt=0)
+    default_max_tokens: int | None = Field(default=None, gt=0)  # None: what is left of the context
     max_output_tokens: int | None = Field(default=None, gt=0)
     versions: dict[str, Version] = Field(min_length=1)
     default_version: str
@@ -166,8 +166,8 @@ class Alias(Record):
 def mock_model(name: str = "mock", *, context_length: int = 8192, **options: float) -> Model:
     """Return the record of a model of the mock engine, which needs no weights.
 
-    Its tokens are UTF-8 bytes, so n ASCII letters are n tokens. `options` are the mock engine's
-    own.
+    Its tokens are UTF-8 bytes, so n ASCII letters are n tokens. It never ends by itself, so an
+    answer whose request names no limit has 256 tokens.
     """
     version = Version(id=MOCK_VERSION, options=options)
     return Model(
@@ -175,6 +175,7 @@ def mock_model(name: str = "mock", *, context_length: int = 8192, **options: flo
         engine="mock",
         context_length=context_length,
         vocab_size=256,
+        default_max_tokens=256,
         versions={version.id: version},
         default_version=version.id,
     )

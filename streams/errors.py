@@ -22,6 +22,7 @@
 `code` travels on every wire; `HTTP_STATUS` is the one table from code to HTTP status. Pure.
 """
 
+from decimal import Decimal
 from typing import ClassVar
 
 HTTP_STATUS: dict[str, int] = {
@@ -239,6 +240,11 @@ class TooSlow(BadRequest):
         self.seconds = seconds
 
 
+def plain_number(value: float) -> str:
+    """Return a number without an exponent: whole from 100 on, else with three digits."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{Decimal(f'{value:.3g}'):f}"
+
+
 class LargerThanQuota(BadRequest):
     """The request alone needs more than a whole quota allows, so it can never be admitted.
 
@@ -248,7 +254,9 @@ class LargerThanQuota(BadRequest):
     code = "larger_than_quota"
 
     def __init__(self, quota: str, limit: float, amount: float) -> None:
-        super().__init__(f"the request needs {amount:g}, {quota} is {limit:g}", quota)
+        super().__init__(
+            f"the request needs {plain_number(amount)}, {quota} is {plain_number(limit)}", quota
+        )
         self.quota, self.limit, self.amount = quota, limit, amount
 
 
@@ -298,8 +306,8 @@ class RateLimited(Refused):
 
     def __init__(self, quota: str, limit: float, used: float, retry_after_seconds: float) -> None:
         super().__init__(
-            f"{quota} is {limit:g}, and {used:g} is in use; try again in "
-            f"{retry_after_seconds:.3g} s",
+            f"{quota} is {plain_number(limit)}, and {plain_number(used)} is in use; try again in "
+            f"{plain_number(retry_after_seconds)} s",
             retry_after_seconds,
         )
         self.field, self.limit, self.used = quota, limit, used

@@ -63,11 +63,15 @@ def unpack_tokens(data: bytes) -> list[int]:
     return list(struct.unpack(f"<{len(data) // 4}I", data))
 
 
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as at OpenAI
+
+
 @dataclass(frozen=True)
 class Logprob:
     """A generated token's id, text and natural log probability, with the likeliest alternatives.
 
-    `top` has id, text and log probability of each alternative, the likeliest first.
+    A `text` that is a part of a character is spelt (`streams/partial_characters.py`). `top` has id,
+    text and log probability of each alternative, the likeliest first.
     """
 
     token: int

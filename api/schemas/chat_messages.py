@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, mode
 from api.schemas.fields import (
     MAX_VALUES,
     Body,
+    Ignored,
     OnlyNull,
-    OnlyNullOrEmpty,
     check_plain_json,
     describe_value,
     unsupported_value,
@@ -28,13 +28,16 @@ _PART = {
 
 
 def _parse_content(value: object) -> str:
-    """Return the text, or the texts of all parts joined; null, which assistants send, is empty."""
+    """Return the text, or the texts of all parts; null, which assistants send, is empty.
+
+    Parts are joined by newlines, as vLLM joins them: none of their words run together.
+    """
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "".join(map(_part_text, value))
+        return "\n".join(map(_part_text, value))
     raise wrong_value(f"must be a text or a list of parts, not {describe_value(value)}")
 
 
@@ -42,13 +45,14 @@ def _part_text(part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise wrong_value("must have parts that are objects with a type")
-    if kind != "text":
+    if kind not in ("text", "refusal"):
         raise unsupported_value(
             f"has a part of type {describe_value(kind)}, only 'text' is supported"
         )
-    if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
-        raise wrong_value("has a part of type 'text' that is not a text and nothing else")
-    return part["text"]
+    text = part.get(kind)
+    if part.keys() - {"type", kind, "cache_control"} or not isinstance(text, str):
+        raise wrong_value(f"has a part of type {kind!r} that is not a text and nothing else")
+    return text
 
 
 Content = Annotated[
@@ -78,6 +82,7 @@ class CalledFunction(Body):
 
     name: str
     arguments: Annotated[str, AfterValidator(_check_arguments)]
+    parsed_arguments: Ignored = None
 
 
 class CalledTool(Body):
@@ -86,6 +91,7 @@ class CalledTool(Body):
     id: str
     type: Literal["function"]
     function: CalledFunction
+    index: Ignored = None
 
     def to_template(self) -> dict[str, Any]:
         """Return the call in the shape that chat templates expect.
@@ -101,23 +107,31 @@ CalledTools = Annotated[list[CalledTool], Field(max_length=MAX_CALLS, fail_fast=
 
 
 class ChatMessage(Body):
-    """One message of a chat. A message from a response may be sent back unchanged later."""
+    """One message of a chat. A message of our own responses may be sent back as it is.
+
+    `parsed`, `index` and `parsed_arguments` are what SDKs add to an answer that they parsed.
+    """
 
     role: Role
     content: Content
     name: str | None = Field(default=None, description="ignored unless the role is `tool`")
     tool_calls: CalledTools | None = None
     tool_call_id: str | None = None
-    refusal: OnlyNull = None
+    refusal: str | None = Field(default=None, description="the text, of a message without content")
+    reasoning_content: str | None = Field(
+        default=None, description="only for chat templates that show earlier reasoning"
+    )
     audio: OnlyNull = None
     function_call: OnlyNull = None
-    annotations: OnlyNullOrEmpty = None
+    annotations: Ignored = None
+    cache_control: Ignored = None
+    parsed: Ignored = None
 
     @model_validator(mode="before")
     @classmethod
     def _add_missing_content(cls, value: Any) -> Any:
-        """Make `content` optional for a message with tool calls."""
-        if isinstance(value, dict) and value.get("tool_calls"):
+        """Make `content` optional for a message with tool calls or a refusal."""
+        if isinstance(value, dict) and (value.get("tool_calls") or value.get("refusal")):
             return {"content": None, **value}
         return value
 
@@ -136,7 +150,9 @@ class ChatMessage(Body):
         is kept only for the role `tool`.
         """
         role = "system" if self.role == "developer" else self.role
-        parsed: dict[str, Any] = {"role": role, "content": self.content}
+        parsed: dict[str, Any] = {"role": role, "content": self.content or self.refusal or ""}
+        if self.reasoning_content:
+            parsed["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             parsed["tool_calls"] = [call.to_template() for call in self.tool_calls]
         if self.role == "tool":

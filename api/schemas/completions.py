@@ -13,10 +13,14 @@ from api.schemas.fields import (
     Body,
     Count,
     Ignored,
+    OnlyEmptyObject,
     OnlyFalse,
     OnlyNull,
     OnlyNullOrEmpty,
+    OnlyOne,
+    OnlyTrue,
     OnlyValues,
+    OnlyZero,
     Prompts,
     TokenIds,
 )
@@ -33,11 +37,14 @@ from streams.errors import BadRequest, UnsupportedValue
 from streams.messages import Grammar
 from streams.subjects import Priority
 
-ServiceTier = Literal["auto", "default", "flex", "priority"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 ChoiceCount = Annotated[int, Field(ge=1, le=MAX_N)]
 NoSuffix = Annotated[Any, OnlyValues(None, "")]
 OnlyTextModality = Annotated[Any, OnlyValues(None, ["text"])]
+NoReasoning = Annotated[Any, OnlyValues(None, "none")]
+MediumVerbosity = Annotated[Any, OnlyValues(None, "medium")]
 NoFunctionCall = Annotated[Any, OnlyValues(None, "auto", "none")]
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
 _TIER_PRIORITIES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
 
 
@@ -59,10 +66,46 @@ class OpenAIGenerationBody(GenerationBody):
     n: ChoiceCount | None = Field(default=None, description="number of answers to each prompt")
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     store: Ignored = None
     user: Ignored = None
+
+    # vLLM's: without effect, or taken only at the value that changes nothing
+    spaces_between_special_tokens: Ignored = None
+    cache_salt: Ignored = None
+    request_id: Ignored = None
+    prediction: Ignored = None
+    add_special_tokens: OnlyTrue = None
+    detokenize: OnlyTrue = None
+    min_tokens: OnlyZero = None
+    stop_token_ids: OnlyNullOrEmpty = None
+    bad_words: OnlyNullOrEmpty = None
+    allowed_token_ids: OnlyNull = None
+    include_stop_str_in_output: OnlyFalse = None
+    return_tokens_as_token_ids: OnlyFalse = None
+    return_token_ids: OnlyFalse = None
+    use_beam_search: OnlyFalse = None
+    length_penalty: OnlyOne = None
+    prompt_logprobs: OnlyNull = None
+    truncate_prompt_tokens: OnlyNull = None
+    logits_processors: OnlyNullOrEmpty = None
+    guided_grammar: OnlyNull = None
+    guided_whitespace_pattern: OnlyNull = None
+    guided_decoding_backend: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_guided(cls, value: Any) -> Any:
+        """Move vLLM's older `guided_json`, `_regex` and `_choice` into `structured_outputs`."""
+        if not isinstance(value, dict) or not any(map(value.__contains__, _GUIDED)):
+            return value
+        guided = {new: value[old] for old, new in _GUIDED.items() if value.get(old) is not None}
+        rest = {name: each for name, each in value.items() if name not in _GUIDED}
+        if guided and rest.get("structured_outputs") is not None:
+            raise BadRequest("guided_… and structured_outputs cannot be combined", min(_GUIDED))
+        return {**rest, "structured_outputs": guided} if guided else rest
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "OpenAIGenerationBody":
@@ -150,14 +193,23 @@ class ChatRequest(OpenAIGenerationBody):
     function_call: NoFunctionCall = None
     functions: OnlyNullOrEmpty = None
     audio: OnlyNull = None
-    prediction: OnlyNull = None
-    reasoning_effort: OnlyNull = None
-    verbosity: OnlyNull = None
+    reasoning_effort: NoReasoning = None
+    verbosity: MediumVerbosity = None
     web_search_options: OnlyNull = None
+    moderation: OnlyNull = None
+    add_special_tokens: OnlyFalse = None  # the template writes them itself
+    add_generation_prompt: OnlyTrue = None
+    continue_final_message: OnlyFalse = None
+    echo: OnlyFalse = None
+    chat_template: OnlyNull = None
+    chat_template_kwargs: OnlyEmptyObject = None
+    documents: OnlyNullOrEmpty = None
+    mm_processor_kwargs: OnlyEmptyObject = None
+    include_reasoning: Ignored = None
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs is only for logprobs: true", "top_logprobs")
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise BadRequest("max_tokens and max_completion_tokens differ", "max_tokens")
@@ -181,6 +233,11 @@ class ChatRequest(OpenAIGenerationBody):
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.to_template() for tool in self.tools]
+
+    @property
+    def offered_names(self) -> frozenset[str]:
+        """The names of the functions that the model may call."""
+        return frozenset(tool.function.name for tool in self.tools or ())
 
     @property
     def forces_tools(self) -> bool:

@@ -111,6 +111,10 @@ Ignored = Annotated[Any, WithJsonSchema({"description": "accepted and ignored"})
 OnlyNull = Annotated[Any, OnlyValues(None)]
 OnlyNullOrEmpty = Annotated[Any, OnlyValues(None, [])]
 OnlyFalse = Annotated[Any, OnlyValues(None, False)]
+OnlyTrue = Annotated[Any, OnlyValues(None, True)]
+OnlyZero = Annotated[Any, OnlyValues(None, 0)]
+OnlyOne = Annotated[Any, OnlyValues(None, 1)]
+OnlyEmptyObject = Annotated[Any, OnlyValues(None, {})]
 
 
 def _parse_stops(value: object) -> list[str]:

@@ -9,15 +9,20 @@ from api.schemas.structured_outputs import ResponseFormat, StructuredOutputs
 from streams.errors import BadRequest
 from streams.messages import Grammar, Sampling
 
+GREEDY_BELOW = 1e-5  # as in vLLM: the division by a smaller temperature overflows
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class GenerationBody(InferenceBody):
     """Fields of every generation: how tokens are chosen, and when the output stops."""
 
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=INT32, description="0: off")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="below 0.00001 as 0: always the likeliest token"
+    )
+    top_p: float | None = Field(
+        default=None, ge=0, le=1, description="0: always the likeliest token"
+    )
+    top_k: int | None = Field(default=None, ge=-1, lt=INT32, description="0 or -1: off")
     min_p: float | None = Field(
         default=None,
         ge=0,
@@ -38,6 +43,9 @@ class GenerationBody(InferenceBody):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    skip_special_tokens: bool | None = Field(
+        default=None, description="false: the text contains the model's control tokens"
+    )
 
     @model_validator(mode="after")
     def _check_one_grammar(self) -> "GenerationBody":
@@ -94,11 +102,14 @@ class GenerationBody(InferenceBody):
         A missing `max_tokens` becomes 0. The caller replaces it, because its default depends on the
         endpoint, the model, the tenant and the length of the prompt.
         """
+        temperature = 1.0 if self.temperature is None else self.temperature
+        if temperature < GREEDY_BELOW or self.top_p == 0:
+            temperature = 0.0
         return Sampling(
             max_tokens=self.requested_max_tokens or 0,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=temperature,
             top_p=self.top_p or 1.0,
-            top_k=self.top_k or 0,
+            top_k=max(self.top_k or 0, 0),
             seed=self.seed,
             stop=self.stop,
             logprobs=self.requested_logprobs,
@@ -109,5 +120,6 @@ class GenerationBody(InferenceBody):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias,
             grammar=self.grammar,
-            skip_special_tokens=not self.offered_tools,  # some models mark calls with them
+            # some models mark calls of tools with them
+            skip_special_tokens=self.skip_special_tokens is not False and not self.offered_tools,
         )

@@ -35,10 +35,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's `response_format`: any text, any JSON object, or JSON that follows a schema."""
+    """OpenAI's `response_format`: any text, any JSON object, or JSON that a schema allows.
+
+    A bare `schema` beside `json_object` is the form of Together, Anyscale and instructor.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    bare_schema: Schema | None = Field(default=None, alias="schema")
 
     @model_validator(mode="after")
     def _check_json_schema(self) -> "ResponseFormat":
@@ -46,6 +50,9 @@ class ResponseFormat(Body):
             field = "response_format.json_schema"
             needs = "is needed for" if self.json_schema is None else "is only for"
             raise BadRequest(f"{field} {needs} type: 'json_schema'", field)
+        if self.bare_schema is not None and self.type != "json_object":
+            field = "response_format.schema"
+            raise BadRequest(f"{field} is only for type: 'json_object'", field)
         return self
 
     @property
@@ -53,6 +60,8 @@ class ResponseFormat(Body):
         """The grammar that the output must follow; None for any text."""
         if self.json_schema:
             return _schema_grammar(self.json_schema.json_schema)
+        if self.bare_schema is not None:
+            return _schema_grammar(self.bare_schema)
         return Grammar("json_object") if self.type == "json_object" else None
 
 

@@ -107,7 +107,11 @@ def _pack_prompt(
 
 
 def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tokens: int) -> int:
-    """The client's own limit of the output, or else the default as far as limits allow."""
+    """The client's own limit of the output, or else the default as far as limits allow.
+
+    The default is what is left of the context, unless endpoint or model have another. It also fits
+    the tenant's quotas of tokens, so that no request is too large for them that names no limit.
+    """
     requested, limits = submission.sampling.max_tokens, []
     for limited, whose in ((tenant, "this tenant"), (model, f"model {model.name!r}")):
         if limited.max_output_tokens is not None:
@@ -115,7 +119,9 @@ def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tok
             if requested > limited.max_output_tokens:
                 raise OutputTooLong(requested, limited.max_output_tokens, whose)
     context_left = max(1, model.context_length - prompt_tokens)
-    default = submission.default_max_tokens or model.default_max_tokens
+    default = submission.default_max_tokens or model.default_max_tokens or context_left
+    quotas = (tenant.tokens_per_minute, tenant.tokens_per_day)
+    limits += [max(1, quota - prompt_tokens) for quota in quotas if quota is not None]
     return requested or min(default, context_left, *limits)
 
 

@@ -20,12 +20,11 @@ AnyBody = GenerationBody | EmbeddingBody | ClassificationBody | RerankRequest
 class Submission:
     """One request of a client whose body was checked and which has not been tokenised yet.
 
-    `prompt` is text or token ids. `chat` is a list of messages, and `tools` are those that the
-    answer may call. `inputs` are for `embed` and `classify`; if there is a `query`, it is paired
-    with each of them. A `sampling.max_tokens` of 0 means that the client set no limit: then
-    `default_max_tokens`, the endpoint's default, counts, and without that the model's, in both
-    cases cut to what the limits allow. `grammar_field` is the body's field that `sampling.grammar`
-    came from.
+    `prompt` is text or token ids; `chat` is a list of messages, with the `tools` that may be called
+    in answer; `inputs` are for `embed` and `classify`, where a `query` is paired with each of them.
+    A `sampling.max_tokens` of 0 means `default_max_tokens`, which is the endpoint's, or else the
+    model's, or else what is left of the context, as far as limits allow. `grammar_field` names the
+    field that `sampling.grammar` was in.
     """
 
     kind: RequestKind

@@ -92,7 +92,8 @@ def _tool_parser(body: CompletionBody, ticket: Ticket) -> ToolParser | None:
         return None
     call_format = _tool_call_format(body, ticket.model)
     assert call_format, "checked on admission"
-    return ToolParser(call_format, ticket.request_id, body.parallel_tool_calls is not False)
+    parallel = body.parallel_tool_calls is not False
+    return ToolParser(call_format, ticket.request_id, parallel, body.offered_names)
 
 
 def _tool_call_format(body: ChatRequest, model: Model) -> ToolCallFormat | None:

@@ -50,8 +50,8 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the text held back; bytes that never became a character come as U+FFFD."""
-        text = self._text()
+        """Return the text held back, without a character that the output's end has cut."""
+        text = self._text().rstrip(REPLACEMENT_CHARACTER)
         self._move_to_context()
         return text
 

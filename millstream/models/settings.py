@@ -84,8 +84,8 @@ class AddSettings(ClientSettings):
     default_max_tokens: int | None = Field(
         None,
         ge=1,
-        description="most tokens of an answer whose request names no limit; 256 unless told "
-        "(/v1/completions: 16, as OpenAI's)",
+        description="most tokens of an answer whose request names no limit; what is left of the "
+        "context unless told (/v1/completions: 16, as OpenAI's)",
         json_schema_extra=MODEL,
     )
     max_output_tokens: int | None = Field(

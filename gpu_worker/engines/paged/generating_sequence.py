@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from gpu_worker.engines.detokenizer import TextStream
+from gpu_worker.engines.detokenizer import REPLACEMENT_CHARACTER, TextStream
 from gpu_worker.engines.engine import FinishReason, Sequence
 from gpu_worker.engines.paged.batch.block_pool import blocks_for
 from gpu_worker.engines.paged.batch.sequence_state import SequenceState
@@ -15,8 +15,10 @@ from gpu_worker.engines.paged.penalties import build_penalties
 from gpu_worker.engines.paged.sampler import RowSampling, SampledToken, draw_uniform
 from gpu_worker.engines.seeds import derive_seed
 from gpu_worker.engines.sequence_limits import count_reserved_tokens
+from gpu_worker.engines.token_bytes import token_bytes
 from streams import prefix_hashes
-from streams.messages import Logprob
+from streams.messages import LEAST_LOGPROB, Logprob
+from streams.partial_characters import spell_bytes
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,12 @@ class TokenVocabulary:
     eos_ids: frozenset[int]
 
     def decode_token(self, token: int) -> str:
-        """Return the text of one token decoded alone; an incomplete character comes as U+FFFD."""
+        """Return a token's own text; that of a part of a character is `bytes:\\xf0\\x9f`."""
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text
+        if REPLACEMENT_CHARACTER not in text:
+            return text
+        data = token_bytes(self.tokenizer.id_to_token(token) or "")
+        return text if data is None or data.decode(errors="ignore") == text else spell_bytes(data)
 
     def to_logprobs(self, sampled: SampledToken) -> list[Logprob] | None:
         """Return, in a list of one, the sampled token's log probability and the likeliest tokens'.
@@ -38,8 +43,12 @@ class TokenVocabulary:
         """
         if sampled.logprob is None or sampled.token is None:
             return None
-        top = [(other, self.decode_token(other), value) for other, value in sampled.top_logprobs]
-        return [Logprob(sampled.token, self.decode_token(sampled.token), sampled.logprob, top)]
+        top = [
+            (other, self.decode_token(other), max(value, LEAST_LOGPROB))
+            for other, value in sampled.top_logprobs
+        ]
+        logprob = max(sampled.logprob, LEAST_LOGPROB)
+        return [Logprob(sampled.token, self.decode_token(sampled.token), logprob, top)]
 
 
 class GeneratingSequence:

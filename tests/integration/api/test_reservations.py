@@ -34,7 +34,7 @@ from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.service_process import service_process
 
-DEFAULT_TOKENS = mock_model().default_max_tokens
+DEFAULT_TOKENS = mock_model().default_max_tokens or 0
 
 
 async def accepts(gateway: RunningGateway) -> bool:

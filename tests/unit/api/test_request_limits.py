@@ -164,3 +164,12 @@ def test_a_deadline_out_of_range_is_refused(asked: int) -> None:
     """A log does not outlive a later one."""
     with pytest.raises(BadRequest, match="1..600000"):
         DEADLINES.deadline_seconds(submission(deadline_ms=asked))
+
+
+def test_an_answer_without_a_limit_may_fill_the_context() -> None:
+    model = MODEL.model_copy(update={"default_max_tokens": None})
+    admitted = pack_request(submission(), model, TENANT, [[1] * 30])
+    assert Request.unpack(admitted.payload).sampling.max_tokens == 70
+    quota = Tenant(name="small", tokens_per_day=50)
+    admitted = pack_request(submission(), model, quota, [[1] * 30])
+    assert admitted.cost == 50

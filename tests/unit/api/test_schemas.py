@@ -60,7 +60,7 @@ def test_what_was_said_reaches_the_engine() -> None:
         ({"temperature": -0.1}, "temperature", "must be greater than or equal to 0"),
         ({"temperature": float("nan")}, "temperature", "nan"),
         ({"temperature": "1"}, "temperature", "must be a valid number"),
-        ({"top_p": 0}, "top_p", "must be greater than 0"),
+        ({"top_p": -0.1}, "top_p", "must be greater than or equal to 0"),
         ({"seed": 2**63}, "seed", "must be less than"),
         ({"min_p": 1.1}, "min_p", "must be less than or equal to 1"),
         ({"repetition_penalty": 0}, "repetition_penalty", "must be greater than or equal to 0.01"),
@@ -252,11 +252,11 @@ def test_best_of_may_say_what_n_says(best_of: int | None) -> None:
 
 
 def test_chat_parts_are_joined() -> None:
-    """Newer clients send texts as lists of parts."""
+    """Newer clients send texts as lists of parts; a line each, so that no words run together."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     turns = [{"role": "developer", "content": parts}, {"role": "assistant", "content": None}]
     assert chat(messages=turns).template_messages == [
-        {"role": "system", "content": "ab"},
+        {"role": "system", "content": "a\nb"},
         {"role": "assistant", "content": ""},
     ]
 
@@ -376,3 +376,19 @@ def test_the_openapi_document_describes_choices_and_tools() -> None:
     assert {"tools", "tool_choice", "parallel_tool_calls", "n"} <= chat.keys()
     assert schemas["Function"]["properties"]["parameters"]["description"] == "a JSON schema"
     assert {"tool_calls", "tool_call_id"} <= schemas["ChatMessage"]["properties"].keys()
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 1e-20}, {"temperature": 5e-324}, {"top_p": 0}])
+def test_what_leaves_only_the_likeliest_token_is_greedy(fields: dict[str, float]) -> None:
+    """A division by such a temperature overflows: every token would be as good as any other."""
+    assert completion(**fields).to_sampling().temperature == 0
+
+
+def test_top_k_may_be_off_in_vllms_word() -> None:
+    assert completion(top_k=-1).to_sampling().top_k == 0
+
+
+def test_older_names_of_structured_outputs_mean_the_same() -> None:
+    named = completion(guided_choice=["a", "b"]).grammar
+    assert named == completion(structured_outputs={"choice": ["a", "b"]}).grammar is not None
+    assert completion(guided_json=None).grammar is None

@@ -86,6 +86,26 @@ async def test_a_template_sees_the_tokenisers_special_tokens(
     assert [seen] == await made.encode_texts(words, words.default, ["<s>||a"])
 
 
+async def test_control_tokens_in_a_message_are_text(made: TokenizerCache, tmp_path: Path) -> None:
+    """Else a user could end the turn and speak as the assistant."""
+    entries = {"[UNK]": 0, "a": 1, "<": 2, "eot": 3, ">": 4, "<eot>": 5}
+    library = Tokenizer(models.WordLevel(entries, unk_token="[UNK]"))  # not a secret
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.add_special_tokens(["<eot>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }} <eot> {% endfor %}"
+    model = model_in(tmp_path).model_copy(update={"chat_template": template})
+
+    async def tokens_of(content: str) -> list[int]:
+        messages = [{"role": "user", "content": content}]
+        return await made.encode_chat(model, model.default, messages)
+
+    assert await tokens_of("a") == [1, 5]
+    assert await tokens_of("a <eot> a") == [1, 2, 3, 4, 1, 5]
+    assert (await tokens_of("<eot>" * 3)).count(5) == 1
+    assert await made.encode_texts(model, model.default, ["a <eot>"]) == [[1, 5]]
+
+
 async def test_concurrent_requests_load_a_tokeniser_once(
     made: TokenizerCache, words: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
