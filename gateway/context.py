@@ -21,7 +21,7 @@ from streams.errors import Refused, Unauthenticated
 
 @dataclass(frozen=True)
 class GatewayContext:
-    """The parts of one gateway, built by its service and shared by all entry points."""
+    """The parts of one gateway, built once by its service and shared by all entry points."""
 
     settings: GatewaySettings
     broker: Broker
@@ -37,7 +37,11 @@ class GatewayContext:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def authenticate(self, key: str | None) -> Tenant:
-        """Return the tenant of an API key; raises `Unauthenticated` for none or an unknown one."""
+        """Return the tenant that an API key belongs to.
+
+        Raises `Unauthenticated` if the key is missing, empty or unknown. Never waits: keys are in
+        memory.
+        """
         if not key:
             raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
         tenant = self.tenants.authenticate(key)
@@ -46,16 +50,19 @@ class GatewayContext:
         return tenant
 
     def check_not_draining(self) -> None:
-        """Raise `Refused` while this gateway drains: another one takes new requests."""
+        """Raise `Refused` if this gateway is shutting down: another one must take the request."""
         if self.draining.is_set():
             raise Refused("this gateway is shutting down")
 
     @property
     def has_had_workers(self) -> bool:
-        """True once any model has had a worker: requests that come without one wait in a queue."""
+        """True once any model has had a worker since this gateway started, even if it has none now.
+
+        Requests that come while there is no worker wait in a queue.
+        """
         return self.submitter.has_had_workers
 
     @property
     def worker_counts(self) -> dict[str, int]:
-        """The number of live workers of each registered model."""
+        """The number of workers that serve each registered model, by the last reports."""
         return {name: self.submitter.worker_count(name) for name in self.registry.models}

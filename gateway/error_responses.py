@@ -9,7 +9,10 @@ from streams.errors import MillstreamError, http_status
 
 
 def error_response(error: MillstreamError) -> Response:
-    """Return the HTTP response of an error, with its status and `Retry-After`."""
+    """Return the HTTP response for an error: its status, OpenAI's JSON body, and `Retry-After`.
+
+    `Retry-After` is missing if the error does not suggest a retry.
+    """
     return Response(
         orjson.dumps(error_body(error)),
         http_status(error.code),
@@ -19,13 +22,19 @@ def error_response(error: MillstreamError) -> Response:
 
 
 def parse_bearer(header: str) -> str | None:
-    """Return the key of an `Authorization: Bearer` header; None for any other scheme."""
+    """Return the key in the value of an `Authorization` header.
+
+    None if its scheme is not `Bearer`; an empty text if the key is missing.
+    """
     scheme, _, key = header.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else None
 
 
 async def deny_websocket(send: Send, error: MillstreamError) -> None:
-    """Refuse a WebSocket handshake with the HTTP response of an error (ASGI's denial response)."""
+    """Refuse a WebSocket handshake: send the HTTP response for `error` instead of accepting.
+
+    This uses ASGI's extension for denial responses.
+    """
     response = error_response(error)
     await send(
         {

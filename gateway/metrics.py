@@ -60,9 +60,10 @@ def observe_unusable(streams: Iterable[str]) -> None:
 
 
 class BucketCounts:
-    """Counts of observed times in each bucket; `observe` costs a fifth of a `Histogram`'s.
+    """A histogram's counts, one for each bucket of `BUCKET_SECONDS` and one for longer times.
 
-    It is called for each chunk, and by the event loop alone, so it needs no lock.
+    Not thread-safe: only the event loop may call it. That makes `observe`, which is called for each
+    chunk, five times as fast as that of a Prometheus `Histogram`.
     """
 
     def __init__(self) -> None:
@@ -70,19 +71,19 @@ class BucketCounts:
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one time."""
+        """Count one duration, in seconds."""
         self.counts[bisect_left(BUCKET_SECONDS, seconds)] += 1
         self.sum += seconds
 
 
 class InterTokenHistogram(Collector):
-    """Histogram of the time between the tokens of a request, by model and priority."""
+    """Prometheus histogram of the time between the tokens of a request, by model and priority."""
 
     def __init__(self) -> None:
         self._times = defaultdict[tuple[str, str], BucketCounts](BucketCounts)
 
     def labels(self, model: str, priority: str) -> BucketCounts:
-        """Return the counts to which requests of this model and priority add."""
+        """Return the counts for this model and priority, to which the caller adds its times."""
         return self._times[model, priority]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
@@ -111,16 +112,17 @@ _TENANT_LABELS = TenantLabels(_remove_tenant_series)
 
 
 def count_refused(tenant: str, code: str) -> None:
-    """Count a request that was not accepted."""
+    """Count one request that was not accepted, by tenant and error code."""
     _TENANT_LABELS.record_use(tenant, 1, time.monotonic())
     REFUSED.labels(_TENANT_LABELS.label_for(tenant), code).inc()
 
 
 class RequestMetrics:
-    """Observes one request, record by record.
+    """Turns the records of one accepted request into metrics: call `observe` with each, in order.
 
-    A resumed request (`arrived` None) has no times; its model is known from its `started` record.
-    `arrived` is in seconds of `time.perf_counter`.
+    `arrived` is when the request came, in seconds of `time.perf_counter`. It is None for a request
+    that was resumed here; such a request counts in no latency, and its model is taken from its
+    records.
     """
 
     def __init__(self, tenant: str, model: str, priority: str, arrived: float | None) -> None:
@@ -132,11 +134,11 @@ class RequestMetrics:
 
     @classmethod
     def for_resumed(cls, tenant: str) -> Self:
-        """Return the observer of a request that was resumed here."""
+        """Return the metrics of a request that began at another connection and was resumed here."""
         return cls(tenant, "", "", None)
 
     def observe(self, record: Record) -> None:
-        """Take the next record of the request's log."""
+        """Update the metrics with the next record of the request's token log, of any type."""
         kind = record["type"]
         if kind == "chunk":
             if self._arrived_at is not None:

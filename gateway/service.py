@@ -35,7 +35,12 @@ log = structlog.get_logger()
 
 
 async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`; then take no new requests and finish those under way."""
+    """Serve clients until `stop` is set; then take no new requests and finish those under way.
+
+    Those that are not finished when the time to drain is nearly over can be resumed at another
+    gateway. Raises `AddressInUse` if the address cannot be bound, and `BrokerUnavailable` if the
+    broker does not answer at the start.
+    """
     listener = listen(settings)
     scale = Scale(settings.replicas, settings.shards)
     async with AsyncExitStack() as stack:

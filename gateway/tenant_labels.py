@@ -10,10 +10,12 @@ TAKEOVER_RATIO = 1.5  # times the use of the tenant that loses its label: near e
 
 
 class TenantLabels:
-    """Gives labels to the first tenants, later to those who use most; the rest are `other`.
+    """Chooses each tenant's label in metrics: its own name, or `other`, so that labels stay few.
 
-    `on_unnamed` is called with a tenant that has lost its label. Tenants are ranked every
-    `RANK_SECONDS`, after which past use counts half. Times are in seconds of any one clock.
+    The first 20 tenants have their names. Every `RANK_SECONDS`, tenants that used much more take
+    over the labels of those that used least; past use counts half from one ranking to the next.
+    `on_unnamed` is called with each tenant that has lost its label. Times are in seconds of any one
+    clock.
     """
 
     def __init__(self, on_unnamed: Callable[[str], None]) -> None:
@@ -23,13 +25,16 @@ class TenantLabels:
         self._rank_at = 0.0
 
     def label_for(self, tenant: str) -> str:
-        """Return the tenant's label of the moment: its name or `other`."""
+        """Return the tenant's label now: its name, or `other`.
+
+        A tenant that is new here gets its name while fewer than 20 tenants have theirs.
+        """
         if tenant not in self._named and len(self._named) < MAX_TENANTS:
             self._named.add(tenant)
         return tenant if tenant in self._named else OTHER
 
     def record_use(self, tenant: str, tokens: float, now: float) -> None:
-        """Add `tokens` to the tenant's use; from time to time this ranks the tenants again."""
+        """Add `tokens` to the tenant's use; rank all tenants again if that is due at `now`."""
         self.label_for(tenant)  # takes a free label
         self._used[tenant] = self._used.get(tenant, 0.0) + tokens
         if now >= self._rank_at:

@@ -44,7 +44,9 @@ class CommandParser(argparse.ArgumentParser):
 def main(words: list[str] | None = None) -> int:
     """Run the command that `words` name (by default `sys.argv`) and return the exit status.
 
-    0: done; 1: failed; 2: the words or settings were not understood, or no command was given.
+    Blocks until the command has ended. 0 means done, 1 failed, and 2 that the words or settings
+    were not understood (the reason is printed to stderr) or that no command was given. A command
+    may return other statuses of its own.
     """
     words = sys.argv[1:] if words is None else words
     try:
@@ -61,7 +63,8 @@ def main(words: list[str] | None = None) -> int:
 def parse_settings(command: Command, words: list[str]) -> Settings:
     """Return the command's settings: `words` parsed as flags, the rest from environment and file.
 
-    Raises `UsageError`; `--help` prints and exits.
+    Raises `UsageError` if a flag, variable, key or value is not valid. `--help` prints the help and
+    raises `SystemExit`.
     """
     settings = command.load_settings()
     options, unknown = make_parser(command).parse_known_args(words)
@@ -108,7 +111,8 @@ def _print_overview(words: list[str]) -> int:
 def make_parser(command: Command) -> CommandParser:
     """Return a parser with an option for each field of the command's settings, except tables.
 
-    Options may not be abbreviated, and those that are not given are absent from the result.
+    Options may not be abbreviated. An option that is not on the command line is missing from the
+    parsed result, so that environment and file can give it.
     """
     settings = command.load_settings()
     parser = CommandParser(
@@ -178,7 +182,7 @@ def _metavar(key: str, info: FieldInfo) -> str:
 
 
 def describe_option(info: FieldInfo) -> str:
-    """Return the option's text in `--help`: the field's description and its default, if any."""
+    """Return an option's text in `--help`: the field's description and, if any, its default."""
     text = (info.description or "").replace("%", "%%")
     return f"{text} ({_describe_default(info)})".replace(" ()", "")
 

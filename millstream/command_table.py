@@ -16,9 +16,9 @@ CommandFunction = Callable[[Any, Any], Awaitable[int | None]]
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its words, its line in the help, its settings class and its coroutine.
+    """A command: its words, its line in the help, its settings class and its coroutine function.
 
-    `settings` and `run` are written `module:name`.
+    `settings` and `run` are written `module:name`, and imported only when they are needed.
     """
 
     name: str
@@ -27,12 +27,13 @@ class Command:
     run: str
 
     def load_settings(self) -> type[Settings]:
-        """Import and return the settings class."""
+        """Import the module that defines the command's settings class, and return the class."""
         return cast(type[Settings], _import_target(self.settings))
 
     def load_run(self) -> CommandFunction:
-        """Import and return the coroutine function `run(settings, stop)`.
+        """Import the module that defines the command's coroutine function, and return the function.
 
+        It is called as `run(settings, stop)`, where `stop` is the event that the first signal sets.
         Its result is the process's exit status; None means 0.
         """
         return cast(CommandFunction, _import_target(self.run))
@@ -150,7 +151,7 @@ COMMANDS = (
 
 
 def find_command(words: list[str]) -> tuple[Command, list[str]] | None:
-    """Return the command that `words` begin with and the remaining words; None if there is none."""
+    """Return the command that `words` begin with, and the words after it; None if there is none."""
     for command in COMMANDS:
         name = command.name.split()
         if words[: len(name)] == name:

@@ -10,9 +10,10 @@ _PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z")
 
 
 def parse_duration(value: object) -> object:
-    """Convert a duration written as text to seconds; return other values for pydantic to check.
+    """Return a duration written as text, such as `20s` or `2h`, in seconds.
 
-    Raises `ValueError` for text that is not a duration.
+    A number alone is in seconds. A value that is not text is returned unchanged, for pydantic to
+    check. Raises `ValueError` for text that is not a duration.
     """
     if not isinstance(value, str):
         return value

@@ -12,9 +12,9 @@ LAG = Gauge("millstream_event_loop_lag_seconds", "The longest delay of a timer, 
 
 
 async def measure_lag() -> None:
-    """Set the gauge to the longest delay of the last 5 seconds, four times a second.
+    """Measure four times a second how late the event loop runs a timer, until cancelled.
 
-    Runs until cancelled.
+    The gauge `LAG` is set to the longest delay of the last 5 seconds, in seconds.
     """
     delays = [0.0] * WINDOW
     count = 0

@@ -23,9 +23,11 @@ _SHARED_PROCESSORS: Sequence[Processor] = (
 
 
 def configure(level: LogLevel, stream: TextIO = sys.stderr) -> None:
-    """Send our log events, and those of libraries that use `logging`, to `stream` in one format.
+    """Send log events of this process, and those of libraries that use `logging`, to `stream`.
 
-    Our events are written from `level` on, those of libraries at least from `warning`.
+    Both have the same format: colours on a terminal, else one JSON object per line. Events of
+    Millstream are written from `level` on; those of libraries from `level` too, but never below
+    `warning`.
     """
     least = getattr(logging, level.upper())
     renderers = _make_renderers(stream)

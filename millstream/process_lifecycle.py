@@ -29,7 +29,7 @@ ENGINE_THREADS = ("engine-", "load-")  # name prefixes of a worker's daemon thre
 
 
 class DrainTimeout(MillstreamError):
-    """The process did not finish its work within the drain timeout of `seconds`."""
+    """The process has not ended within the drain timeout, `seconds` after the first signal."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"not drained within {seconds:g} s")
@@ -37,11 +37,14 @@ class DrainTimeout(MillstreamError):
 
 
 def run_process(run: CommandFunction, settings: Settings) -> int:
-    """Run `run(settings, stop)` to its end and return the exit status.
+    """Run the coroutine `run(settings, stop)` in a new event loop; return the exit status.
 
-    0 unless `run` returned another; 1 after an error. A `MillstreamError` or `OSError` is reported
-    to the operator as one sentence or event; any other error is our own fault and is logged with
-    its traceback.
+    Blocks until the coroutine has ended. The status is what it returned, 0 for None, and 1 after an
+    error. If a worker's engine thread still runs then, the process exits with that status and this
+    does not return. The first SIGTERM or SIGINT sets `stop` and starts the drain timeout; a second
+    one kills the process. No error is raised: a `MillstreamError` or `OSError` is shown to the
+    operator as one sentence or log event, and any other error, a fault of Millstream's own, is
+    logged with its traceback.
     """
     status = FAILED
     log_config.configure(settings.log_level)

@@ -59,7 +59,10 @@ class UpSettings(Settings):
 
     @property
     def shutdown_timeout_seconds(self) -> float:
-        """Seconds from the first signal until the process fails: all services drain and close."""
+        """Seconds after the first signal at which the process ends with an error if it still runs.
+
+        All services must have finished their requests and closed their connections by then.
+        """
         return self.drain_seconds + CLOSING_SECONDS
 
 

@@ -25,69 +25,75 @@ ENVIRONMENT_ONLY = {"config", "cache_dir"}
 
 
 class UsageError(Exception):
-    """The command line, environment or settings file is invalid; the text is for the user."""
+    """The command line, environment or settings file is invalid; the text tells the user why."""
 
 
 @dataclass
 class RawSettings:
-    """Unvalidated values by key, and for each key its origin, as shown in error messages."""
+    """Settings before validation: the value of each key, and the place where it was given.
+
+    `origins` has those places (flag, variable or file) as error messages show them.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
     def set(self, key: str, value: object, origin: str) -> None:
-        """Set a value, replacing one from an earlier source."""
+        """Set the value of a key and its origin, replacing what an earlier source gave."""
         self.values[key] = value
         self.origins[key] = origin
 
 
 def settings_key(name: str, info: FieldInfo) -> str:
-    """The key of a field in the file, in flags and in variables: its alias, else its name."""
+    """Return the key of a settings field in the file, in flags and in variables.
+
+    It is the field's alias if there is one, else its name.
+    """
     return info.alias or name
 
 
 def fields_by_key(settings: type[BaseModel]) -> dict[str, FieldInfo]:
-    """All fields of a settings class by their keys, as a person writes them in the file."""
+    """Return all fields of a settings class, by the keys that a person writes in the file."""
     return {settings_key(name, info): info for name, info in settings.model_fields.items()}
 
 
 def is_table(info: FieldInfo) -> bool:
-    """True for a field that is a table of tables, which only the file can hold."""
+    """Return True if the field is a table of tables, which only the file can hold."""
     return get_origin(info.annotation) is dict
 
 
 def row_model(table: FieldInfo) -> type[BaseModel]:
-    """The model class of each row of a table field."""
+    """Return the model class of the rows of a table field (see `is_table`)."""
     return cast(type[BaseModel], get_args(table.annotation)[1])
 
 
 def is_list(info: FieldInfo) -> bool:
-    """True for a field with several values: a repeatable flag, or a list in the file."""
+    """Return True if the field has several values: a repeatable flag, or a list in the file."""
     return get_origin(info.annotation) is tuple
 
 
 def is_positional(info: FieldInfo) -> bool:
-    """True for a field that is given on the command line without a flag."""
+    """Return True if the field is given on the command line as a word without a flag."""
     extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("positional"))
 
 
 def is_flag_only(info: FieldInfo) -> bool:
-    """True for a field that only the command line can give, never environment or file.
+    """Return True if the field can be given only on the command line, not in environment or file.
 
-    Such a field belongs to one invocation; it is not a setting of an installation.
+    Such a field belongs to one call of a command; it is not a setting of an installation.
     """
     extra = info.json_schema_extra
     return is_positional(info) or (isinstance(extra, dict) and bool(extra.get("flag_only")))
 
 
 def to_flag(key: str) -> str:
-    """The command-line flag of a key: `nats_port` is `--nats-port`."""
+    """Return the command-line flag for a key, such as `--nats-port` for `nats_port`."""
     return "--" + key.replace("_", "-")
 
 
 def suggest_nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean …?` with the known name closest to `name`; empty if none is near."""
+    """Return `; did you mean …?` with the known name most like `name`; empty if none is like it."""
     close = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -95,10 +101,12 @@ def suggest_nearest(name: str, known: Iterable[str]) -> str:
 def load_settings(
     settings: type[Settings], flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Return frozen settings of the given class from flags, environment and file.
+    """Return validated settings of the class `settings` from flags, environment and settings file.
 
-    Discovery settings take addresses that nobody gave from a running `millstream up`. Raises
-    `UsageError`, which names key, value and origin.
+    A flag overrides a variable, and a variable a key of the file. Classes of `DiscoverySettings`
+    take addresses that nobody gave from a running `millstream up`. Raises `UsageError`, which names
+    key, value and origin, for an unknown key, a missing or invalid value, or a file that cannot be
+    read.
     """
     path = _find_config_file(flags, environment)
     raw = RawSettings()

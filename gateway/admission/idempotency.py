@@ -25,7 +25,10 @@ _READS, _READ_SECONDS = 20, 0.05
 
 @dataclass(frozen=True)
 class IdempotencyRecord:
-    """The request that a key stands for; `is_first` if this very call has bound it to the key."""
+    """The request that an idempotency key stands for, and the digest of its submission.
+
+    `is_first` is True if the call that returned the record has bound this request to the key.
+    """
 
     request_id: str
     digest: str
@@ -33,26 +36,36 @@ class IdempotencyRecord:
 
 
 class IdempotencyStore:
-    """The idempotency records of all tenants, in the broker. `open` it."""
+    """The idempotency keys of all tenants and the requests they stand for, stored by the broker.
+
+    Call `open` before the other methods. A key expires with its request's token log.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     async def open(self, replicas: int) -> None:
-        """Create the bucket if it is missing. Raises what `declaration.declare_stream` raises."""
+        """Create the store in the broker if it is missing.
+
+        Raises `BrokerUnavailable`, or `TopologyMismatch` if the broker refuses it.
+        """
         await declaration.declare_stream(self._broker, bucket_config(), Scale(replicas))
 
     async def find(self, tenant: str, key: str) -> str | None:
-        """Return the id of the request that a key stands for. Raises `BrokerUnavailable`."""
+        """Return the id of the request that a tenant's key stands for; None if the key is unused.
+
+        Raises `BrokerUnavailable`.
+        """
         record = await self._read(_subject(tenant, key))
         return record.request_id if record else None
 
     async def claim(self, tenant: str, key: str, request_id: str, digest: str) -> IdempotencyRecord:
-        """Bind `key` to `request_id`, or return the record of the request that it is bound to.
+        """Bind `key` to `request_id`, or return the record of the request that it already names.
 
-        An existing record is read from any replica, so that a client that comes back is not refused
-        while the brokers elect a leader. Raises `IdempotencyConflict` if the record has another
-        digest, and `BrokerUnavailable`.
+        `is_first` of the result tells which of the two happened. `digest` is that of the
+        submission. Raises `IdempotencyConflict` if the key stands for a submission with another
+        digest, and `BrokerUnavailable`. An existing record is read from any replica, so a client
+        that comes back is served even while the brokers elect a leader.
         """
         subject = _subject(tenant, key)
         if record := await self._read(subject):

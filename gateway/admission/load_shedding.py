@@ -25,7 +25,11 @@ _LaneKey = tuple[str, Priority]
 
 @dataclass(frozen=True)
 class LatencyTarget:
-    """A request's tokens, its deadline, and its goal for the first token, in seconds from now."""
+    """One request as load shedding sees it: its tenant and size, and by when it must be served.
+
+    `cost` is the prompt tokens plus the most tokens it may generate. `deadline_seconds`, and
+    `goal_seconds` to the first token (None without a goal), count from now.
+    """
 
     tenant: str
     priority: Priority
@@ -35,10 +39,12 @@ class LatencyTarget:
     goal_seconds: float | None = None
 
     def max_wait(self, compute: ServiceTime) -> tuple[float, str]:
-        """Return the longest wait in seconds with which it is in time, and the limit behind it.
+        """Return the longest wait in seconds that keeps the request in time, and that limit's name.
 
-        Wmax = goal - compute - margin, and never below 0: where computing alone takes too long,
-        refusing a request that need not wait gains nothing. The limit is words for a refusal.
+        The wait is the deadline less the computing time, or the goal less the time to first token
+        if that is shorter, less a margin of 0.1 s. It is never below 0: if computing alone takes
+        too long, refusing a request that need not wait gains nothing. The name is part of a
+        refusal's sentence.
         """
         seconds = compute.seconds(self.prompt_tokens, self.cost - self.prompt_tokens)
         max_wait = self.deadline_seconds - seconds
@@ -53,7 +59,10 @@ class LatencyTarget:
 
 
 class LoadShedder:
-    """Admits or refuses the requests of one model. Times are seconds of any one clock."""
+    """Admits or refuses the requests of one model by their estimated wait.
+
+    Times are seconds of any one clock.
+    """
 
     def __init__(self) -> None:
         self._pressure: Pressure | None = None
@@ -63,11 +72,14 @@ class LoadShedder:
 
     @property
     def worker_count(self) -> int:
-        """The number of workers that serve the model, by the dispatcher's last report."""
+        """The number of workers that serve the model, by the last report; 0 before the first."""
         return self._pressure.workers if self._pressure else 0
 
     def update(self, pressure: Pressure, now: float) -> None:
-        """Take the dispatcher's report, which includes all that was admitted before."""
+        """Take a new report of the model's dispatcher, which arrived at `now`.
+
+        All requests admitted before count as included in it.
+        """
         self._pressure, self._pressure_at = pressure, now
         self._admitted_tokens = {priority: Counter() for priority in Priority}
         self._refusing_lanes = {
@@ -75,9 +87,12 @@ class LoadShedder:
         }
 
     def admit(self, target: LatencyTarget, now: float) -> float | None:
-        """Admit a request; returns its estimated wait in seconds, None while nothing is known.
+        """Admit a request, count its tokens, and return its estimated wait in seconds.
 
-        Raises `NoWorkers`, `TenantBacklog` or `Overloaded` for a request that could not be in time.
+        None means that the wait is not known, because no report is less than 2 s old or the report
+        does not say; the request is admitted then. Raises `NoWorkers` if no worker has served the
+        model for `NO_WORKER_GRACE_SECONDS`. If the request could not be in time, raises
+        `TenantBacklog` if only its tenant's own queued requests are the reason, else `Overloaded`.
         """
         pressure = self._pressure
         if pressure is None or now - self._pressure_at > MAX_PRESSURE_AGE_SECONDS:
@@ -156,6 +171,9 @@ def _no_workers_error(pressure: Pressure) -> NoWorkers:
 def first_token_goal_seconds(
     goals: Mapping[Priority, LatencyGoals], priority: Priority
 ) -> float | None:
-    """Return the goal for the time to first token of a priority, in seconds; None without one."""
+    """Return the model's goal for the time to first token of a priority, in seconds.
+
+    None if the model has no such goal.
+    """
     goal = goals[priority].time_to_first_token_ms if priority in goals else None
     return None if goal is None else goal / 1000

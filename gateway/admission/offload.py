@@ -16,20 +16,21 @@ OFFLOAD_BYTES = 32_768  # some 3 ms of work at worst; a hop to a thread and back
 
 
 class OffloadThread:
-    """One thread for CPU-heavy work. `close` it.
+    """One thread for CPU-heavy work. The owner must call `close` at the end.
 
-    More threads would take more turns from the event loop and get no more work done.
+    There is only one, because more would take more of the interpreter's time from the event loop
+    and get no more work done.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="offload")
 
     async def run(self, size: int, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Call `function` and return or raise what it does.
+        """Call `function` with the arguments; return its result or raise its error.
 
-        It is called on the event loop if `size`, the bytes that it works on, is below
-        `OFFLOAD_BYTES`, else in the thread. When this is cancelled the function may go on to its
-        end, and its result is dropped.
+        `size` is the number of bytes that the call works on. Below `OFFLOAD_BYTES` the call is made
+        on the event loop, else in the thread, after the calls that wait there. Cancelling stops the
+        wait; a call that has begun goes on to its end, and its result is dropped.
         """
         if size < OFFLOAD_BYTES:
             return function(*args, **named)
@@ -37,5 +38,8 @@ class OffloadThread:
         return await loop.run_in_executor(self._executor, lambda: function(*args, **named))
 
     def close(self) -> None:
-        """Stop the thread; work that has not begun is cancelled. Idempotent."""
+        """Stop the thread and return at once. Idempotent.
+
+        A call that has begun goes on to its end; calls that have not begun are cancelled.
+        """
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -43,7 +43,10 @@ _EXPIRY_MARGIN_SECONDS = 15.0  # so long after its deadline a request has ended 
 
 @dataclass(frozen=True)
 class Ticket:
-    """An accepted request to whose log this gateway is subscribed: exactly one terminal ends it."""
+    """An accepted request whose records this gateway passes on, until exactly one last record.
+
+    `admit_ms` is how long the acceptance took.
+    """
 
     request_id: str
     model: Model
@@ -52,7 +55,10 @@ class Ticket:
 
 
 class Submitter:
-    """Submits requests for this gateway. `open` it before the first one."""
+    """Turns submissions into queued requests, for this gateway.
+
+    Call `open` before the first request.
+    """
 
     def __init__(
         self,
@@ -71,7 +77,10 @@ class Submitter:
         self.has_had_workers = False
 
     async def open(self, replicas: int) -> None:
-        """Create the bucket of idempotency keys, and subscribe to ledger and pressure reports."""
+        """Create the store of idempotency keys; subscribe to the ledger and to load reports.
+
+        Raises `BrokerUnavailable`, or `TopologyMismatch` if the broker refuses the store.
+        """
         await self._idempotency.open(replicas)
         await self.quotas.open()
         await self._broker.subscribe(subjects.ALL_PRESSURE, self._on_pressure)
@@ -82,16 +91,19 @@ class Submitter:
         self.has_had_workers = self.has_had_workers or pressure.workers > 0
 
     def worker_count(self, model: str) -> int:
-        """Return the number of workers that serve a model, by its dispatcher's last report."""
+        """Return how many workers serve a model, by its dispatcher's last report; 0 without one."""
         return self._load_shedders[model].worker_count if model in self._load_shedders else 0
 
     async def submit(
         self, tenant: Tenant, submission: Submission, sink: Sink, key: str | None = None
     ) -> Ticket:
-        """Validate and queue a request, or subscribe to the one that its idempotency `key` names.
+        """Validate and queue a request; return once the broker has stored it.
 
-        Returns once the broker has stored it. Raises any `BadRequest` or `Refused`. When this is
-        cancelled the request may have been accepted; then it is cancelled too.
+        If the idempotency `key` was used before for an equal submission, the result is that earlier
+        request, which is not queued again if the broker has it. `sink` gets the records. Raises a
+        `BadRequest` or a `Refused` that says why the request is not accepted. After a
+        `BrokerUnavailable` or a cancellation the request may have been stored; then it is
+        cancelled, with a key only after the grace period.
         """
         (validated,) = await self.validator.validate(tenant, submission)
         return await self.submit_validated(validated, sink, key)
@@ -99,7 +111,7 @@ class Submitter:
     async def submit_validated(
         self, validated: ValidatedRequest, sink: Sink, key: str | None = None
     ) -> Ticket:
-        """Queue a request that has been validated; as `submit` otherwise."""
+        """Queue a request that was validated before; otherwise as `submit`."""
         with self._relay.recording_refusals():
             async with broker_timeout(ACCEPT_SECONDS):
                 subscription = await self._subscribe_and_publish(validated, sink, key)
@@ -119,11 +131,11 @@ class Submitter:
     async def submit_for_producer(
         self, tenant: Tenant, submission: Submission, key: str, route: str, shards: int
     ) -> None:
-        """Validate and queue a request whose replies go to a producer's own route.
+        """Validate and queue a request of a NATS producer; return once the broker has stored it.
 
-        The first record of its log tells the producer which of its keys became which request.
-        Idempotent: `key` stands for one request, however often this is called. Raises as `submit`
-        does, and `IdempotencyConflict` where the request of `key` answers on another route.
+        The replies go to `route`, which the producer chose. The first record of the request's log
+        tells the producer the request id that `key`, its own id, has become. Idempotent: calls with
+        the same `key` make one request. Raises as `submit` does.
         """
         (validated,) = await self.validator.validate(tenant, submission)
         request_id, scoped = secrets.token_hex(16), _PRODUCER_KEY_PREFIX + key
@@ -153,7 +165,10 @@ class Submitter:
             )
 
     async def find_producer_request(self, tenant: str, key: str) -> str | None:
-        """Return the id of the request that a producer's key has become; None if there is none."""
+        """Return the id of the request that a producer's `key` has become; None if there is none.
+
+        Raises `BrokerUnavailable`.
+        """
         return await self._idempotency.find(tenant, _PRODUCER_KEY_PREFIX + key)
 
     async def _subscribe(

@@ -4,7 +4,10 @@ import asyncio
 
 
 class ByteBudget:
-    """Counts bytes in flight; `wait_for_room` waits while `limit` bytes or more are in flight."""
+    """Counts the bytes of a WebSocket's frames in submission; a reader waits while they are many.
+
+    `wait_for_room` waits while the sum is `limit` or more.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -13,17 +16,17 @@ class ByteBudget:
         self._has_room.set()
 
     def add(self, size: int) -> None:
-        """Count `size` more bytes as in flight; this never waits, so the limit may be exceeded."""
+        """Add `size` bytes to the sum; this never waits, so the sum may exceed the limit."""
         self._bytes += size
         if self._bytes >= self._limit:
             self._has_room.clear()
 
     def remove(self, size: int) -> None:
-        """Take off `size` bytes that were added, because their frame has been submitted."""
+        """Subtract `size` bytes that were added before, because their frame has been submitted."""
         self._bytes -= size
         if self._bytes < self._limit:
             self._has_room.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until fewer than `limit` bytes are in flight."""
+        """Wait until the sum is below `limit`; return at once if it is. Adds nothing."""
         await self._has_room.wait()

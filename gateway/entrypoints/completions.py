@@ -40,7 +40,7 @@ CompletionBody = CompletionRequest | ChatRequest
 
 @dataclass(frozen=True)
 class CompletionEndpoint:
-    """All in which one of the two endpoints differs from the other."""
+    """The differences between /v1/completions and /v1/chat/completions, as one value for each."""
 
     schema: type[CompletionRequest] | type[ChatRequest]
     build_body: Callable[[str, str, int, Sequence[JsonBody], Usage], JsonBody]
@@ -49,7 +49,7 @@ class CompletionEndpoint:
     default_max_tokens: int | None
 
     def to_submissions(self, body: CompletionBody) -> list[Submission]:
-        """Return a submission for each prompt of a body."""
+        """Return one submission for each prompt of a body; a chat gives exactly one."""
         return Submission.all_from_body(body, self.default_max_tokens)
 
 
@@ -74,9 +74,11 @@ async def serve(
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response | None:
-    """Answer one request: return the whole response, or stream it through `send`.
+    """Answer one request: return the whole response, or send a stream with `send` and return None.
 
-    A stream waits a little for its first record, so that an early error is raised, with its status.
+    Before a stream begins, the first record is awaited for `FIRST_RECORD_SECONDS`, so that an early
+    error is raised here and gets its HTTP status. Raises `MillstreamError` if the request is
+    refused or fails, and `ClientGone` if the client leaves.
     """
     async with submit_http_request(context, request, tenant, *submissions) as http_request:
         if not body.stream:
@@ -105,14 +107,14 @@ def _tool_call_format(body: ChatRequest, model: Model) -> ToolCallFormat | None:
 
 @dataclass
 class ChoiceOutput:
-    """The text and log probabilities of one choice so far, and its last record."""
+    """The text and the log probabilities of one choice so far, and the record that came last."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     last: Record = field(default_factory=dict)
 
     def add_record(self, record: Record) -> None:
-        """Add the next record of the choice, whatever its type."""
+        """Add the next record of the choice, of any type; only chunks have text."""
         self.texts.append(record.get("text", ""))
         self.logprobs += record.get("logprobs", ())
         self.last = record
@@ -152,7 +154,10 @@ def _build_choice(
 
 
 class CompletionStream:
-    """Streams one request as server-sent events, with all records that are ready in one write."""
+    """Sends the answer to one request as server-sent events, through ASGI's `send`.
+
+    All records that are ready are sent in one write. A stream that is silent for long is pinged.
+    """
 
     def __init__(
         self,
@@ -180,7 +185,11 @@ class CompletionStream:
         return endpoint.events_class(*head, index, body.include_usage)
 
     async def run(self) -> None:
-        """Send the stream to its end; an error that comes after the headers is the last event."""
+        """Send the headers and all events, and return when the stream has ended.
+
+        An error of the request is sent as the last event and not raised, since the headers are out.
+        Raises `ClientGone` if the client leaves.
+        """
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         await self._write(b"".join(events.opening() for events in self._events))
         async with asyncio.TaskGroup() as tasks:

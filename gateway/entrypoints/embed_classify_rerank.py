@@ -23,7 +23,10 @@ MIN_PIECE_BYTES = 32_768  # of all pieces but the last
 
 @dataclass
 class ResultRows:
-    """The output of one request: a row of little-endian float32 per input, in order."""
+    """The whole result of one request: a row of little-endian float32 for each input, in order.
+
+    `labels` name the numbers of a row of a classification. `timing` is in milliseconds by stage.
+    """
 
     rows: list[bytes] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -32,7 +35,10 @@ class ResultRows:
 
     @classmethod
     async def collect(cls, http_request: HttpRequest) -> "ResultRows":
-        """Wait until the request is done, and return all of its rows. Raises as `next` does."""
+        """Wait until the request is done, and return all of its rows.
+
+        Raises `Ended` if the request fails, and `ClientGone` if the client leaves.
+        """
         result = cls()
         while (record := await http_request.next())["type"] != "done":
             result.rows += record.get("vectors", ())
@@ -42,7 +48,7 @@ class ResultRows:
 
 
 def to_submissions(body: EmbeddingBody | ClassificationBody | RerankRequest) -> list[Submission]:
-    """Return the one submission that has all inputs of a body."""
+    """Return the one submission that has all inputs of a body, as a list for `Endpoint`."""
     return [Submission.from_body(body)]
 
 
@@ -54,7 +60,11 @@ async def serve_embeddings(
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response:
-    """Return the response of /v1/embeddings: one vector per input, in order."""
+    """Wait for the result and return the response of /v1/embeddings: a vector per input, in order.
+
+    Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
+    leaves.
+    """
     async with submit_http_request(context, request, tenant, *submissions) as http_request:
         result = await ResultRows.collect(http_request)
     encoding = body.encoding_format or "float"
@@ -72,7 +82,12 @@ async def serve_classify(
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response:
-    """Return the response of /v1/classify: each input's likeliest label and all probabilities."""
+    """Wait for the result and return the response of /v1/classify.
+
+    It has each input's likeliest label and the probabilities of all labels, in the order of the
+    inputs. Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the
+    client leaves.
+    """
     async with submit_http_request(context, request, tenant, *submissions) as http_request:
         result = await ResultRows.collect(http_request)
     head = openai_bodies.classification_head(
@@ -95,7 +110,11 @@ async def serve_rerank(
     submissions: Sequence[Submission],
     send: Send,
 ) -> Response:
-    """Return the response of /v1/rerank: the documents by falling relevance to the query."""
+    """Wait for the scores and return the response of /v1/rerank, the most relevant document first.
+
+    Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
+    leaves.
+    """
     async with submit_http_request(context, request, tenant, *submissions) as http_request:
         result = await ResultRows.collect(http_request)
     documents = None if body.return_documents is False else body.documents

@@ -37,9 +37,10 @@ Serve = Callable[
 
 
 class Endpoint(Generic[B]):
-    """An ASGI application for one path: authenticates, reads and parses the body, serves it.
+    """The ASGI application of one POST path: authenticates, reads and parses the body, and answers.
 
-    A `MillstreamError` is answered in OpenAI's shape.
+    A `MillstreamError` becomes an error response in OpenAI's shape. If the client leaves, nothing
+    is sent.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Endpoint(Generic[B]):
 
 
 def request_key(request: Request) -> str | None:
-    """Return the API key of a request; None if it has none."""
+    """Return the API key in a request's `Authorization: Bearer` header; None if it has none."""
     return error_responses.parse_bearer(request.headers.get("authorization", ""))
 
 
@@ -128,11 +129,12 @@ async def _read_body_in_time(request: Request, limit: int) -> bytes:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body; raises `PayloadTooLarge` if it has more than `limit` bytes.
+    """Return the whole body of a request; raise `PayloadTooLarge` if it is over `limit` bytes.
 
-    A Content-Length over the limit raises at once. A connection that is to close after the response
-    would be closed while its client is still writing, so there a body that is too large is read and
-    dropped up to its end, or to `_MAX_DISCARDED_FACTOR` times the limit.
+    A Content-Length over the limit raises before anything is read. There is one exception: if the
+    connection is to close after the response, it would be closed while the client still writes, and
+    the response would be lost. Then the body is first read and dropped, up to its end or to 16
+    times the limit. Raises `ClientDisconnect` (Starlette's) if the client leaves.
     """
     announced = request.headers.get("content-length", "")
     closes = request.headers.get("connection", "").lower() == "close"
@@ -151,22 +153,31 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def json_response(content: Any, ticket: Ticket, timing: Mapping[str, float]) -> Response:
-    """Return a whole response with its request id and, in Server-Timing, its stages' times."""
+    """Return a response with `content` as JSON, its request id, and the times of its stages.
+
+    `timing` is in milliseconds by stage; it is sent in the header Server-Timing.
+    """
     headers = response_headers(ticket, timing)
     return Response(orjson.dumps(content), headers=headers, media_type="application/json")
 
 
 def response_headers(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, str]:
-    """Return the headers of a whole response; `timing` is in ms by stage."""
+    """Return the headers X-Request-Id and Server-Timing of a response that is not streamed.
+
+    `timing` is in milliseconds by stage.
+    """
     stages = format_server_timing(collect_stages(ticket, timing))
     return {"X-Request-Id": ticket.request_id, "Server-Timing": stages}
 
 
 def collect_stages(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, float]:
-    """Return the milliseconds of all stages, the gateway's own (`admit`) first."""
+    """Return the milliseconds of each stage of a request: `admit`, then those in `timing`.
+
+    `admit` is the gateway's own, from the submission to the broker's confirmation.
+    """
     return {"admit": ticket.admit_ms, **timing}
 
 
 def format_server_timing(stages: Mapping[str, float]) -> str:
-    """Return the value of a Server-Timing header (W3C) for stages in ms."""
+    """Return the value of a Server-Timing header (W3C) for stages, given in milliseconds."""
     return ", ".join(f"{stage};dur={milliseconds:.3f}" for stage, milliseconds in stages.items())

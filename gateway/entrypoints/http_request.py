@@ -28,10 +28,10 @@ FIRST_RECORD_SECONDS = 5.0  # a stream's headers wait so long, to have an early 
 
 
 class HttpRequest:
-    """The records of the submitted requests of one HTTP request.
+    """One HTTP request's choices (the answers it asks for), each a durable request of its own.
 
-    Each record has the index of its request under `choice`. The requests are independent, so their
-    records are interleaved as they come.
+    Yields the records of all choices as they come, interleaved. Each record has the index of its
+    choice under `choice`.
     """
 
     def __init__(
@@ -45,23 +45,30 @@ class HttpRequest:
 
     @property
     def ticket(self) -> Ticket:
-        """The ticket of the first request, whose id is that of the whole response."""
+        """The ticket of the first choice, whose request id is used for the whole response."""
         return self.tickets[0]
 
     @property
     def is_ended(self) -> bool:
-        """True once the last record of every request has been seen."""
+        """True once the last record of every choice was returned."""
         return not self._open_count
 
     async def next(self) -> Record:
-        """Wait for the next record; raises `Ended` for an error, `ClientGone` if it has left."""
+        """Wait, without limit, for the next record of any choice and return it.
+
+        Raises `Ended` if a choice has failed or was cancelled, or this gateway shuts down, and
+        `ClientGone` if the client has closed its connection.
+        """
         if self._failure:
             raise self._failure
         first, self._first_record = self._first_record, None
         return first if first is not None else self._observe(await self._records.next())
 
     def next_ready(self) -> list[Record]:
-        """Return the records that are here already; an error among them is raised by `next`."""
+        """Return the records that are here already, without waiting; empty if there are none.
+
+        An error among them ends the list, and is raised by the next call of `next`.
+        """
         records = []
         try:
             while record := self._records.next_nowait():
@@ -71,10 +78,11 @@ class HttpRequest:
         return records
 
     async def await_first_record(self) -> None:
-        """Wait a little for the first record, so that an early error is raised here.
+        """Wait for the first record, for at most `FIRST_RECORD_SECONDS`; `next` will return it.
 
-        Then the response has the error's status. After `FIRST_RECORD_SECONDS` this returns without
-        a record.
+        Call it before the response begins, so that an error that comes early is raised here and
+        decides the HTTP status. Raises as `next` does. Returns without a record if none came in
+        time.
         """
         try:
             async with asyncio.timeout(FIRST_RECORD_SECONDS):
@@ -97,11 +105,13 @@ class HttpRequest:
 async def submit_http_request(
     context: GatewayContext, request: Request, tenant: Tenant, *submissions: Submission
 ) -> AsyncIterator[HttpRequest]:
-    """Submit all choices of the submissions, and give those up that run on when the block ends.
+    """Queue all choices of the submissions, and yield their records as an `HttpRequest`.
 
-    If one is refused none is left running, and the refusal is raised. A request with an idempotency
-    key can be asked for again, so it is given up with a grace period; any other is cancelled at
-    once, since nobody can get its answer any more.
+    All choices are accepted, or none: if one is refused, the others are given up, and its
+    `BadRequest` or `Refused` is raised. When the block ends, choices that still run are given up.
+    With an idempotency key the client can ask for the answer again, so they are cancelled only
+    after the grace period. Without one nobody can get the answer any more, and they are cancelled
+    at once.
     """
     arrived = time.perf_counter()
     tickets: list[Ticket] = []

@@ -50,7 +50,10 @@ _ENCODINGS: Mapping[str, Encoding] = {
 
 
 class NatsIngress:
-    """Pulls and submits one tenant's submissions."""
+    """Turns the submissions that one tenant's producers publish to NATS into queued requests.
+
+    Each gateway runs one for each tenant that publishes; together they share the tenant's stream.
+    """
 
     def __init__(self, context: GatewayContext, tenant: str, scale: topology.Scale) -> None:
         self._context, self._tenant, self._scale = context, tenant, scale
@@ -60,7 +63,11 @@ class NatsIngress:
         self._pull: PullLoop | None = None
 
     async def run(self) -> None:
-        """Pull until cancelled; submissions under way then are delivered again, to any gateway."""
+        """Pull submissions and queue them, at most `MAX_CONCURRENT` at once, until cancelled.
+
+        Submissions under way at that time are delivered again, to any gateway. While the broker
+        does not answer, this tries again and again.
+        """
         broker, stream = self._context.broker, topology.ingress_stream_name(self._tenant)
         await self._declare_patiently()
         consumer = topology.ingress_consumer().durable_name

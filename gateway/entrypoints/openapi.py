@@ -55,7 +55,7 @@ _ERROR: dict[str, Any] = {
 
 
 def build_document() -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of this gateway's HTTP API."""
+    """Return the OpenAPI 3.1 document of this gateway's HTTP API, as a JSON object."""
     schemas = [(schema, "validation") for _, schema in _POSTS.values()]
     _, definitions = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
     return {

@@ -11,9 +11,10 @@ import orjson
 
 
 class ResultFrame:
-    """Encodes items as they come; `finish` puts the frame's other fields before them.
+    """A WebSocket's `result` frame in the making: items are encoded as they come.
 
-    `finish` copies the encoded items once: for 16 MB that takes long enough.
+    Thus the event loop is not blocked by encoding all of them at the end; `finish` only joins them,
+    which is one copy (of 16 MB at most).
     """
 
     def __init__(self, encoding: Literal["json", "msgpack"]) -> None:
@@ -22,11 +23,11 @@ class ResultFrame:
         self._msgpack_items: list[bytes] = []
 
     def __len__(self) -> int:
-        """The number of items so far."""
+        """Return the number of items so far."""
         return len(self._json_items) + len(self._msgpack_items)
 
     def add(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """Encode the next items of `data`, in order."""
+        """Encode further items of the frame's list `data`, in order."""
         if not self._is_json:
             self._msgpack_items += map(msgpack.packb, items)
             return
@@ -35,7 +36,10 @@ class ResultFrame:
             self._json_items.append((comma + orjson.dumps(item)).decode())
 
     def finish(self, head: Mapping[str, Any]) -> str | bytes:
-        """Return the encoded frame: the fields of `head`, then `data` with all items."""
+        """Return the encoded frame: the fields of `head`, and the list `data` with all items.
+
+        It is text for JSON, bytes for msgpack.
+        """
         if self._is_json:
             return "".join([orjson.dumps(head).decode()[:-1], ',"data":[', *self._json_items, "]}"])
         packer = msgpack.Packer(autoreset=False)

@@ -35,23 +35,23 @@ PAGE_HEADERS = {
 
 
 class NotFound(MillstreamError):
-    """The path does not exist."""
+    """No route of the gateway has the path that was asked for."""
 
     code = "not_found"
 
 
 class MethodNotAllowed(MillstreamError):
-    """The path exists, but not for this HTTP method."""
+    """The path exists, but does not allow the HTTP method of the request."""
 
     code = "method_not_allowed"
 
 
 class InternalError(MillstreamError):
-    """The gateway itself failed; its log has the error."""
+    """The gateway failed by a fault of its own; its log has the details."""
 
 
 def build_app(context: GatewayContext) -> Starlette:
-    """Return the ASGI application of one gateway."""
+    """Return the ASGI application of one gateway, with all routes and error handlers."""
     return Starlette(
         routes=[
             *_inference_routes(context),

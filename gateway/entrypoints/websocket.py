@@ -61,9 +61,11 @@ ENCODERS: dict[Encoding, Callable[[dict[str, Any]], EncodedFrame]] = {
 async def serve_websocket(
     context: GatewayContext, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Serve one connection to its end; requests of a dropped one live on for the grace period.
+    """Serve one WebSocket connection, from its handshake until it is closed.
 
-    A handshake that is refused is answered with an HTTP error.
+    A refused handshake is answered with an HTTP error, and nothing is raised. Requests that are
+    open when the connection is lost run on for the grace period, in which the client can resume
+    them on another connection.
     """
     await receive()  # websocket.connect
     offered: list[str] = scope["subprotocols"]
@@ -105,7 +107,7 @@ def _choose_subprotocol(offered: list[str]) -> str | None:
 
 
 class WebSocketConnection:
-    """One client's WebSocket, with its open requests by the client's own ids."""
+    """One client's open WebSocket, with its requests in progress by the client's own ids."""
 
     def __init__(
         self,
@@ -124,7 +126,11 @@ class WebSocketConnection:
         self._bytes_in_flight = ByteBudget(context.settings.max_body_bytes)
 
     async def serve(self, receive: Receive) -> None:
-        """Read and write until the client leaves or is closed, or the gateway has drained."""
+        """Read and write frames until the client leaves or is cut off, or the gateway has drained.
+
+        An error in one frame is sent to the client and ends nothing else. At the end, requests that
+        still run are left to their grace period.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write_all(), name="write")

@@ -14,11 +14,12 @@ EnqueueFrame = Callable[[dict[str, Any] | EncodedFrame], bool]
 
 
 class WebSocketRequest:
-    """Turns the records of one request into frames.
+    """One request on a WebSocket: turns its records into frames that have the client's own `id`.
 
-    `enqueue_frame` queues a frame, encoded or not, and returns False if the buffer is full. Nothing
-    is sent before `accept`, since replies may overtake the broker's confirmation. `after` is the
-    index of the last token that the client has (-1: none).
+    `enqueue_frame` queues a frame, encoded or not, and returns False if the socket's send buffer is
+    full. Records that come before `accept` are kept until then, because replies may overtake the
+    broker's confirmation. Chunks up to token index `after`, which the client has already (-1:
+    none), are not sent.
     """
 
     def __init__(
@@ -37,7 +38,11 @@ class WebSocketRequest:
     def accept(
         self, subscription: LogSubscription, metrics: RequestMetrics, admit_ms: float
     ) -> None:
-        """Send `accepted`, since the request is durable, and the records that came meanwhile."""
+        """Send the frame `accepted`, and then the frames of records that came before.
+
+        Call it once, as soon as the broker has confirmed that the request is stored. `admit_ms` is
+        how long that took; it is shown to the client in `timing`.
+        """
         self.subscription, self._metrics, self._admit_ms = subscription, metrics, admit_ms
         self._enqueue_frame(
             {"type": "accepted", "id": self.id, "request_id": subscription.request_id}
@@ -47,7 +52,10 @@ class WebSocketRequest:
             self._send_record(record)
 
     def receive_record(self, record: Record, size: int) -> bool:
-        """Take a record, as the sink of the request's subscription; False if the buffer is full."""
+        """Turn a record into a frame and queue it; return False if the send buffer is full.
+
+        The frame is queued in either case. This is the sink of the request's log subscription.
+        """
         if self._early_records is not None:
             self._early_records.append(record)
             return True

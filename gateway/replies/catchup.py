@@ -18,10 +18,11 @@ MAX_CONCURRENT_READS = 16  # of each stream: one that cannot be read does not ho
 
 
 class Catchup:
-    """Reads logs for the subscriptions that are scheduled, as long as `run` runs.
+    """Reads from token logs the records that log subscriptions have missed, and passes them on.
 
-    `on_sink_failure` is called when a sink has raised an error, `unsubscribe` for each subscription
-    that has come to its end.
+    One instance serves a gateway, and reads only while `run` runs. `on_sink_failure` is called when
+    a subscription's sink has raised an error, and `unsubscribe` is awaited for each subscription
+    whose last record was passed on.
     """
 
     def __init__(
@@ -41,15 +42,19 @@ class Catchup:
         self._reading: set[LogSubscription] = set()
 
     def schedule(self, subscription: LogSubscription) -> None:
-        """Schedule a read of a subscription's log, since it may have missed records. Idempotent."""
+        """Have `run` read a subscription's log, since it may have missed records; return at once.
+
+        Does nothing if a read is scheduled that has not begun.
+        """
         if subscription not in self._stale:
             self._stale.add(subscription)
             self._enqueue(subscription)
 
     async def run(self) -> None:
-        """Read until cancelled, with a bounded number of reads at once.
+        """Read the logs of scheduled subscriptions until cancelled, at most 16 at once per stream.
 
-        After a gateway's death many clients resume at the same time.
+        The bound is for the time after a gateway's death, when many clients resume at once. While
+        the broker does not answer, a read is tried again and again.
         """
         async with asyncio.TaskGroup() as tasks:
             for queue in self._queues.values():
@@ -105,9 +110,10 @@ class Catchup:
         return wants_more and (is_restarted or remaining > 0)
 
     async def find_log(self, subscription: LogSubscription) -> str | None:
-        """Return the subject of a subscription's log; None while there is no log.
+        """Return the NATS subject of a subscription's token log; None while there is no log.
 
-        Raises `BrokerUnavailable`.
+        The broker is asked until the log exists; then the subject is remembered. Raises
+        `BrokerUnavailable`.
         """
         if subscription.subject is None:
             stream, pattern = subscription.stream, subscription.subject_filter
@@ -115,10 +121,12 @@ class Catchup:
         return subscription.subject
 
     async def fetch_page(self, subscription: LogSubscription) -> tuple[list[StoredRecord], int]:
-        """Return the records from `read_from_seq` on, and how many are left after them.
+        """Return the log's records from `read_from_seq` on, and how many are left after these.
 
-        A page has as many bytes as a reader may buffer. The last record that was taken is the first
-        of it, and its bytes do not count. Raises `BrokerUnavailable`.
+        The page begins with the record that was taken last, if that is still there, and holds about
+        as many bytes after it as a reader may buffer. It is empty while there is no log. Read from
+        the worker that writes the log if that answers, else from the broker. Raises
+        `BrokerUnavailable`.
         """
         if (subject := await self.find_log(subscription)) is None:
             return [], 0

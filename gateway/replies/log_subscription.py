@@ -20,14 +20,18 @@ FIRST_CANCEL_SECONDS, MAX_CANCEL_SECONDS = 0.25, 4.0
 
 
 class StoredRecord(NamedTuple):
-    """A record as it was read from the log: its sequence in the stream, and its bytes."""
+    """A record read from a token log: its sequence number in the stream, and its packed bytes."""
 
     seq: int
     data: bytes
 
 
 def parse_sequences(headers: bytes) -> tuple[int, int]:
-    """Return the sequences of a republished record and of the one before it in the same log."""
+    """Return the stream sequences of a republished record and of the record before it in its log.
+
+    `headers` are the message's raw headers. The second number is 0 for the first record of a log.
+    Asserts that both are there, since the broker adds them to every republished record.
+    """
     match = _SEQUENCES.search(headers)
     assert match, headers
     seq, before = match.groups()
@@ -35,18 +39,20 @@ def parse_sequences(headers: bytes) -> tuple[int, int]:
 
 
 def discard_record(record: Record, size: int) -> bool:
-    """Take and drop a record: the sink of a request that nobody reads."""
+    """Drop a record and return True; the sink of a subscription whose reader has left."""
     return True
 
 
 @dataclass(eq=False)
 class LogSubscription:
-    """Feeds `sink` each record once and in order, from replies that may be lost or repeated.
+    """One reader's position in one token log: passes each record to `sink` once and in order.
 
-    A reply names the sequence of the record before it in the log, so a gap is noticed. The broker
-    may lose a log and its writer put it back under other sequences, or another attempt may cut the
-    same tokens into other records: then the tokens' indices, and the number of characters, tell
-    what the sink has had. Times are the caller's, in seconds of any one clock.
+    Records come as replies (records that the broker republishes), which may be lost or repeated,
+    and in pages read from the log. A reply names the sequence of the record before it, so a gap is
+    noticed. The broker may lose a log, and its writer then put it back under other sequences;
+    another attempt may divide the same tokens into other records. In both cases token indices and
+    numbers of characters decide what the sink has had already. Times are seconds of any one clock,
+    passed by the caller.
     """
 
     tenant: str
@@ -82,11 +88,16 @@ class LogSubscription:
 
     @property
     def has_reader(self) -> bool:
-        """True while somebody wants the records: not ended, orphaned or cancelled."""
+        """True while the reader is here and the request neither ended nor is being cancelled."""
         return not self.is_ended and self.orphaned_until is None and self.cancel_at is None
 
     def receive_reply(self, seq: int, before: int, data: bytes) -> bool:
-        """Take a reply; False if it shows a gap, so that the log must be read."""
+        """Take a republished record; return False if records before it are missing.
+
+        The caller must then read the log. True means that the record was passed on, was seen
+        before, is kept until a running catch-up ends, or is left to a later read of the log because
+        the sink is full. `before` is the sequence of the record before it in the log.
+        """
         if self.is_catching_up:
             self.deferred_replies.append((seq, before, data))
         elif self.is_paused or self.is_ended or self.is_suspect:
@@ -98,7 +109,11 @@ class LogSubscription:
         return True
 
     def consume_record(self, seq: int, data: bytes) -> bool:
-        """Feed the record that follows the last one; False if the sink is full or has its end."""
+        """Pass on the record that follows the last one; return True if the sink takes more.
+
+        False if the sink is full now or the record was the last one of the request. Parts that the
+        sink has had already are left out.
+        """
         self.last_seq, self.last_data, self.check_seconds = seq, data, FIRST_CHECK_SECONDS
         if record := self._undelivered_part(messages.unpack(data)):
             self.is_ended = record["type"] in messages.TERMINAL_TYPES
@@ -106,11 +121,12 @@ class LogSubscription:
         return not (self.is_paused or self.is_ended)
 
     def consume_page(self, page: Sequence[StoredRecord], now: float) -> bool:
-        """Feed records read from the log, from `read_from_seq` on; False if the sink is full.
+        """Pass on records read from the log at `read_from_seq`; return True if the sink takes more.
 
-        A page that does not begin with the last record taken shows that the log was lost. It may be
-        of another log, the writer's copy, which must be read from its begin; or the log's begin is
-        missing, which only the writer has.
+        False if the sink is full or the request has ended. A page that does not begin with the
+        record taken last shows that the broker has lost the log, or has another copy of it; then
+        nothing is passed on, `last_seq` becomes 0, and the caller reads the log again from its
+        begin.
         """
         if self.is_ended or self.is_paused:
             return False
@@ -130,21 +146,32 @@ class LogSubscription:
 
     @property
     def read_from_seq(self) -> int:
-        """The sequence at which to read on: the last record's, to see that it is still there."""
+        """The stream sequence at which to read the log: that of the record taken last, at least 1.
+
+        That record is read again to make sure that the log is still the same one.
+        """
         return max(1, self.last_seq)
 
     def fail(self, code: str, message: str) -> None:
-        """End with an error of our own, since no terminal will come from the log. Idempotent."""
+        """End the request for its reader with an error record of this gateway's own.
+
+        For requests whose last record will never come. Does nothing if the request has ended
+        already.
+        """
         if not self.is_ended:
             self.is_ended = True
             self.sink(messages.error_record(code, message, messages.openai_usage(0, 0)), 0)
 
     def needs_check(self, now: float) -> bool:
-        """True after a long silence, longer each time, since queued requests are silent."""
+        """Return True if no reply has come for so long that the log should be read.
+
+        The time is 5 s at first and is doubled by each check up to 60 s, since queued requests are
+        silent.
+        """
         return now - self.last_heard_at > self.check_seconds
 
     def mark_checked(self, now: float) -> None:
-        """Note that the log is being read because of a silence; the next check comes later."""
+        """Note that the silent log is being read now; the time to the next check doubles."""
         self.last_heard_at = now
         self.check_seconds = min(2 * self.check_seconds, MAX_CHECK_SECONDS)
 
@@ -154,28 +181,36 @@ class LogSubscription:
             self.lost_at, self.search_at = now, now + FIRST_SEARCH_SECONDS
 
     def is_lost(self, now: float, seconds: float = 0.0) -> bool:
-        """True if the log has been gone for `seconds`, and its writer has not put it back."""
+        """Return True if the log was found to be gone `seconds` ago or earlier and is not back."""
         return self.lost_at is not None and not self.last_seq and now >= self.lost_at + seconds
 
     def needs_search(self, now: float) -> bool:
-        """True while the log is lost, after a delay in which its writer may put it back unasked."""
+        """Return True if the log is lost and it is time to ask who has it.
+
+        The first search is due a second after the loss, since the log's writer may put it back by
+        then.
+        """
         return self.is_lost(now) and now >= self.search_at
 
     def mark_searched(self, now: float) -> None:
-        """Note that the lost log is being asked for; the next time comes later."""
+        """Note that somebody is being asked for the lost log; the next search is due in 5 s."""
         self.search_at = now + SEARCH_SECONDS
 
     def is_abandoned(self, now: float) -> bool:
-        """True when the grace period is over and the request is not being cancelled yet."""
+        """Return True if the reader left, its grace period is over, and no cancel was begun."""
         grace_ends_at = self.orphaned_until
         return grace_ends_at is not None and now >= grace_ends_at and self.cancel_at is None
 
     def needs_cancel(self, now: float) -> bool:
-        """True when a cancel is due."""
+        """Return True if a cancel message is due: `cancel_at` has come, and no end has."""
         return self.cancel_at is not None and now >= self.cancel_at and not self.is_ended
 
     def mark_cancel_sent(self, now: float) -> None:
-        """Note that a cancel was sent; it may get lost, so another one is due later."""
+        """Note that a cancel message was sent at `now`, and when to send the next one.
+
+        A message may get lost, so they are repeated until the request ends: first after 0.25 s,
+        then after pauses that double up to 4 s.
+        """
         self.cancel_at = now + self.cancel_retry_seconds
         self.cancel_retry_seconds = min(2 * self.cancel_retry_seconds, MAX_CANCEL_SECONDS)
 

@@ -11,13 +11,14 @@ OVERHEAD_BYTES = 800  # of a record as Python objects
 
 
 class ClientGone(Exception):
-    """The client has left."""
+    """The client has closed its connection before its response was complete."""
 
 
 class RecordQueue:
-    """Records in order, put by a log subscription and taken by the code that responds.
+    """The records that wait for one HTTP response, in order, bounded in bytes.
 
-    `on_drained` is called when the queue has room again after being full.
+    A log subscription puts them, and the code that responds takes them. `on_drained` is called each
+    time the queue is half empty again after it was full.
     """
 
     def __init__(self, on_drained: Callable[[], None]) -> None:
@@ -29,9 +30,9 @@ class RecordQueue:
         self._on_drained = on_drained
 
     def put(self, record: Record, size: int) -> bool:
-        """Add a record of `size` bytes, as a sink; False once the queue is full.
+        """Add a record of `size` bytes; return False if the queue is full now.
 
-        A closed queue drops records.
+        The record is added in either case. After `close` it is dropped, and the result is True.
         """
         if self._closed:
             return True
@@ -42,14 +43,20 @@ class RecordQueue:
         return not self._is_full
 
     def close(self, reason: Exception) -> None:
-        """Have `next` raise `reason` behind the records that are here; `ClientGone` at once."""
+        """Take no more records, and make `next` raise `reason` once those that wait are taken.
+
+        If `reason` is `ClientGone`, those that wait are dropped and `next` raises at once.
+        """
         self._closed = reason
         if isinstance(reason, ClientGone):
             self._records.clear()
         self._ready.set()
 
     async def next(self) -> Record:
-        """Wait for the next record and return it. Raises the reason of `close`."""
+        """Wait, without limit, for the next record and return it; cancelling loses no record.
+
+        Raises the reason that was given to `close` when no record is left.
+        """
         while not self._records and not self._closed:
             self._ready.clear()
             await self._ready.wait()
@@ -59,7 +66,7 @@ class RecordQueue:
         raise self._closed
 
     def next_nowait(self) -> Record | None:
-        """Return the next record if it is here already, else None."""
+        """Return the next record without waiting; None if there is none. Never raises."""
         return self._pop() if self._records else None
 
     def _pop(self) -> Record:

@@ -40,7 +40,12 @@ _INTERNAL_ERROR = "the gateway failed; its log says why"
 
 
 class Relay:
-    """Relays the records of requests to their readers at this gateway. `open` it, then `run` it."""
+    """Passes the records of requests to their readers at this gateway.
+
+    One instance serves a gateway. Call `open` before the first subscription, and keep `run`
+    running. `route` is the part of reply subjects that names this gateway. `grace_seconds` is how
+    long a request lives on after its reader has left.
+    """
 
     def __init__(self, broker: Broker, route: str, shards: int, grace_seconds: float) -> None:
         self.route = route
@@ -54,23 +59,32 @@ class Relay:
         self._catchup = Catchup(broker, shards, self._end_broken_sink, self.unsubscribe)
 
     def __len__(self) -> int:
-        """The number of log subscriptions, with and without a reader."""
+        """Return the number of log subscriptions, with and without a reader."""
         return len(self._own) + len(self._attached)
 
     @property
     def reader_count(self) -> int:
-        """The number of log subscriptions whose reader is there."""
+        """The number of log subscriptions whose request runs on and whose reader is here."""
         return sum(subscription.has_reader for subscription in self._list_subscriptions())
 
     async def open(self) -> None:
-        """Subscribe to replies; none to a request that is published afterwards can be missed."""
+        """Subscribe to the replies for this gateway's route and to other gateways' questions.
+
+        Once this returns, no reply to a request that is queued later can be missed. Raises
+        `BrokerUnavailable`.
+        """
         await self._broker.subscribe_raw(subjects.replies_to(self.route), self._on_reply)
         await self._broker.subscribe(subjects.ALL_READERS, self._on_reader_request)
         await self._broker.subscribe(subjects.ALL_FINDS, self._on_find_request)
         self._broker.on_reconnect.append(self._mark_all_suspect)
 
     def subscribe_new(self, tenant: str, request_id: str, sink: Sink) -> LogSubscription:
-        """Subscribe to a request that is about to be published on this gateway's route."""
+        """Subscribe `sink` to a request that is about to be queued with this gateway's route.
+
+        Call it before the request is published, so that no reply is missed. `sink` gets each record
+        and its size in bytes, and returns False when it is full; then nothing comes until
+        `unpause`.
+        """
         subject = subjects.log(LogAddress(tenant, self.route, request_id), self._shards)
         subscription = self._own[request_id] = self._new_subscription(
             tenant, request_id, subject, sink
@@ -81,10 +95,11 @@ class Relay:
     async def resume(
         self, tenant: str, request_id: str, sink: Sink, after: int = -1
     ) -> LogSubscription:
-        """Subscribe as `subscribe_existing` does, to a request that somebody must know of.
+        """Subscribe to a request as `subscribe_existing` does, but raise if nobody knows of it.
 
-        Raises `RequestNotFound` if nobody knows of it, and `BrokerUnavailable` if somebody who
-        might cannot be asked.
+        Raises `RequestNotFound` if it is certain that nobody does, and `BrokerUnavailable` if the
+        broker, or somebody who might know of the request, does not answer. Each of the two steps,
+        to subscribe and to make certain, may take `RESUME_SECONDS`.
         """
         with self.recording_refusals():
             async with broker_timeout(RESUME_SECONDS):
@@ -98,7 +113,11 @@ class Relay:
 
     @contextmanager
     def recording_refusals(self) -> Iterator[None]:
-        """Note when the block is refused because the broker does not answer; the error goes on."""
+        """Record the time when the `with` block raises `BrokerUnavailable`; the error goes on.
+
+        Grace periods are extended after such a time, because clients could not come back to their
+        requests meanwhile.
+        """
         try:
             yield
         except BrokerUnavailable:
@@ -108,10 +127,11 @@ class Relay:
     async def subscribe_existing(
         self, tenant: str, request_id: str, sink: Sink, after: int = -1
     ) -> LogSubscription:
-        """Subscribe to a request of any gateway, behind token `after` or some tokens before it.
+        """Subscribe to a request that came through any gateway, from its token `after` + 1 on.
 
-        The subscription is paused until `unpause`; it is durable if anybody knows of the request.
-        Raises `BrokerUnavailable`.
+        `after` -1 asks for all tokens; some tokens up to `after` may be passed on again. The result
+        is paused: the sink gets nothing until `unpause`. Its `is_durable` is True if the request
+        has a log or somebody answers for it. Raises `BrokerUnavailable`.
         """
         subject = subjects.log_on_any_route(tenant, request_id, self._shards)
         subscription = self._new_subscription(tenant, request_id, subject, sink)
@@ -130,7 +150,7 @@ class Relay:
         return subscription
 
     async def unsubscribe(self, subscription: LogSubscription) -> None:
-        """End a subscription; the request itself goes on. Idempotent."""
+        """Stop passing records to the subscription's sink; the request runs on. Idempotent."""
         subscription.sink = discard_record
         if self._own.get(subscription.request_id) is subscription:
             del self._own[subscription.request_id]
@@ -152,14 +172,22 @@ class Relay:
                 self._finish(subscription)
 
     def cancel(self, subscription: LogSubscription) -> None:
-        """Cancel a request: a cancel is sent again and again until the end has come. Idempotent."""
+        """Begin to cancel a request, and return at once. Idempotent.
+
+        Cancel messages are sent by `run`, again and again until the request has ended. The sink
+        gets the request's last record as usual.
+        """
         if subscription.cancel_at is None:
             subscription.cancel_at = 0.0
             self._pending_cancels.add(subscription)
             self._wake.set()
 
     def cancel_unconfirmed(self, subscription: LogSubscription) -> None:
-        """Cancel a request that the broker may or may not have, for `UNCONFIRMED_SECONDS`."""
+        """Begin to cancel a request of which it is unknown whether the broker has stored it.
+
+        Returns at once. Cancel messages are repeated for `UNCONFIRMED_SECONDS`; the sink gets no
+        more records.
+        """
         subscription.sink = discard_record
         subscription.expires_at = min(
             subscription.expires_at, time.monotonic() + UNCONFIRMED_SECONDS
@@ -167,15 +195,19 @@ class Relay:
         self.cancel(subscription)
 
     def unpause(self, subscription: LogSubscription) -> None:
-        """Read on for a sink that has room again. Idempotent."""
+        """Go on passing records to a sink that was full and has room again. Idempotent.
+
+        Returns at once; what the sink missed is read from the log by `run`.
+        """
         if subscription.is_paused:
             subscription.is_paused = False
             self._catchup.schedule(subscription)
 
     def orphan(self, subscription: LogSubscription) -> None:
-        """Note that the reader is gone: after the grace period the request is cancelled.
+        """Mark a request whose reader has left, and return at once. Idempotent.
 
-        Idempotent. A reader that resumes the request meanwhile has a subscription of its own.
+        After the grace period the request is cancelled, unless another reader, here or at another
+        gateway, has resumed it by then. The sink gets no more records.
         """
         subscription.sink = discard_record
         self.unpause(subscription)
@@ -183,7 +215,10 @@ class Relay:
             subscription.orphaned_until = time.monotonic() + self._grace
 
     async def run(self) -> None:
-        """Read back missed records, repeat cancels, end grace periods; runs until cancelled."""
+        """Read missed records, send cancels, and end grace periods, until cancelled.
+
+        While the broker does not answer, this goes on trying and raises nothing.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._catchup.run(), name="catchup")
             while True:
@@ -200,7 +235,10 @@ class Relay:
                     await asyncio.sleep(CHECK_SECONDS)
 
     async def close(self) -> None:
-        """Send the cancels that are due; all other requests can be resumed at another gateway."""
+        """Send the cancel messages that are due, at the gateway's end; a failure is only logged.
+
+        All other requests run on, and can be resumed at another gateway.
+        """
         try:
             self._pending_cancels.update(self._list_subscriptions())
             await self._send_due_cancels(time.monotonic())

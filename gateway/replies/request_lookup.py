@@ -16,15 +16,20 @@ ANSWER_SECONDS = 0.3  # short, since a client waits for it
 
 
 async def is_request_known(broker: Broker, tenant: str, request_id: str) -> bool:
-    """Return True if somebody answers in time that a request waits or runs, or has its lost log."""
+    """Return True if any service answers that it has the request.
+
+    It may be queued or running, or its lost log may be about to be written again. False if nobody
+    answers within `ANSWER_SECONDS`, which does not prove that nobody has it.
+    """
     find_subject = subjects.find(tenant, request_id)
     return await broker.request(find_subject, b"", ANSWER_SECONDS) is not None
 
 
 async def ensure_unknown(broker: Broker, tenant: str, request_id: str) -> None:
-    """Raise `BrokerUnavailable` unless it is certain that nobody knows of the request.
+    """Return only if it is certain that nobody has the request; else raise `BrokerUnavailable`.
 
-    A leader that cannot be asked may know of it; another may have begun to lead meanwhile.
+    The dispatcher of each model for which the request may wait is asked. One that does not answer
+    may have the request in its queue, so that counts as uncertain.
     """
     await _ensure_no_queue_holds(broker, tenant, request_id)
     # Ask again: somebody may have begun to lead after the first question

@@ -18,9 +18,10 @@ Write = Callable[[EncodedFrame], Awaitable[None]]
 
 
 class SendBuffer:
-    """Frames for one socket, put by several requests and written by one task.
+    """The encoded frames that wait to be written to one WebSocket, in order, counted in bytes.
 
-    `on_drained` is called when the buffer has room again after being full.
+    All requests of the socket put frames, and one task writes them (`run`). `on_drained` is called
+    each time the buffer is half empty again after it was full.
     """
 
     def __init__(self, on_drained: Callable[[], None]) -> None:
@@ -34,9 +35,10 @@ class SendBuffer:
         self._on_drained = on_drained
 
     def put(self, frame: EncodedFrame) -> bool:
-        """Add a frame; False if the buffer is full, so that its feeder should pause until drained.
+        """Add a frame; return False if the buffer is full now.
 
-        The frame is added in any case.
+        The frame is added in either case, but the caller should then stop until `on_drained` is
+        called.
         """
         self._frames.append(frame)
         self._bytes += getsizeof(frame) + OVERHEAD_BYTES
@@ -47,16 +49,19 @@ class SendBuffer:
         return not self._is_full
 
     def finish(self) -> None:
-        """Let `run` return once everything is written; nothing more may be put. Idempotent."""
+        """Let `run` return once all frames are written; put nothing afterwards. Idempotent."""
         self._is_finished = True
         self._has_frames.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until the buffer is not full."""
+        """Wait, without limit, until the buffer is not full; return at once if it is not."""
         await self._has_room.wait()
 
     async def run(self, write: Write) -> None:
-        """Write frames as they come, until cancelled, or finished and empty."""
+        """Write frames as they come, with `write`, one at a time; raises what `write` raises.
+
+        Returns when `finish` was called and all frames are written; runs until cancelled otherwise.
+        """
         while self._frames or not self._is_finished:
             await self._has_frames.wait()
             self._has_frames.clear()

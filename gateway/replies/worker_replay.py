@@ -17,7 +17,11 @@ MAX_SEARCHES = 3  # by one reader: a fenced worker may go on to tell what the br
 
 
 class WorkerReplay:
-    """Asks workers for the logs that they write."""
+    """Asks workers for the records that they have written to the token logs of running requests.
+
+    One instance serves a gateway; it remembers which workers did not answer and skips them for
+    `SILENT_SECONDS`.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -26,11 +30,13 @@ class WorkerReplay:
     async def fetch_page(
         self, subscription: LogSubscription, subject: str, max_bytes: int
     ) -> RecordPage | None:
-        """Return the log's records from `read_from_seq` on; None to read them from the broker.
+        """Return a page of a log's records from `read_from_seq` on, as the writing worker has them.
 
-        The page always says that something remains, so that the broker is read last: it may have
-        stored what the writer does not know yet, or what another one has written. Raises
-        `BrokerUnavailable`.
+        None means that the caller must read from the broker: no worker writes the log, it did not
+        answer within a second, or it has no further records. `subject` is that of the log, and
+        `max_bytes` limits the page roughly. The page's `remaining` is always at least 1, so that
+        the caller goes on until it has read the broker, which may have records that the worker
+        lacks. Raises `BrokerUnavailable`.
         """
         if subscription.writer_subject is None:
             subscription.writer_subject = await self._find_writer(subscription, subject)

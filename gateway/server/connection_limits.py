@@ -15,7 +15,7 @@ FRAME_BYTES = 4096  # reading these takes 0.1 ms at worst; submitting a request 
 
 
 def frame_cost(size: int) -> int:
-    """Return how many frames a message of `size` bytes counts as: one, and one per 4 KiB."""
+    """Return how many frames a message of `size` bytes counts as: one, plus one per whole 4 KiB."""
     return 1 + size // FRAME_BYTES
 
 
@@ -41,32 +41,41 @@ class _ConnectionOwner:
 
 
 class FrameRateLimiter:
-    """Frame rate limit of one connection, shared with the others of its tenant and of its key."""
+    """The limit on the rate of frames of one connection.
+
+    The rate is counted together with the other connections of the same tenant and of the same API
+    key at this gateway.
+    """
 
     def __init__(self, owners: list[_ConnectionOwner]) -> None:
         self._owners = owners
 
     def reserve(self, now: float, frames: int = 1) -> float:
-        """Count `frames`; returns the seconds for which the connection must wait, mostly 0."""
+        """Count `frames`, and return for how many seconds the connection must not read on.
+
+        0 means no wait; it is 0 too if neither tenant nor key has a limit. `now` is in seconds of
+        any one clock. This does not wait itself.
+        """
         limiters = (owner.rate_limiter for owner in self._owners)
         return max((limiter.reserve(now, frames) for limiter in limiters if limiter), default=0.0)
 
 
 class ConnectionLimits:
-    """Counts the authenticated connections of this gateway, by tenant and by key."""
+    """Counts the authenticated connections of this gateway, by tenant and by API key."""
 
     def __init__(self) -> None:
         self._owners: dict[str, _ConnectionOwner] = {}
 
     def __len__(self) -> int:
-        """The number of tenants and keys that are connected."""
+        """Return the number of tenants and keys that are connected."""
         return len(self._owners)
 
     @contextmanager
     def admit(self, tenant: Tenant) -> Iterator[FrameRateLimiter]:
-        """Count one more connection until the block ends; raises `TooManyConnections`.
+        """Count one connection of a tenant and its API key for the time of the `with` block.
 
-        Yields the connection's frame rate limiter.
+        Yields the limiter of its frame rate. Raises `TooManyConnections` if tenant or key has as
+        many connections here as it may have; then nothing is counted.
         """
         limited: list[Tenant | ApiKey] = [tenant, tenant.key] if tenant.key else [tenant]
         owners = [self._find_owner(_owner_name(tenant, each)) for each in limited]

@@ -20,7 +20,11 @@ MAX_HEADERS = 100
 
 
 class HttpProtocol(WriteTimeout, HttpToolsProtocol):
-    """One HTTP connection. It is among the idle connections unless a request is under way."""
+    """uvicorn's protocol for one HTTP/1.1 connection, with limits on the head of a request.
+
+    The head must come within `HEAD_TIMEOUT_SECONDS` and be no larger than `MAX_HEAD_BYTES`. The
+    connection counts as idle whenever no request is under way, and may then be evicted.
+    """
 
     config: ServerConfig
     _head_timer: asyncio.TimerHandle | None = None
@@ -71,13 +75,18 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer when the parser has stopped: on invalid HTTP, or by a refusal of ours."""
+        """Answer with an error and close the connection; called when uvicorn's parser has stopped.
+
+        The error is the limit that was exceeded, else `BadRequest` for bytes that are not HTTP/1.1.
+        `msg`, uvicorn's own text, is not used.
+        """
         self._refuse(self._refusal or BadRequest("this is not HTTP/1.1"))
 
     def evict(self) -> None:
         """Close this idle connection, because another one needs its place.
 
-        It gets an error as its answer if it has sent a part of a head, or has had no request yet.
+        The client gets an error response first if it has sent a part of a head, or has had no
+        request on this connection yet.
         """
         CUT_CONNECTIONS.labels("crowded").inc()
         if self._in_head or self.cycle is None:

@@ -9,14 +9,14 @@ from typing import Protocol
 
 
 class IdleConnection(Protocol):
-    """A connection that has no request under way."""
+    """A connection on which no request is under way."""
 
     def evict(self) -> None:
-        """Close the connection, because another one needs its place."""
+        """Close the connection, because there are too many; called by `IdleConnections`."""
 
 
 class IdleConnections:
-    """At most `max_idle` idle connections, in the order in which they became idle."""
+    """The idle connections of one gateway, at most `max_idle`, in the order of becoming idle."""
 
     def __init__(self, max_idle: int) -> None:
         self._max_idle = max_idle
@@ -26,17 +26,20 @@ class IdleConnections:
         return len(self._idle)
 
     def add(self, connection: IdleConnection) -> None:
-        """Add a connection that has become idle; if there are too many evict the longest idle."""
+        """Add a connection that has become idle.
+
+        If there are more than `max_idle` then, the one that has been idle longest is evicted.
+        """
         self._idle[connection] = None
         if len(self._idle) > self._max_idle:
             self.evict_longest_idle()
 
     def discard(self, connection: IdleConnection) -> None:
-        """Remove a connection whose request has come, or that is closed. Idempotent."""
+        """Remove a connection that is no longer idle, or is closed; it is not evicted."""
         self._idle.pop(connection, None)
 
     def evict_longest_idle(self) -> bool:
-        """Evict the connection that has been idle longest; False if there is none."""
+        """Evict the connection that has been idle longest; return False if there is none."""
         longest = next(iter(self._idle), None)
         if longest is None:
             return False

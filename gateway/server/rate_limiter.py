@@ -7,9 +7,9 @@ import math
 
 
 class RateLimiter:
-    """Limits events by the generic cell rate algorithm (ITU-T I.371).
+    """Limits the rate of events, by the generic cell rate algorithm (ITU-T I.371).
 
-    Its state is one timestamp, instead of a token bucket and its refill.
+    Behaves like a token bucket that holds `burst` events, but its whole state is one timestamp.
     """
 
     def __init__(self, per_second: float, burst: float | None = None) -> None:
@@ -17,11 +17,17 @@ class RateLimiter:
         self._next_due = -math.inf  # when the next event is due if all come evenly
 
     def set_rate(self, per_second: float, burst: float | None = None) -> None:
-        """Set the rate from now on; `burst` is in events, by default those of one second."""
+        """Change the rate for later events; what was counted before stays.
+
+        `burst` is how many events may come at once; None means those of one second.
+        """
         self._interval = 1 / per_second
         self._tolerance = (per_second if burst is None else burst) * self._interval
 
     def reserve(self, now: float, count: int = 1) -> float:
-        """Count `count` events; returns the seconds that the last one must wait, mostly 0."""
+        """Count `count` events; return the seconds that the caller must wait before the last one.
+
+        0 means that they may happen now. They are counted in any case; this does not wait itself.
+        """
         self._next_due = max(self._next_due, now - self._tolerance) + count * self._interval
         return max(0.0, self._next_due - now)

@@ -26,11 +26,11 @@ TCP_TIMEOUT_SECONDS = 20  # for so long the client's machine may leave bytes una
 
 
 class AddressInUse(MillstreamError):
-    """The gateway's address cannot be bound, mostly since another process listens there."""
+    """The gateway cannot listen on its address, mostly because another process does."""
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: the process has its own."""
+    """uvicorn's server without its signal handlers, since the process handles signals itself."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,7 +38,11 @@ class GatewayServer(uvicorn.Server):
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
-    """Return a bound socket, whose options its connections inherit. Raises `AddressInUse`."""
+    """Return a socket bound to the address in the settings; it does not listen yet.
+
+    Its options (buffer sizes, keep-alive) are inherited by each connection. Raises `AddressInUse`
+    if the address cannot be bound, for any reason.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,7 +71,11 @@ def _set_socket_options(listener: socket.socket) -> None:
 
 
 def build_config(application: ASGIApp, settings: GatewaySettings) -> ServerConfig:
-    """Return the server's configuration: our protocols, and their limits."""
+    """Return uvicorn's configuration with this gateway's protocols and limits.
+
+    As a side effect, the process's limit of open files is raised to the most that is allowed. The
+    limit of connections is that of the settings, or fewer if there are not enough file descriptors.
+    """
     config = ServerConfig(
         application,
         http=HttpProtocol,

@@ -27,7 +27,10 @@ PING_INTERVAL_SECONDS = (30.0, 50.0)
 
 
 class LenientServerProtocol(ServerProtocol):
-    """Accepts a close between fragments (RFC 6455 §5.4), which `websockets` takes for an error."""
+    """WebSocket parser that accepts a close frame between the fragments of a message.
+
+    RFC 6455 §5.4 allows that; `websockets` itself treats it as an error.
+    """
 
     def recv_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
@@ -36,7 +39,12 @@ class LenientServerProtocol(ServerProtocol):
 
 
 class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
-    """One WebSocket connection, whose input is parsed slice by slice."""
+    """uvicorn's protocol for one WebSocket connection, with limits on what the client sends.
+
+    Input is parsed in slices of `SLICE_BYTES`, and not while the client does not read its answers
+    or the application has not taken the last message. A client that sends too many empty frames, or
+    leaves a message unfinished for `MESSAGE_TIMEOUT_SECONDS`, is closed with code 1008.
+    """
 
     _is_handshake_complete = False
     _message_timer: asyncio.TimerHandle | None = None
@@ -57,7 +65,11 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
 
     @property
     def handshake_complete(self) -> bool:
-        """True once the handshake is accepted, or refused: else uvicorn would log an error then."""
+        """True once the handshake was accepted or refused.
+
+        uvicorn reads this when the application ends, and would log an error about a refused
+        handshake if it were False.
+        """
         return self._is_handshake_complete or (
             self.close_sent and self.initial_response is not None
         )
@@ -76,7 +88,11 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
             self._parse(data)
 
     def eof_received(self) -> None:
-        """Flush and close: the inner transport closes itself after this, and would lose writes."""
+        """Write what is buffered and close, because the client has sent its last byte.
+
+        asyncio would close the inner transport after this, and what the coalescing one has buffered
+        would be lost.
+        """
         self.transport.close()
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -110,7 +126,11 @@ class WebSocketProtocol(WriteTimeout, WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def keepalive_timeout(self) -> None:
-        """Handle a missing pong; while we do not read, or have not parsed all, ping again later."""
+        """Close the connection because no pong came; uvicorn calls this after a ping's timeout.
+
+        While input is waiting here unparsed, or parsing is paused, the pong may be in it: then
+        another ping is sent later instead.
+        """
         if self._is_parsing_paused or self._unparsed:
             self.stop_keepalive()
             self.schedule_ping()

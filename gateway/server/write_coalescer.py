@@ -10,9 +10,10 @@ MAX_BUFFERED_BYTES = 16 * 1024  # more is passed on at once, so that the transpo
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport in front of another one, which buffers writes until the turn ends.
+    """A transport that joins all writes of one turn of the event loop into one to `transport`.
 
-    `close` flushes the buffer, `abort` drops it.
+    More than `MAX_BUFFERED_BYTES` are passed on at once. `close` writes what is buffered first;
+    `abort` drops it.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

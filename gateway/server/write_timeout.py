@@ -19,9 +19,10 @@ CHECKS_PER_TIMEOUT = 10
 
 
 class WriteTimeout(asyncio.Protocol):
-    """Mixin for uvicorn's protocols: checks a transport while its write buffer is full.
+    """Mixin for uvicorn's protocols that aborts connections whose client does not read.
 
-    A transport whose buffer has not shrunk for `WRITE_TIMEOUT_SECONDS` is aborted.
+    While a connection's write buffer is over its limit, its size is checked every second. If it has
+    not shrunk for `WRITE_TIMEOUT_SECONDS`, the connection is aborted and what is in it is dropped.
     """
 
     transport: asyncio.Transport

@@ -12,5 +12,8 @@ DEAD_LETTER_COLUMNS = 240  # ids and errors are long
 
 
 def console_width(piped_columns: int) -> int | None:
-    """The width for a rich `Console`: None (the terminal's own) on a terminal, else the given."""
+    """Return the `width` to give a rich `Console` that prints to stdout.
+
+    It is None, which means the terminal's own, if stdout is a terminal, else `piped_columns`.
+    """
     return None if sys.stdout.isatty() else piped_columns

@@ -17,13 +17,16 @@ Answers = asyncio.Queue[dict[str, Any] | None]
 
 
 class WorkerNotAnswering(MillstreamError):
-    """No worker with this id answers, or it has not reported in time that it is empty."""
+    """No worker with this id answers, or it has not reported in time that its requests are gone."""
 
 
 async def run(settings: DrainSettings, stop: asyncio.Event) -> None:
-    """Ask the worker to drain, and wait until it reports that it is empty or `stop` is set.
+    """Ask a worker to drain, and wait until it reports that it holds no more requests.
 
-    Raises `WorkerNotAnswering`.
+    A worker that drains takes no new work, and finishes its requests or hands them over to others.
+    Once the worker has agreed, setting `stop` ends the wait, and the worker goes on draining.
+    Raises `WorkerNotAnswering` if the worker does not answer, or has not reported when the time
+    given to it is over.
     """
     worker = settings.worker
     answers: Answers = asyncio.Queue()

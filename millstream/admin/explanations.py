@@ -20,7 +20,10 @@ _REASONS = {
 
 
 def explain_request(facts: Facts) -> str:
-    """Explain a request in several lines, chosen by its `state`."""
+    """Return sentences, one per line, that say where a request stands or how it ended.
+
+    `facts` are what `why.collect_facts` returned for it; their `state` decides what is said.
+    """
     by_state: dict[str, Callable[[Facts], list[str]]] = {
         "queued": _explain_queued,
         "in_flight": _explain_in_flight,
@@ -32,7 +35,11 @@ def explain_request(facts: Facts) -> str:
 
 
 def explain_tenant(facts: Facts) -> str:
-    """Explain how a tenant fares: a paragraph for each model whose dispatcher answers."""
+    """Return sentences about a tenant's requests, one paragraph for each model's dispatcher.
+
+    `facts` are what `why.collect_facts` returned for the tenant. If no dispatcher has answered, the
+    text says so.
+    """
     if not facts["models"]:
         return "No dispatcher answers."
     return "\n\n".join("\n".join(_explain_tenant_at_model(each)) for each in facts["models"])

@@ -43,10 +43,11 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
 
 
 async def collect_report(broker: Broker, registry: Registry) -> LagReport:
-    """Ask the dispatchers of all models for their reports, and join these.
+    """Ask the dispatchers of all registered models for their reports, and return these as one.
 
-    The result has `lanes`, those with most queued tokens first, `workers`, and `unanswered`: the
-    names of the models whose dispatcher gave no answer.
+    The result has `lanes` (the queue of one tenant, model and priority each), those with most
+    queued tokens first; `workers`; and `unanswered`, the names of models whose dispatcher did not
+    answer within 2 s.
     """
     models = list(registry.models)
     answers = await asyncio.gather(*(_request_report(broker, model) for model in models))
@@ -106,7 +107,10 @@ def _make_console() -> Console:
 
 
 def render_report(report: LagReport) -> Group:
-    """Render a report as tables of lanes and workers, and a line of unanswered models."""
+    """Return a report as rich tables of lanes and workers.
+
+    Models whose dispatcher did not answer are named in a line below.
+    """
     parts: list[Table | str] = [_lane_table(report["lanes"]), _worker_table(report["workers"])]
     if report["unanswered"]:
         parts.append(f"No dispatcher answers for: {', '.join(report['unanswered'])}")

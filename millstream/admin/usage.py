@@ -24,13 +24,13 @@ Counters = Mapping[str, int]
 
 
 class TenantNotFound(MillstreamError):
-    """There is no tenant of this name."""
+    """No tenant has the name that was given."""
 
 
 async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
-    """Print one row for each tenant and key with quotas, or only those of the chosen tenant.
+    """Print what each tenant and API key with quotas has used, or only those of one tenant.
 
-    Raises `TenantNotFound`.
+    Raises `TenantNotFound` if the tenant in the settings does not exist, and `BrokerUnavailable`.
     """
     async with connect(settings.nats, "usage") as broker:
         tenants = await Tenants.open(broker)
@@ -45,9 +45,10 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
 
 
 async def collect_usage(broker: Broker, tenants: Tenants, now: float) -> list[UsageRow]:
-    """Return a row for each tenant and key with quotas: what is used at `now`, and the limits.
+    """Return a row for each tenant and API key with quotas: what is used at `now`, and the limits.
 
-    `now` is in epoch seconds. Rows are sorted by tenant, the tenant's own before its keys'.
+    `now` is in epoch seconds. Each quota of a row has `used` and `limit`, None for no limit. Rows
+    are sorted by tenant, the tenant's own before those of its keys.
     """
     counters = await _read_counters(broker, quota_windows.utc_day(now))
     scopes: list[tuple[str, str, QuotaLimits]] = [
@@ -101,7 +102,10 @@ def _print_rows(rows: list[UsageRow], as_json: bool) -> None:
 
 
 def render_table(rows: list[UsageRow]) -> Table:
-    """Render rows as a table of "used of limit"; cells of quotas without a limit are empty."""
+    """Return rows of `collect_usage` as a rich table with cells such as "20 of 100".
+
+    A cell is empty if the quota has no limit.
+    """
     table = Table("tenant", "of")
     for title in ("requests / min", "tokens / min", "open", "tokens today", "spent today"):
         table.add_column(title, justify="right")

@@ -17,9 +17,10 @@ Facts = dict[str, Any]
 
 
 async def run(settings: WhySettings, stop: asyncio.Event) -> int:
-    """Explain one request, or one tenant at each model; return the exit status.
+    """Print why a request waits or how it ended, or how a tenant's requests stand at each model.
 
-    1 if the request is unknown, or no dispatcher answers for the tenant.
+    Returns the exit status: 1 if nobody knows the request, or no dispatcher answers for the tenant,
+    else 0.
     """
     async with connect(settings.nats, "why") as broker:
         registry = await Registry.open(broker)
@@ -34,10 +35,12 @@ async def run(settings: WhySettings, stop: asyncio.Event) -> int:
 
 
 async def collect_facts(broker: Broker, models: list[str], settings: WhySettings) -> Facts:
-    """Collect the facts about the request or tenant that the settings name.
+    """Return what is known about the request or tenant that the settings name.
 
-    Those of a tenant hold under `models` a report from each model's dispatcher: of the models at
-    which it has requests, or of all if it has none.
+    About a request, `state` says what the other facts are: `queued`, `in_flight`, `logged`,
+    `finished`, or `unknown` if nobody knows the request. About a tenant, `models` has one report
+    per dispatcher that answered: from the models at which the tenant has requests, or from all if
+    it has none.
     """
     if settings.tenant is None:
         assert settings.request_id

@@ -15,7 +15,10 @@ from millstream.bench.settings import BenchSettings
 
 
 async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
-    """Run the load until it ends or `stop` is set; return 1 if no request was completed, else 0."""
+    """Run the load until it ends or `stop` is set; print its report.
+
+    Returns 1 if no request was completed, else 0. Raises as `load_generator.run` does.
+    """
     # Imported here: every command imports this package for its settings, only bench needs the rest.
     from millstream.bench.load_generator import run
 

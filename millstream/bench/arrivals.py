@@ -20,7 +20,7 @@ class TraceError(BadRequest):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to send `at` seconds after the start of the load, with its lengths in tokens."""
+    """A request that a load will send `at` seconds after its start, with its lengths in tokens."""
 
     at: float
     prompt_tokens: int
@@ -28,10 +28,10 @@ class Arrival:
 
 
 def read_trace(lines: Iterable[str]) -> list[Arrival]:
-    """Parse a CSV with the columns `COLUMNS`; others are ignored.
+    """Return the arrivals in a CSV file's lines, sorted by time and shifted to begin at 0 s.
 
-    Returns the arrivals sorted by time, shifted so that the first is at 0. Raises `TraceError` for
-    a missing column, a value that is not a number or not a size, and if there are no rows.
+    The columns `COLUMNS` are needed, others are ignored. Raises `TraceError` if one of them is
+    missing, if a value is not a number or a length is below 1, or if there are no rows.
     """
     reader = csv.DictReader(lines)
     missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
@@ -54,24 +54,32 @@ def _parse_row(row: dict[str, str], line: int) -> Arrival:
 
 
 def mean_rate(trace: list[Arrival]) -> float:
-    """Return arrivals per second over the whole trace; infinity if all have the same time."""
+    """Return the mean arrivals per second of a trace; infinity if all have the same time."""
     span = trace[-1].at
     return (len(trace) - 1) / span if span else float("inf")
 
 
 def replay_at_speed(trace: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
-    """Yield the same arrivals with all times divided by `speed`."""
+    """Return an iterator over the trace's arrivals, with all times divided by `speed`."""
     return (replace(arrival, at=arrival.at / speed) for arrival in trace)
 
 
 def replay_at_rate(trace: list[Arrival], rate: float) -> Iterator[Arrival]:
-    """Yield the same arrivals, sped up or slowed down to a mean of `rate` a second; bursts stay."""
+    """Return an iterator over the trace's arrivals, at a mean of `rate` arrivals a second.
+
+    All times are scaled by one factor, so bursts stay. A trace whose arrivals all have the same
+    time is left as it is.
+    """
     natural = mean_rate(trace)
     return replay_at_speed(trace, rate / natural) if natural < float("inf") else iter(trace)
 
 
 def poisson_arrivals(rate: float, sizes: Arrival, random: Random) -> Iterator[Arrival]:
-    """Yield endless arrivals with exponential gaps of mean 1 / `rate` s, all of the same sizes."""
+    """Yield arrivals of a Poisson process without end, all of the same sizes.
+
+    The gaps are drawn from `random`, with a mean of 1 / `rate` seconds. The time in `sizes` is not
+    used.
+    """
     at = 0.0
     while True:
         at += random.expovariate(rate)
@@ -79,14 +87,20 @@ def poisson_arrivals(rate: float, sizes: Arrival, random: Random) -> Iterator[Ar
 
 
 def repeat_sizes(trace: list[Arrival]) -> Iterator[Arrival]:
-    """Yield the sizes of the trace over and over, all at time 0, for a closed loop."""
+    """Return an endless iterator over the trace's sizes, again and again, all at time 0.
+
+    For a closed loop, which sends a request when an earlier one has ended.
+    """
     return (replace(arrival, at=0.0) for arrival in itertools.cycle(trace))
 
 
 def limit_arrivals(
     arrivals: Iterable[Arrival], seconds: float | None, requests: int | None
 ) -> Iterator[Arrival]:
-    """Yield the arrivals before `seconds`, at most `requests` of them; None: no limit."""
+    """Return an iterator over the first arrivals: those before `seconds`, at most `requests`.
+
+    None means no limit.
+    """
     within = arrivals
     if seconds is not None:
         within = itertools.takewhile(lambda arrival: arrival.at < seconds, arrivals)
@@ -95,9 +109,9 @@ def limit_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """The longest prompt and output, in tokens, that a load may send; None: no limit.
+    """The longest prompt and output that a load may send, in tokens; None means no limit.
 
-    `context` limits the sum of both.
+    `context` limits their sum.
     """
 
     prompt_tokens: int | None = None
@@ -105,9 +119,9 @@ class LengthLimits:
     context: int | None = None
 
     def shorten(self, arrival: Arrival) -> Arrival:
-        """Return the arrival within the limits: the output is cut first, then the prompt.
+        """Return the arrival with its lengths cut to the limits; the time stays.
 
-        Both keep at least one token.
+        To fit `context` the output is cut first, then the prompt. Both keep at least one token.
         """
         room = self.context or float("inf")
         output = int(min(arrival.output_tokens, self.output_tokens or room, max(1, room - 1)))

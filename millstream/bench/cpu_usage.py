@@ -15,13 +15,16 @@ class ProcessNotFound(BadRequest):
 
 @dataclass(frozen=True)
 class MeasuredProcess:
-    """A running process under the name that a report shows."""
+    """A process whose CPU time is measured, and the name under which the report shows it."""
 
     name: str
     pid: int
 
     def cpu_seconds(self) -> float | None:
-        """Return user and system time of all its threads so far, to 10 ms; None if it has ended."""
+        """Return the CPU seconds (user and system) that the process has used since it began.
+
+        All of its threads are included; the resolution is 10 ms. None if the process has ended.
+        """
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -34,9 +37,10 @@ OWN_PROCESS = MeasuredProcess("bench", os.getpid())
 
 
 def parse_processes(words: tuple[str, ...]) -> list[MeasuredProcess]:
-    """Parse words like `123`, `gateway=123` or several of these with commas.
+    """Return the processes that words such as `123`, `gateway=123` or `123,gateway=456` name.
 
-    A process without a given name is called by its program and pid. Raises `ProcessNotFound`.
+    A process without a given name is called by its program and pid. Raises `ProcessNotFound` if a
+    word is not a pid of a running process.
     """
     return [_parse_process(word) for group in words for word in group.split(",")]
 
@@ -52,19 +56,19 @@ def _parse_process(word: str) -> MeasuredProcess:
 
 @dataclass(frozen=True)
 class CpuMeter:
-    """The CPU time that some processes use, measured from `start`."""
+    """Measures the CPU time that some processes use per token, from `start` on."""
 
     before: dict[MeasuredProcess, float | None]
 
     @classmethod
     def start(cls, processes: list[MeasuredProcess]) -> "CpuMeter":
-        """Read the CPU time of the processes now, as the start of the measurement."""
+        """Return a meter that begins now with the CPU time of these processes."""
         return cls({process: process.cpu_seconds() for process in processes})
 
     def us_per_token(self, tokens: int) -> dict[str, float | None]:
-        """Return by process name the CPU µs per token since the start.
+        """Return by process name the CPU time used since the start, in µs for each of `tokens`.
 
-        None if there were no tokens, or for a process that has ended.
+        The value is None for a process that has ended, and for all if `tokens` is 0.
         """
         return {
             process.name: _us_per_token(process, start, tokens)

@@ -17,9 +17,10 @@ OnBody = Callable[[bytes, float], None]
 
 
 class KeepAliveConnection(asyncio.Protocol):
-    """A connection for one exchange at a time.
+    """An HTTP/1.1 connection that carries one request at a time, with many in a row.
 
-    `is_open` is False once the peer has closed it or has announced that it will.
+    `is_open` is False once the server has closed it or has announced that it will. `clock` gives
+    the times in seconds.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -30,10 +31,11 @@ class KeepAliveConnection(asyncio.Protocol):
         self.is_open = False
 
     async def exchange(self, request: bytes, on_body: OnBody) -> int:
-        """Send a request and return its HTTP status when the answer is complete.
+        """Send a request, wait for the whole response, and return its HTTP status.
 
-        `on_body` gets each piece of the body and the clock's time of its arrival. Raises
-        `ConnectionError` if the connection ends before. Cancelling closes the connection.
+        `on_body` is called with each piece of the body and the clock's time of its arrival. Waits
+        without limit. Raises `ConnectionError` if the connection ends before the response does, or
+        the response is not HTTP. Cancelling closes the connection.
         """
         self._parser = httptools.HttpResponseParser(self)
         self._body_callback = on_body
@@ -46,7 +48,7 @@ class KeepAliveConnection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Abort the connection at once. Idempotent."""
+        """Drop the connection at once, with what is not sent yet. Idempotent."""
         self.is_open = False
         self._transport.abort()
 
@@ -79,7 +81,10 @@ class KeepAliveConnection(asyncio.Protocol):
 
 
 async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveConnection:
-    """Connect to the gateway within 10 s. Raises `Unreachable`."""
+    """Return a new connection to the gateway, with TLS for an https URL.
+
+    Raises `Unreachable` if that fails or takes more than 10 s.
+    """
     context = ssl.create_default_context() if address.uses_tls else None
     loop = asyncio.get_running_loop()
     try:
@@ -93,7 +98,10 @@ async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveCon
 
 
 def encode_request(method: str, address: GatewayAddress, path: str, body: bytes = b"") -> bytes:
-    """Return the bytes of a request with the gateway's headers and an optional JSON body."""
+    """Return the bytes of an HTTP request; a `body`, if any, is declared as JSON.
+
+    `path` is appended to the path of the gateway's URL, and its API key is sent if there is one.
+    """
     fields = {"Host": f"{address.host}:{address.port}", **address.headers}
     if body:
         fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -103,9 +111,10 @@ def encode_request(method: str, address: GatewayAddress, path: str, body: bytes 
 
 
 async def get_json(address: GatewayAddress, path: str, clock: Clock) -> tuple[int, Any]:
-    """Send one GET on a connection of its own; return its status and its parsed JSON body.
+    """Send one GET on a new connection; return the HTTP status and the parsed JSON body.
 
-    Raises `Unreachable`, also for a body that is not JSON.
+    Raises `Unreachable` if there is no connection, no whole response, or a body that is not JSON.
+    An error status raises nothing.
     """
     body = bytearray()
     connection = await open_connection(address, clock)

@@ -15,14 +15,14 @@ GAP = "token_gap"  # a chunk did not continue where the last one ended
 
 
 class Unreachable(MillstreamError):
-    """The gateway cannot be reached or refuses; the message says which gateway and why."""
+    """The gateway cannot be reached or refuses the load; the message says which one and why."""
 
     code = "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A request that will be sent; its answer has exactly `output_tokens` tokens."""
+    """A request of a load, ready to send; it asks for exactly `output_tokens` tokens of output."""
 
     model: str
     prompt: list[int] | str
@@ -32,13 +32,14 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The gateway's base URL and the API key for it, if any."""
+    """The gateway's base URL, and the API key for it; None sends no key."""
 
     url: str
     key: str | None
 
     @property
     def host(self) -> str:
+        """The URL's host name; empty if it has none."""
         return urlsplit(self.url).hostname or ""
 
     @property
@@ -48,15 +49,16 @@ class GatewayAddress:
 
     @property
     def uses_tls(self) -> bool:
+        """True for an https URL."""
         return self.url.startswith("https:")
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP header with the API key; empty without one."""
+        """The HTTP header with the API key; empty if there is no key."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     def request_path(self, tail: str) -> str:
-        """Return the path of a request: that of the base URL, followed by `tail`."""
+        """Return the path for an HTTP request: the base URL's path, followed by `tail`."""
         return urlsplit(self.url).path.rstrip("/") + tail
 
 
@@ -64,7 +66,10 @@ Clock = Callable[[], float]
 
 
 class BenchClient(Protocol):
-    """Connections to one gateway, shared by all requests of a load."""
+    """Sends the requests of a load to one gateway, over connections that they share.
+
+    Open it with `async with`. Many calls of `run_request` may run at the same time.
+    """
 
     async def __aenter__(self) -> Self: ...
 
@@ -76,8 +81,9 @@ class BenchClient(Protocol):
     ) -> None: ...
 
     async def run_request(self, request: LoadRequest, sample: Sample) -> None:
-        """Send one request and fill in `sample` until the request ends, in success or an error.
+        """Send one request, record the answer in `sample`, and return when the request has ended.
 
-        An error is recorded as the sample's code. Cancelling cancels the request. Raises
-        `Unreachable` only if no connection can be opened.
+        A request that fails is no exception: its error code is in `sample.code`, empty for success.
+        Cancelling cancels the request, too. Raises `Unreachable` only if no connection can be
+        opened.
         """

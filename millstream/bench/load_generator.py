@@ -32,8 +32,9 @@ OnDone = Callable[[], None]
 async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
     """Run the load until it ends or `stop` is set, and print its report.
 
-    Returns 1 if no request was completed, else 0. Raises `PlotUnavailable`, `ProcessNotFound`,
-    `TraceError`, `ModelNotFound` or `Unreachable`.
+    Returns 1 if no request was completed, else 0. Requests that fail during the load are counted,
+    not raised. Raises `PlotUnavailable`, `ProcessNotFound`, `TraceError`, `ModelNotFound`, or
+    `Unreachable`, the last one also if a warm-up request fails.
     """
     if settings.plot:
         plot.require_matplotlib()
@@ -118,10 +119,11 @@ async def _run_load(
 
 
 class LoadGenerator:
-    """Sends arrivals through a client and keeps a sample of each request.
+    """Sends requests through a client at the times of their arrivals, and keeps a record of each.
 
-    `began` is the clock at the start; `window` is how many seconds the load was kept up, None if it
-    ended when its arrivals did.
+    There is one for each load; `samples` has the records, in the order of sending. `began` is the
+    clock's time at the start. `window` is for how many seconds the load was kept up; None if it
+    ended because its arrivals did.
     """
 
     def __init__(
@@ -136,18 +138,18 @@ class LoadGenerator:
 
     @property
     def running(self) -> int:
-        """The number of requests that have not ended."""
+        """The number of requests that were sent and have not ended."""
         return len(self._tasks)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start of the load."""
+        """Seconds since the load began."""
         return self._clock() - self.began
 
     async def warm_up(self, arrival: Arrival, requests: int) -> None:
-        """Send so many requests one after another, without keeping their samples.
+        """Send `requests` requests of this size, one after another; none of them is recorded.
 
-        Raises `Unreachable` if one fails, since the whole load would.
+        Raises `Unreachable` if one fails, because the requests of the load would fail, too.
         """
         for _ in range(requests):
             sample = Sample(self._clock())
@@ -162,10 +164,11 @@ class LoadGenerator:
         stop: asyncio.Event,
         refresh: Callable[[], None] | None = None,
     ) -> None:
-        """Run `sender` to its end, wait up to `drain` seconds for answers, and cancel the rest.
+        """Run the coroutine `sender`, wait up to `drain` seconds for answers, and cancel the rest.
 
-        `stop` cancels everything at once. Cancelled requests end with the code `unfinished`.
-        `refresh` is called every 0.25 s meanwhile.
+        `sender` is from `send_open_loop` or `send_closed_loop`. If `stop` is set, the sender and
+        all requests are cancelled at once. Cancelled requests are recorded with the code
+        `unfinished`. Meanwhile `refresh` is called every 0.25 s.
         """
         async with asyncio.TaskGroup() as group:
             self._group, self.began = group, self._clock()
@@ -180,7 +183,10 @@ class LoadGenerator:
                 task.cancel()
 
     async def send_open_loop(self, schedule: Iterator[Arrival]) -> None:
-        """Send each request at its time, whether or not earlier ones have ended."""
+        """Send each request at its time, whether or not earlier ones have ended.
+
+        Returns when the last one was sent. Only for `run`.
+        """
         for arrival in schedule:
             await asyncio.sleep(max(0.0, arrival.at - self.elapsed))
             self._spawn(arrival, self.began + arrival.at, lambda: None)
@@ -188,9 +194,10 @@ class LoadGenerator:
     async def send_closed_loop(
         self, schedule: Iterator[Arrival], concurrency: int, seconds: float | None
     ) -> None:
-        """Keep `concurrency` requests running for `seconds`, or until the schedule ends.
+        """Keep `concurrency` requests running, for `seconds` or until `schedule` is at its end.
 
-        `window` is set only if the time ended the load.
+        A request is sent as soon as an earlier one has ended, or 0.1 s after one that failed.
+        `window` is set to `seconds` if the time ended the load. Only for `run`.
         """
         slots = asyncio.Semaphore(concurrency)
         try:

@@ -11,13 +11,13 @@ UNFINISHED = "unfinished"  # still running when the drain was over
 
 @dataclass(slots=True)
 class Sample:
-    """The record of one request, as its client saw it.
+    """The record of one request of a load, as its client saw it. Times are seconds of one clock.
 
-    `due` is the time at which it should have been sent, `sent` at which it was: a client that falls
-    behind must not make the server look good, so an open loop's latencies count from `due`.
-    `accepted` and `request_id` are set where the protocol confirms that a request was accepted.
-    `times` and `counts` are the arrival and number of tokens of each chunk. `ended` is None while
-    the request runs; `code` is empty for one that succeeded.
+    `due` is when it should have been sent, `sent` when it was. The latencies of an open loop count
+    from `due`, since a client that falls behind must not make the server look good. `accepted` and
+    `request_id` are set only where the protocol confirms that a request was accepted. `times` and
+    `counts` have the arrival and the number of tokens of each chunk. `ended` is None while the
+    request runs. `code` is its error, empty for none.
     """
 
     due: float
@@ -34,13 +34,16 @@ class Sample:
     timing: Mapping[str, float] = field(default_factory=dict)
 
     def add_chunk(self, now: float, count: int) -> None:
-        """Record a chunk of `count` tokens that came at `now`."""
+        """Record a chunk of `count` tokens that arrived at `now`."""
         self.times.append(now)
         self.counts.append(count)
         self.tokens += count
 
     def spread_tokens(self, tokens: int) -> None:
-        """Spread `tokens` evenly over the chunks, for a protocol that tells only their sum."""
+        """Distribute `tokens` evenly over the recorded chunks, replacing their counts.
+
+        For a protocol that tells only the sum of all chunks, at the end.
+        """
         chunks = len(self.counts)
         self.tokens = tokens
         self.counts = array(
@@ -48,7 +51,7 @@ class Sample:
         )
 
     def finish(self, now: float, code: str = "") -> None:
-        """Record the end of the request; an empty code means success."""
+        """Record that the request ended at `now`; an empty `code` means that it succeeded."""
         self.ended, self.code = now, code
 
     @property
@@ -57,13 +60,13 @@ class Sample:
         return self.ended is not None and not self.code
 
     def gaps(self) -> Iterable[float]:
-        """Yield the seconds between consecutive chunks, as a reader experiences them."""
+        """Yield the seconds from each chunk to the next; there are none for a single chunk."""
         return (later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of a measure: in milliseconds, unless its name says another unit."""
+    """The distribution of a measure, in milliseconds unless its name says another unit."""
 
     count: int
     mean: float
@@ -75,12 +78,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The results of one load. Latencies are of completed requests only; errors are by code.
+    """The results of one load. Latencies are of completed requests only; `errors` counts by code.
 
-    `seconds` is the measured window; `tokens_per_second` counts tokens that arrived within it. In
-    `latencies_ms`, names with `_since_sent` count from the sending of a request and describe the
-    server alone; the others count from the due time and describe what a user would experience.
-    `stages_ms` are the gateway's own `timing`. `later_attempts` are attempts after the first.
+    `seconds` is the time that was measured; `tokens_per_second` counts the tokens that arrived
+    within it. In `latencies_ms`, names with `_since_sent` count from the sending of a request and
+    describe the server alone; the others count from the time at which it was due, and describe what
+    a user would experience. `stages_ms` are the times that the gateway reports in `timing`.
+    `later_attempts` counts attempts of workers after the first one for a request.
     """
 
     seconds: float
@@ -99,7 +103,7 @@ class LoadReport:
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """Return the q-quantile (0..1) of a sorted, non-empty sequence, interpolated linearly."""
+    """Return the `q`-quantile (0..1) of a sorted, non-empty sequence, interpolated linearly."""
     position = q * (len(ordered) - 1)
     low, high = ordered[floor(position)], ordered[ceil(position)]
     return low + (high - low) * (position - floor(position))
@@ -117,10 +121,11 @@ def compute_spread(values: Iterable[float], scale: float = 1.0) -> Spread | None
 def make_report(
     samples: Sequence[Sample], began: float, window: float | None, is_open: bool
 ) -> LoadReport:
-    """Sum up a load that began at `began`, an open loop if `is_open`.
+    """Return the report of a load that began at `began`, from the records of its requests.
 
-    `window` is how many seconds it was kept up; None measures until the last request ended, since a
-    load of a given number of requests has no other end.
+    `window` is for how many seconds it was kept up. With None, the time is measured until the last
+    request ended, since a load of a given number of requests has no other end. Only the report of
+    an open loop (`is_open`) has latencies since sending, apart from those since the due time.
     """
     good = [sample for sample in samples if sample.is_ok]
     last = max((sample.ended for sample in samples if sample.ended is not None), default=began)
@@ -189,14 +194,14 @@ def _stages(good: Iterable[Sample]) -> dict[str, Spread]:
 
 @dataclass
 class Tally:
-    """Running counts of ended requests and tokens: a progress bar must not walk all samples."""
+    """Counts of ended requests and their tokens so far, so that a progress bar reads no samples."""
 
     done: int = 0
     failed: int = 0
     tokens: int = 0
 
     def add(self, sample: Sample) -> None:
-        """Count a request that has ended."""
+        """Count a request that has ended, by success or failure, and its tokens."""
         self.done += sample.is_ok
         self.failed += not sample.is_ok
         self.tokens += sample.tokens

@@ -14,13 +14,16 @@ POINTS = 20_000  # at most in one plot; more would hide each other
 
 
 class PlotUnavailable(MillstreamError):
-    """The plotting library is not installed."""
+    """The plotting library matplotlib is not installed."""
 
     code = "plot_unavailable"
 
 
 def require_matplotlib() -> None:
-    """Raise `PlotUnavailable` if matplotlib is missing; called before the load, not after it."""
+    """Raise `PlotUnavailable` if matplotlib is not installed.
+
+    Called before the load, so that no load is run in vain.
+    """
     try:
         import matplotlib  # noqa: F401  # imported only to check that it is installed
     except ImportError:
@@ -28,9 +31,11 @@ def require_matplotlib() -> None:
 
 
 def draw_plot(path: Path, samples: Sequence[Sample], began: float) -> None:
-    """Write a PNG with the latencies of the completed requests; without any, the axes are empty.
+    """Write a PNG file with the latencies of the completed requests of a load.
 
-    `began` is the clock at the start of the load.
+    It shows the time to first token and the time between tokens, each as a distribution and over
+    time. `began` is the clock's time at the start of the load. Without completed requests the axes
+    are empty.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -8,10 +8,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Prompts:
-    """Makes prompts: token ids if the vocabulary is known, else a text of one letter per token.
+    """Makes the prompts of a load: random token ids, or random letters for an unknown vocabulary.
 
-    A prompt is a slice of one random pool, since drawing every token would cost more than sending
-    it. A slice's start recurs only after all `POOL` of them.
+    `vocabulary` is the number of token ids; with None a prompt is text, of one letter for each
+    token asked for. Each prompt is a slice of one random pool, since drawing every token would cost
+    more than sending it. A slice begins where another one did only after all `POOL` begins were
+    used.
     """
 
     def __init__(self, vocabulary: int | None, seed: int) -> None:
@@ -21,7 +23,7 @@ class Prompts:
         self._start = 0
 
     def make_prompt(self, tokens: int) -> list[int] | str:
-        """Return the next prompt, of `tokens` token ids or letters."""
+        """Return the next prompt: a list of `tokens` token ids, or a text of as many letters."""
         self._start = (self._start + STRIDE) % POOL
         ids = self._ids[self._start : self._start + tokens]
         while len(ids) < tokens:

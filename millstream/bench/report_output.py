@@ -26,7 +26,11 @@ RATE = "{task.fields[rate]:,.0f} tokens/s"
 
 
 class RunningLoad(Protocol):
-    """A load in progress: `elapsed` seconds, `running` requests, and a tally of ended ones."""
+    """A load in progress, as the progress bar reads it.
+
+    `elapsed` is in seconds, `running` is the number of requests that have not ended, and `tally`
+    counts those that have.
+    """
 
     tally: Tally
 
@@ -43,7 +47,10 @@ def print_report(
     summary: LoadReport,
     cpu: Mapping[str, float | None],
 ) -> None:
-    """Print the report, with the CPU µs per token in `cpu`, to stdout as tables or JSON."""
+    """Print a load's report to stdout, as tables or as JSON.
+
+    `cpu` has the CPU time in µs per token by process name; it is added to the report.
+    """
     summary = replace(summary, cpu_us_per_token=dict(cpu))
     if settings.as_json:
         print(to_json(settings, models, summary))
@@ -52,7 +59,10 @@ def print_report(
 
 
 def to_json(settings: BenchSettings, models: list[TargetModel], summary: LoadReport) -> str:
-    """Return settings and report as indented JSON, without API key and local settings."""
+    """Return the load's settings and its report as indented JSON.
+
+    The API key, and settings that do not describe the load, are left out.
+    """
     load = settings.model_dump(
         mode="json", exclude={"api_key", "as_json", "config", "log_level", "plot", "pids"}
     )
@@ -63,7 +73,7 @@ def to_json(settings: BenchSettings, models: list[TargetModel], summary: LoadRep
 
 
 def render_report(models: list[TargetModel], summary: LoadReport) -> Group:
-    """Render the report as lines and tables for a terminal."""
+    """Return the report as rich lines and tables for a terminal."""
     parts: list[RenderableType] = [*_summary_lines(models, summary)]
     parts.append(_spread_table("latency, ms", summary.latencies_ms))
     if summary.stages_ms:
@@ -111,7 +121,7 @@ def _cpu_table(cpu: Mapping[str, float | None]) -> Table:
 
 @contextmanager
 def show_progress(settings: BenchSettings, load: RunningLoad) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on stderr during the context, and give the function that updates it."""
+    """Show a progress bar on stderr during the `with` block; yield the function that updates it."""
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn(COUNTS), TextColumn(RATE))
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task(

@@ -88,15 +88,15 @@ class BenchSettings(DiscoverySettings):
 
     @property
     def is_open(self) -> bool:
-        """True for an open loop."""
+        """True for an open loop, which sends each request at its time, whatever else runs."""
         return not self.concurrency and bool(self.rate or self.trace)
 
     @property
     def open_seconds(self) -> float | None:
-        """Seconds after which arrivals are not sent; None for a closed loop, which has no times."""
+        """Seconds after which an open loop sends no more; None for a closed loop, or no limit."""
         return self.seconds if self.is_open else None
 
     @property
     def seconds(self) -> float | None:
-        """Seconds to keep the load up; None: until `requests` requests were sent."""
+        """Seconds for which the load is kept up; None if only `requests` ends it."""
         return self.duration if self.duration or self.requests else DEFAULT_SECONDS

@@ -13,10 +13,10 @@ DONE = b"[DONE]"
 
 
 class SseReader:
-    """Reads one answer: fills `sample` from its events, or keeps the error that came instead.
+    """Reads the streamed answer to one request, piece by piece, into `sample`.
 
-    Events do not tell how many tokens they carry, so the count in `usage`, at the end, is spread
-    evenly over them.
+    The events do not say how many tokens they carry, so the sum in `usage`, which comes at the end,
+    is spread evenly over them. An error that comes as an event is kept in `error_code`.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -25,7 +25,10 @@ class SseReader:
         self.is_complete = False
 
     def feed(self, body: bytes, now: float) -> None:
-        """Read the next piece of the body, which came at `now`."""
+        """Read the next piece of the response's body, which arrived at `now`.
+
+        Raises `ValueError` for an event that is not JSON.
+        """
         *lines, self._buffer = (self._buffer + body).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -45,7 +48,11 @@ class SseReader:
             self._sample.spread_tokens(usage["completion_tokens"])
 
     def final_code(self, status: int) -> str:
-        """Return the error code of an answer that has ended; empty if it was successful."""
+        """Return the error code of the answer, once it has ended; empty if it was successful.
+
+        `status` is the response's HTTP status. A stream without its last event is
+        `connection_closed`; an error response that names no code is `http_` and the status.
+        """
         if status != 200:
             return _parse_error_code(self._buffer, status)
         return self.error_code or ("" if self.is_complete else CLOSED)
@@ -59,7 +66,10 @@ def _parse_error_code(body: bytes, status: int) -> str:
 
 
 class SseClient:
-    """A client that reuses idle keep-alive connections and opens another when all are busy."""
+    """The load client over HTTP with SSE, which sends one request at a time on each connection.
+
+    Connections that are idle are used again; another one is opened when all are busy.
+    """
 
     def __init__(self, address: GatewayAddress, clock: Clock) -> None:
         self._address, self._clock = address, clock
@@ -74,7 +84,7 @@ class SseClient:
             connection.close()
 
     async def run_request(self, request: LoadRequest, sample: Sample) -> None:
-        """Send one request and fill in `sample`, as `BenchClient.run_request` promises."""
+        """Send one request and record the answer in `sample`; see `BenchClient.run_request`."""
         connection = await self._acquire_connection()
         events = SseReader(sample)
         sample.sent = self._clock()

@@ -13,7 +13,10 @@ from streams.errors import ModelNotFound
 
 @dataclass(frozen=True)
 class TargetModel:
-    """A model's name, vocabulary size and context length; None where the gateway does not say."""
+    """A model that the gateway offers: its name, vocabulary size and context length in tokens.
+
+    Vocabulary and context are None if the gateway does not say.
+    """
 
     name: str
     vocabulary: int | None
@@ -21,9 +24,10 @@ class TargetModel:
 
 
 def resolve_address(settings: BenchSettings) -> GatewayAddress:
-    """Return the gateway's address with the given API key.
+    """Return the gateway's address, with the API key of the settings.
 
-    Without one, the key that `millstream up` saved in the data directory is used, if any.
+    If the settings have none, it is the key that `millstream up` saved in the data directory; if
+    there is none either, no key is sent.
     """
     key = settings.api_key
     text = key.get_secret_value() if key else _read_saved_key(settings.data_dir)
@@ -38,9 +42,12 @@ def _read_saved_key(data_dir: Path) -> str | None:
 async def fetch_models(
     address: GatewayAddress, names: tuple[str, ...], clock: Clock
 ) -> list[TargetModel]:
-    """Return the named models; without names, one that generates, if possible one with workers.
+    """Ask the gateway for its models and return the named ones, in the order of `names`.
 
-    Raises `ModelNotFound`, or `Unreachable` with the gateway's own message.
+    Without names, return one model that generates text, if possible one that has workers. Raises
+    `ModelNotFound` for a name that the gateway does not offer. Raises `Unreachable` if the gateway
+    does not answer, answers with an error (the message has its words), or has no model that
+    generates.
     """
     status, body = await get_json(address, "/v1/models", clock)
     if status != 200:

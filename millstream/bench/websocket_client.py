@@ -35,7 +35,7 @@ DATA = (Opcode.TEXT, Opcode.BINARY)
 
 @dataclass(frozen=True)
 class Codec:
-    """An encoding of frames, and the WebSocket subprotocol that selects it."""
+    """An encoding of WebSocket frames, and the subprotocol that asks the gateway for it."""
 
     subprotocol: Subprotocol
     opcode: Opcode
@@ -86,10 +86,10 @@ class _OpenRequest:
 
 
 class MultiplexedSocket(asyncio.Protocol):
-    """A WebSocket with the requests that run on it, by the ids that the client gave them.
+    """One WebSocket of a load, with all requests that run on it at the same time.
 
-    `opened` is done after the handshake, or has the `Unreachable` with which it failed; `closed` is
-    done when the connection has ended.
+    `opened` is done once the handshake is accepted, or has the `Unreachable` that says why it was
+    not. `closed` is done when the connection has ended.
     """
 
     def __init__(self, address: GatewayAddress, codec: Codec, clock: Clock) -> None:
@@ -106,10 +106,15 @@ class MultiplexedSocket(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
+        """True from the accepted handshake until the connection is closing."""
         return self._protocol.state is State.OPEN and not self.closed.done()
 
     async def run_request(self, request: LoadRequest, sample: Sample) -> None:
-        """Send one request and fill in `sample` until it ends; cancelling cancels the request."""
+        """Send one request, record the answer in `sample`, and return when the request has ended.
+
+        An error, the end of the connection included, is recorded as the sample's code and not
+        raised. Cancelling sends a cancel for the request.
+        """
         id = f"{next(self._ids):x}"
         open_request = self._requests[id] = _OpenRequest(
             sample, asyncio.get_running_loop().create_future()
@@ -124,7 +129,10 @@ class MultiplexedSocket(asyncio.Protocol):
             self._requests.pop(id, None)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one frame; dropped on a closed socket, whose requests have ended already."""
+        """Send one frame without waiting; drop it if the socket is not open.
+
+        The requests of a socket that was closed have ended already.
+        """
         if not self.is_open:
             return
         data = self._codec.dumps(message)
@@ -135,13 +143,13 @@ class MultiplexedSocket(asyncio.Protocol):
         self._flush()
 
     def close(self) -> None:
-        """Send a close frame, once; `closed` is done when the peer has closed in turn."""
+        """Send a close frame, once; `closed` is done when the server has closed in turn."""
         if self.is_open:
             self._protocol.send_close()
             self._flush()
 
     def abort(self) -> None:
-        """Drop the connection at once."""
+        """Drop the connection at once, without a close frame."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -215,9 +223,10 @@ def _make_generate_frame(id: str, request: LoadRequest) -> dict[str, Any]:
 
 
 class WebSocketClient:
-    """A client that uses its sockets in turn.
+    """The load client over WebSocket: spreads requests over `sockets` connections in turn.
 
-    A socket that was lost is opened anew by the next request that needs it.
+    Opening it opens all of them. One that was lost is opened again by the next request whose turn
+    it is.
     """
 
     def __init__(self, address: GatewayAddress, codec: str, sockets: int, clock: Clock) -> None:
@@ -241,7 +250,7 @@ class WebSocketClient:
             socket.abort()
 
     async def run_request(self, request: LoadRequest, sample: Sample) -> None:
-        """Send one request and fill in `sample`, as `BenchClient.run_request` promises."""
+        """Send one request and record the answer in `sample`; see `BenchClient.run_request`."""
         socket = await self._acquire_socket(next(self._turn))
         sample.sent = self._clock()
         await socket.run_request(request, sample)

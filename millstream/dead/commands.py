@@ -27,7 +27,7 @@ FAILED = 1
 
 
 class NotConfirmed(MillstreamError):
-    """Several dead letters match, and `--yes` was not given."""
+    """Several dead letters match the filter, and `--yes` was not given; nothing was changed."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} dead letters match; say --yes if all of them are meant")
@@ -43,7 +43,10 @@ def _make_console() -> Console:
 
 
 async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
-    """Print one line for each matching dead letter, the oldest first."""
+    """Print one line for each dead letter that matches the filter, the oldest first.
+
+    A dead letter is a request that no worker could finish.
+    """
     async with connect(settings.nats, "dead") as broker:
         replayed = await replays.read_replays(broker)
         rows = [
@@ -57,9 +60,9 @@ async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
 
 
 async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
-    """Print one dead letter in full, without prompt or other text that the client wrote.
+    """Print one dead letter in full, but without prompt or other text that the client wrote.
 
-    Raises `DeadLetterNotFound`.
+    Raises `DeadLetterNotFound` if none has the id in the settings.
     """
     async with connect(settings.nats, "dead") as broker:
         letter = await _find_letter(broker, settings.request_id)
@@ -71,10 +74,12 @@ async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
 
 
 async def replay(settings: DeadChangeSettings, stop: asyncio.Event) -> int:
-    """Queue each matching dead letter as a new request, unless it was replayed before.
+    """Queue the request of each chosen dead letter again, unless that was done before.
 
-    Returns 1 if one of them is not replayable, else 0. Raises `DeadLetterNotFound` or
-    `NotConfirmed`.
+    Returns the exit status: 1 if one of the letters cannot be replayed because its headers are not
+    those of a request, else 0. Raises `DeadLetterNotFound` if none matches, and `NotConfirmed` if
+    several match a filter without `--yes`. Raises `LaneFull`, `Overloaded` or `BrokerUnavailable`
+    at the first letter whose request could not be queued; the letters before it were replayed.
     """
     async with connect(settings.nats, "dead") as broker:
         await sample_once(broker)
@@ -92,7 +97,11 @@ async def _replay_one(broker: Broker, letter: DeadLetter) -> int:
 
 
 async def drop(settings: DeadChangeSettings, stop: asyncio.Event) -> None:
-    """Remove the matching dead letters for good. Raises `DeadLetterNotFound` or `NotConfirmed`."""
+    """Remove the chosen dead letters for good; one that is gone already is no error.
+
+    Raises `DeadLetterNotFound` if none matches, and `NotConfirmed` if several match a filter
+    without `--yes`.
+    """
     async with connect(settings.nats, "dead") as broker:
         for letter in await _select(broker, settings):
             await broker.remove(topology.DEAD, letter.seq)  # no error if it is gone already

@@ -21,7 +21,10 @@ _SHOWN_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logpr
 
 
 def summarize(letter: DeadLetter, replay: Replay | None) -> Facts:
-    """Return the facts of one row of `dead list`; `replay` is the letter's replay, if any."""
+    """Return the facts of a dead letter that `dead list` shows in one row.
+
+    `replay` is the new request that the letter was replayed as; None if it was not.
+    """
     errors = [each.error for each in letter.history.failures]
     tries = letter.history.attempts
     return {
@@ -41,9 +44,10 @@ def summarize(letter: DeadLetter, replay: Replay | None) -> Facts:
 
 
 def describe(letter: DeadLetter, replay: Replay | None) -> Facts:
-    """Return all facts of one letter except text that the client wrote.
+    """Return all facts of a dead letter, but no text that the client wrote.
 
-    Besides those of `summarize`: its headers, the shape of its payload, and its attempts.
+    They are those of `summarize`, the request's headers, the sizes and parameters of its payload,
+    and its attempts. For a payload that cannot be read, the error's name is given instead.
     """
     return {
         **summarize(letter, replay),
@@ -56,7 +60,7 @@ def describe(letter: DeadLetter, replay: Replay | None) -> Facts:
 
 
 def format_time(epoch_ms: int) -> str | None:
-    """Format a time as ISO 8601 in UTC, to the second; None for 0."""
+    """Return a time in epoch ms as ISO 8601 in UTC, to the second; None for 0, an unknown time."""
     if not epoch_ms:
         return None
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -98,7 +102,7 @@ def _describe_sampling(sampling: Sampling) -> Facts:
 
 
 def render_table(rows: list[Facts]) -> Table:
-    """Render the results of `summarize` as a table with one row per letter."""
+    """Return facts from `summarize` as a rich table with one row per dead letter."""
     table = Table("when")
     table.add_column("request", no_wrap=True)  # can be copied in one piece
     for title in ("tenant", "model", "priority", "reason"):
@@ -112,7 +116,7 @@ def render_table(rows: list[Facts]) -> Table:
 
 
 def render_letter(facts: Facts) -> Group:
-    """Render the result of `describe` as tables: letter, headers, payload, attempts."""
+    """Return facts from `describe` as rich tables: letter, headers, payload, attempts."""
     nested = ("headers", "payload", "tries")
     plain = {name: value for name, value in facts.items() if name not in nested}
     tries = Table("attempt", "worker", "when", "fault", "error", title="Attempts")

@@ -24,7 +24,7 @@ _REPEATABLE_SECONDS = topology.LOG_SECONDS / 2  # well within the broker's dupli
 
 
 class NotReplayable(MillstreamError):
-    """The letter's headers cannot be read as a request's."""
+    """The dead letter cannot be queued again, because its headers are not those of a request."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} cannot be replayed: its headers are not those of a request")
@@ -32,23 +32,31 @@ class NotReplayable(MillstreamError):
 
 @dataclass(frozen=True)
 class Replay:
-    """The new request that a dead letter was replayed as; `at` is epoch ms."""
+    """The new request as which a dead letter was queued again.
+
+    `request_id` is the new request's; `at` is when it was made, in epoch ms.
+    """
 
     request_id: str
     at: int
 
 
 async def read_replays(broker: Broker) -> dict[str, Replay]:
-    """Return all replays by the name of their dead letter."""
+    """Return all replays, by the name of the dead letter that was replayed.
+
+    Raises `BrokerUnavailable`.
+    """
     stored = await broker.read_subject(topology.REPLAYS, subjects.ALL_REPLAYS)
     return {m.subject.rpartition(".")[2]: _unpack(m.data) for m in stored}
 
 
 async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
-    """Queue the letter's request again; return its replay, and whether this call made it.
+    """Queue a dead letter's request again; return its replay, and True if this call queued it.
 
-    False: it had been replayed before. Raises `NotReplayable`; `LaneFull` or `Overloaded` if it was
-    not queued; `BrokerUnavailable` if that is unknown: then call again soon, which is safe.
+    False means that the letter had been replayed before; then nothing is queued. Raises
+    `NotReplayable` for a letter whose headers are unreadable, and `LaneFull` or `Overloaded` if the
+    request was not queued. `BrokerUnavailable` means that it is unknown whether it was; calling
+    again soon is safe, as no second request is queued.
     """
     if letter.envelope is None:
         raise NotReplayable(letter.name)

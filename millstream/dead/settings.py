@@ -8,7 +8,7 @@ from streams.subjects import token
 
 
 class DeadFilterSettings(ClientSettings):
-    """A filter of dead letters: by tenant, model and age."""
+    """A filter of dead letters: by tenant, model and age. What is not given matches all."""
 
     tenant: Slug | None = Field(
         None, description="only of this tenant", json_schema_extra=FLAG_ONLY

@@ -27,7 +27,9 @@ CONSOLE = Console(  # names may look like markup
 async def add(settings: AddSettings, stop: asyncio.Event) -> None:
     """Register files or a server as a model version, or files as an adapter; print the result.
 
-    Raises `ArtifactRefused`; `ModelNotFound` if an adapter's base model is not registered.
+    Raises `ArtifactRefused` if the files cannot be served, `RemoteRefused` if the options do not
+    fit a server, `VersionExists` or `NameTaken` if a name is in use for something else, and
+    `ModelNotFound` if an adapter's base model is not registered.
     """
     if settings.adapter_of:
         await _add_adapter(settings, settings.adapter_of)
@@ -84,7 +86,7 @@ async def _add_adapter(settings: AddSettings, base: str) -> None:
 
 
 async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
-    """Print every model with its aliases and adapters."""
+    """Print every registered model with its aliases and adapters, as a table or as JSON."""
     async with open_registry(settings.nats) as registry:
         if settings.as_json:
             print_json(data=[_model_json(registry, model) for model in registry.models.values()])
@@ -93,7 +95,10 @@ async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
 
 
 async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
-    """Print one model with its versions, or one adapter, with its files. Raises `ModelNotFound`."""
+    """Print a model with its versions and their files, or an adapter with its files.
+
+    Raises `ModelNotFound` if no model, alias or adapter has the name in the settings.
+    """
     async with open_registry(settings.nats) as registry:
         model, _, adapter = registry.resolve_target(settings.name)
         if settings.as_json:
@@ -105,9 +110,10 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
 
 
 async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
-    """Remove a model with its aliases and adapters, or one alias or adapter; files stay.
+    """Remove a model with its aliases and adapters, or one alias or adapter, from the registry.
 
-    Requests that wait for a removed model end with `model_not_found`. Raises `ModelNotFound`.
+    The files stay. Requests that wait for a removed model end with the error `model_not_found`.
+    Raises `ModelNotFound` if nothing has the name in the settings.
     """
     async with open_registry(settings.nats) as registry:
         if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
@@ -118,7 +124,10 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def open_registry(url: str) -> AsyncIterator[Registry]:
-    """Connect to NATS at `url` and open the registry; both are closed with the context."""
+    """Connect to NATS at `url` and yield the loaded registry; both are closed after the block.
+
+    Raises `BrokerUnavailable` if NATS does not answer.
+    """
     async with connect(url, "millstream-models") as broker:
         registry = await Registry.open(broker)
         try:

@@ -118,7 +118,7 @@ class AddSettings(ClientSettings):
 
     @property
     def goals(self) -> dict[Priority, LatencyGoals]:
-        """The latency goals that were given, by priority."""
+        """The goals for the time to first token that were given, by priority; empty if none was."""
         goals_ms = {
             Priority.INTERACTIVE: self.interactive_goal_ms,
             Priority.STANDARD: self.standard_goal_ms,

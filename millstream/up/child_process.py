@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class StartFailed(MillstreamError):
-    """A child died `START_ATTEMPTS` times in a row before everything was ready.
+    """A child process died `START_ATTEMPTS` times in a row before everything was ready.
 
     `status` is its last exit status, `tail` the last lines of its log.
     """
@@ -40,7 +40,7 @@ class StartFailed(MillstreamError):
 
 @dataclass(frozen=True)
 class Program:
-    """A command line with its name in logs and its complete environment."""
+    """A program to run: its name in logs, its command line, and its whole environment."""
 
     name: str
     command: tuple[str, ...]
@@ -51,9 +51,11 @@ OnDeath = Callable[[], Awaitable[None]]
 
 
 class ChildProcess:
-    """Keeps one program running from `keep_running` to `stop`, with its output in a log file.
+    """Runs one program as a child process, and starts it again whenever it dies.
 
-    The program dies with this process, even when this process is killed.
+    The owner runs `keep_running` in a task and ends it with `stop`. The program's output is
+    appended to `log_file`, which is emptied at creation. The program dies with this process, even
+    when this process is killed. `on_death` is awaited after each death, before the next start.
     """
 
     def __init__(self, program: Program, logs: Path, on_death: OnDeath | None = None) -> None:
@@ -67,9 +69,11 @@ class ChildProcess:
         self._stopping = asyncio.Event()
 
     async def keep_running(self) -> None:
-        """Run the program, again after each death, until `stop`; cancelling kills it at once.
+        """Run the program, and again after each death, until `stop` is called.
 
-        Raises `StartFailed` after `START_ATTEMPTS` deaths in a row while `is_starting`.
+        The pause before a restart doubles from 0.2 s to 10 s, and is short again after a run of
+        more than 30 s. Cancelling kills the program at once. While `is_starting`, raises
+        `StartFailed` after `START_ATTEMPTS` deaths in a row.
         """
         deaths = 0
         try:
@@ -82,16 +86,22 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the running program, or of its last run; 0 before the first."""
+        """The process id of the program that runs, or that ran last; 0 if none ran yet."""
         return self._process.pid if self._process else 0
 
     async def stop(self, seconds: float) -> None:
-        """Send SIGTERM, and SIGKILL if the program has not ended after `seconds`. Idempotent."""
+        """Send SIGTERM and wait until the program has ended; it is not started again. Idempotent.
+
+        If it has not ended after `seconds`, it is killed with SIGKILL.
+        """
         self._stopping.set()
         await self._terminate(seconds)
 
     async def restart(self, seconds: float) -> None:
-        """End the program as `stop` does; `keep_running` then starts it again."""
+        """End the program as `stop` does; a running `keep_running` then starts it again.
+
+        Returns when the old program has ended, which is before the new one has started.
+        """
         await self._terminate(seconds)
 
     async def _terminate(self, seconds: float) -> None:
@@ -105,7 +115,7 @@ class ChildProcess:
             await self._wait_for_exit()
 
     def tail(self) -> str:
-        """Return the last lines of the log, with the escaped newlines of tracebacks expanded."""
+        """Return the log's last `TAIL_LINES` lines; escaped newlines of tracebacks are expanded."""
         with self.log_file.open(errors="replace") as lines:
             text = "".join(deque(lines, TAIL_LINES)).replace("\\n", "\n")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
@@ -155,9 +165,10 @@ class ChildProcess:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; `parent` is the parent's pid.
+    """Make the kernel kill this process when its parent, the process with id `parent`, dies.
 
-    Meant as `preexec_fn`: it runs in the child before the program does.
+    Meant as `preexec_fn`, which runs in the child before the program does. If the parent is dead
+    already, the child exits with status 1. Linux only.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the prctl call

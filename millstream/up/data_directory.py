@@ -14,7 +14,7 @@ API_KEY_FILE = "api-key"
 
 
 class DataDirectoryInUse(MillstreamError):
-    """Another `millstream up` uses the same data directory."""
+    """Another running `millstream up` uses the same data directory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"another `millstream up` uses {path}; name another one: --data-dir")
@@ -23,7 +23,7 @@ class DataDirectoryInUse(MillstreamError):
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """A data directory that this process owns."""
+    """A data directory that this process owns: logs, NATS's files and the API key."""
 
     path: Path
 
@@ -37,12 +37,15 @@ class DataDirectory:
         return self.path / "nats"
 
     def load_api_key(self) -> str:
-        """Return the saved API key, or a new random one if none was saved."""
+        """Return the saved API key; if none was saved, a new random one, which is not saved yet."""
         file = self.path / API_KEY_FILE
         return file.read_text().strip() if file.exists() else f"sk-{secrets.token_urlsafe(24)}"
 
     def save_api_key(self, key: str) -> None:
-        """Save the API key for clients and later starts, in a file that only its owner can read."""
+        """Save the API key for clients and later starts, replacing an earlier one.
+
+        Only the file's owner can read it. A reader sees the old key or the new one, never a part.
+        """
         new_file = (self.path / API_KEY_FILE).with_suffix(".new")
         new_file.unlink(missing_ok=True)
         with open(new_file, "x", opener=_open_owner_only) as out:
@@ -56,9 +59,10 @@ def _open_owner_only(path: str, flags: int) -> int:
 
 @contextmanager
 def open_data_directory(data_dir: Path) -> Iterator[DataDirectory]:
-    """Own the data directory for the time of the context; it is created if missing.
+    """Own the data directory for the time of the `with` block; create it if it is missing.
 
-    Raises `DataDirectoryInUse` while another process owns it.
+    Yields the directory with `~` expanded. Raises `DataDirectoryInUse` at once if another process
+    owns it; this does not wait. A process that dies no longer owns it.
     """
     directory = DataDirectory(data_dir.expanduser().resolve())
     directory.logs.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from streams.errors import MillstreamError
 
 
 class ConversionFailed(MillstreamError):
-    """The model could not be converted; the log, mostly in its last line, says why."""
+    """The demo model could not be converted; the message has the last line of the log."""
 
     def __init__(self, name: str, log: Path) -> None:
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
@@ -33,15 +33,19 @@ class ConversionFailed(MillstreamError):
 
 
 def cache_directory() -> Path:
-    """Return the directory of converted models, shared by all data directories of this user."""
+    """Return the directory of converted models, which all data directories of this user share.
+
+    It is `MILLSTREAM_CACHE_DIR`, or else `~/.cache/millstream`; it may not exist yet.
+    """
     return Path(os.environ.get("MILLSTREAM_CACHE_DIR", "~/.cache/millstream")).expanduser()
 
 
 async def convert_demo_model(name: str, log: Path) -> Path:
-    """Convert the demo model if it is not in the cache, and return its directory.
+    """Convert the demo model `name` unless the cache has it, and return the model's directory.
 
-    Shows a progress bar during the conversion, whose stderr goes to `log`. Cancelling ends the
-    conversion and leaves nothing half done. Raises `ConversionFailed`.
+    A conversion takes about a minute; a progress bar is shown meanwhile, and its stderr goes to the
+    file `log`. Cancelling kills the conversion and leaves no incomplete model in the cache. Raises
+    `ConversionFailed` if it fails.
     """
     directory = ""
     async with _conversion_process(name, log) as process:
@@ -93,7 +97,11 @@ def _show_progress(bar: Progress, progress: dict[str, Any]) -> None:
 
 
 def main(name: str, cache: str) -> None:
-    """Convert the model into the directory `cache`, printing stages and directory as JSON lines."""
+    """Convert the demo model `name` into the directory `cache`; the main function of the process.
+
+    Prints JSON lines to stdout: each stage with the part done (0 to 1), and at last the directory.
+    A model that was converted before is not converted again.
+    """
     directory = demo_models.find_model(
         name, Path(cache), lambda stage, done: _print_json(stage=stage, done=done)
     )

@@ -5,7 +5,10 @@ from typing import IO, Any
 
 
 def try_lock(file: IO[Any]) -> bool:
-    """Lock the file until it is closed; return False if another process has locked it."""
+    """Lock a file for this process, without waiting; return False if another process has the lock.
+
+    The lock ends when `file` is closed or the process dies.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

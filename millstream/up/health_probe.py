@@ -6,14 +6,17 @@ from typing import NamedTuple
 
 
 class ProbeResult(NamedTuple):
-    """The answer to a probe: whether its status was 200, and its body."""
+    """The answer to a probe: `is_healthy` is True for HTTP status 200, and `text` is the body."""
 
     is_healthy: bool
     text: str
 
 
 async def send_probe(host: str, port: int, path: str, seconds: float) -> ProbeResult | None:
-    """Send one GET and return the answer; None if nothing answers within `seconds`."""
+    """Send one HTTP GET and return the answer; None if there is none within `seconds`.
+
+    Raises nothing if the connection is refused or breaks: that is None, too.
+    """
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(host, port)

@@ -31,7 +31,10 @@ _NOT_PASSED_ON = {ENV_PREFIX + key for key in ("ID", "MODEL", "API_KEY")}
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Ports, key, models and settings of one start, from which each service's program is made."""
+    """The ports, API key, models and settings of one `millstream up`.
+
+    Gives the command line, environment and time to stop of each service's processes.
+    """
 
     settings: UpSettings
     port: int
@@ -41,36 +44,46 @@ class LaunchPlan:
 
     @property
     def nats_url(self) -> str:
+        """The URL of the embedded nats-server for NATS clients on this machine."""
         return nats_server.make_url(self.nats_port)
 
     @property
     def gateway_url(self) -> str:
-        """The gateway's URL for clients on this machine: loopback if it listens everywhere."""
+        """The gateway's URL for clients on this machine; on 127.0.0.1 if it listens everywhere."""
         host = self.settings.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
     def drain_seconds(self, service: str) -> float:
-        """Seconds that a service may take to finish its running requests."""
+        """Return how many seconds a service may take to finish its requests when it is stopped.
+
+        `service` is a key of `DRAIN_SHARES`, such as `worker`.
+        """
         return self.settings.drain_seconds * DRAIN_SHARES[service]
 
     def kill_after_seconds(self, service: str) -> float:
-        """Seconds to wait for a service to end before it is killed."""
+        """Return after how many seconds a service that was told to stop is killed.
+
+        That is its `drain_seconds` and some time to close connections.
+        """
         return self.drain_seconds(service) + CLOSING_SECONDS[service]
 
     def gateway_program(self) -> Program:
-        """The gateway, the only service that gets the API key."""
+        """Return the gateway's program; no other program gets the API key."""
         settings = {"host": self.settings.host, "port": self.port, "api_key": self.api_key}
         return self._make_program("gateway", "gateway", settings)
 
     def dispatcher_program(self) -> Program:
-        """The dispatcher, with the first metrics port."""
+        """Return the dispatcher's program; it gets the first metrics port."""
         return self._make_program(
             "dispatcher", "dispatcher", {"metrics_port": self._metrics_port(0)}
         )
 
     def worker_programs(self) -> list[Program]:
-        """The program of each worker; they divide the CPU cores unless `threads` is set."""
+        """Return one program for each worker; they share the CPU cores equally.
+
+        A setting of `threads` gives each worker that many instead.
+        """
         return [self._make_worker_program(number) for number in range(1, self.settings.workers + 1)]
 
     def _make_worker_program(self, number: int) -> Program:

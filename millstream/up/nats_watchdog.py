@@ -21,7 +21,7 @@ RESERVE_BYTES = 16 * 2**20  # with less free space a disk counts as full
 
 
 class NatsHealth:
-    """Judges a server's health from the checks of its current process. Pure."""
+    """Judges from a row of checks whether the nats-server is unhealthy. Pure."""
 
     def __init__(self, pid: int) -> None:
         """The server with process id `pid` counts as healthy: all services started with it."""
@@ -29,10 +29,11 @@ class NatsHealth:
         self._failed_checks = 0  # in a row
 
     def record_check(self, pid: int, error: str | None) -> bool:
-        """Record the error of one check; return whether the server has just become unhealthy.
+        """Record the result of one check; return True if the server has just become unhealthy.
 
-        An empty error means healthy; None, no answer, ends a row of failed checks as well. A new
-        `pid` is a restarted server, which is not judged before its first healthy check.
+        `error` is what `fetch_health_error` returned: an empty text means healthy, and None no
+        answer, which ends a row of failed checks as well. A `pid` other than before is a restarted
+        server, which is not judged before its first healthy check.
         """
         if pid != self._pid:
             self._pid, self._was_healthy, self._failed_checks = pid, False, 0
@@ -44,15 +45,16 @@ class NatsHealth:
     def is_unhealthy(self) -> bool:
         """True after `UNHEALTHY_CHECKS` failed checks in a row of a server that was healthy before.
 
-        A server that is still starting up is therefore not unhealthy.
+        A server that is still starting is therefore not unhealthy.
         """
         return self._was_healthy and self._failed_checks >= UNHEALTHY_CHECKS
 
 
 async def restart_when_unhealthy(nats: ChildProcess, store: Path, seconds: float) -> None:
-    """Check nats-server every two seconds; restart it when it is unhealthy and its disk has room.
+    """Check nats-server every two seconds, and restart it when it is unhealthy, until cancelled.
 
-    `seconds` is how long it may take to end before it is killed. Runs until cancelled.
+    It is restarted only while the disk of `store` has room, since a restart is in vain on a full
+    disk. `seconds` is how long it may take to end before it is killed.
     """
     health = NatsHealth(nats.pid)
     while True:

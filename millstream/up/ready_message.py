@@ -12,7 +12,10 @@ PROMPT = "The old mill by the stream"
 
 
 def render_ready_message(plan: LaunchPlan, data_directory: DataDirectory) -> str:
-    """Return the text, with each fact on its own line and a command that can be pasted."""
+    """Return the text that `millstream up` prints when ready: addresses, API key, models, logs.
+
+    Each is on a line of its own; a curl command that can be pasted into a shell comes last.
+    """
     return f"""
 Millstream is ready.
 

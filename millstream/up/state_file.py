@@ -7,7 +7,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class UpState(BaseModel):
-    """Addresses of NATS and gateway of a running `millstream up`; stale once its `pid` is gone."""
+    """The process id and addresses of a running `millstream up`, as its state file has them.
+
+    `nats` and `url` are for clients on this machine. The file is stale if no process has this
+    `pid`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -17,7 +21,7 @@ class UpState(BaseModel):
 
     @property
     def is_alive(self) -> bool:
-        """True while a process with this `pid` exists, also another user's."""
+        """True if a process with this `pid` exists, whoever owns it and whatever it runs."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -33,14 +37,17 @@ def path(data_dir: Path) -> Path:
 
 
 def write(data_dir: Path, state: UpState) -> None:
-    """Replace the state file atomically: a reader sees the old state or the new one."""
+    """Write the state file, replacing an earlier one; a reader sees either state as a whole."""
     new_file = path(data_dir).with_suffix(".new")
     new_file.write_text(state.model_dump_json())
     new_file.replace(path(data_dir))
 
 
 def read(data_dir: Path) -> UpState | None:
-    """Return the state of a `millstream up` that is still running, or None."""
+    """Return the state of the `millstream up` that runs in this data directory.
+
+    None if there is no state file, if it is not readable, or if its process is gone.
+    """
     try:
         state = UpState.model_validate_json(path(data_dir).read_bytes())
     except (OSError, ValueError):

@@ -30,8 +30,9 @@ ANNOUNCE_SECONDS = 2.0
 async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     """Run all services on this machine until `stop` is set, then stop them in order.
 
-    Raises a `MillstreamError` before anything starts if a model, a port or the data directory is
-    not available, and `StartFailed` with the last lines of its log if a service does not start.
+    If a model, a port or the data directory is not available, a `MillstreamError` is raised before
+    anything starts. Raises `StartFailed`, with the last lines of its log, if a service dies again
+    and again before everything is ready; the other services are then killed.
     """
     models = model_registration.resolve_models(settings)
     with open_data_directory(settings.data_dir) as directory:
@@ -54,7 +55,7 @@ def _make_plan(
 
 
 class ProcessManager:
-    """The child processes of one `millstream up`: started by `add`, stopped in order by `stop`."""
+    """The child processes of one `millstream up`: `add` starts one, `stop` stops all in order."""
 
     def __init__(
         self, tasks: asyncio.TaskGroup, directory: DataDirectory, plan: LaunchPlan
@@ -64,9 +65,10 @@ class ProcessManager:
         self._children: dict[str, list[ChildProcess]] = {}  # by service
 
     def add(self, service: str, program: Program, on_death: OnDeath | None = None) -> ChildProcess:
-        """Start a program of `service` and keep it running.
+        """Start a program as a process of `service`, keep it running, and return it at once.
 
-        `on_death` is awaited after each of its deaths, before it is started again.
+        `on_death` is awaited after each of its deaths, before the next start. While everything is
+        starting, repeated deaths end the task group with `StartFailed`.
         """
         child = ChildProcess(program, self.directory.logs, on_death)
         self._children.setdefault(service, []).append(child)
@@ -74,7 +76,7 @@ class ProcessManager:
         return child
 
     def mark_started(self) -> None:
-        """End the starting phase: from now on a process is restarted however often it dies."""
+        """End the starting phase: from now on a process is started again however often it dies."""
         for children in self._children.values():
             for child in children:
                 child.is_starting = False
@@ -82,7 +84,8 @@ class ProcessManager:
     async def stop(self) -> None:
         """Stop gateways, then workers, then dispatchers, nats-server last; remove the state file.
 
-        The processes of one service stop together, each killed after its `kill_after_seconds`.
+        The processes of one service are stopped together, and each is killed after its
+        `kill_after_seconds`. Returns when all have ended.
         """
         for service in DRAIN_SHARES:
             seconds = self.plan.kill_after_seconds(service)

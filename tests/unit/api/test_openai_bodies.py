@@ -258,5 +258,5 @@ def test_an_error_body_has_openais_shape(
 ) -> None:
     """Clients branch on `code` and show `message`."""
     assert error_bodies.error_body(failure) == {
-        "error": {"message": str(failure), "type": kind, "param": param, "code": failure.code}
+        "error": {"message": failure.message, "type": kind, "param": param, "code": failure.code}
     }

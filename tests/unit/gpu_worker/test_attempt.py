@@ -22,7 +22,7 @@ GOALS = {
 
 
 def an_attempt(delivery: Delivery, who: WorkerIdentity) -> Attempt:
-    return Attempt(Broker("", ""), NOBODY, NOBODY, delivery, ENVELOPE, who, NOBODY)
+    return Attempt(Broker("nats://127.0.0.1:4222", ""), NOBODY, NOBODY, delivery, ENVELOPE, who, NOBODY)
 
 
 @pytest.mark.parametrize(
