@@ -24,6 +24,8 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 MAX_COMPILED = 64  # compiled templates in the cache
 PLAIN_STOPS = ["\nUser:"]  # a model without a template would go on to write the user's next turn
+# Variables of every template, which no request sets; the tokeniser's special tokens besides
+RESERVED_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _SPEAKERS = {"user": "User", "assistant": "Assistant"}  # other roles are text without a speaker
 
 # Errors that a template raises for messages that it was not written for
@@ -42,24 +44,29 @@ def render(
     messages: Sequence[Message],
     tokens: Mapping[str, str],
     tools: Sequence[Tool] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a chat as the text of a prompt that ends where the assistant's answer is to begin.
 
     `template` is a Hugging Face chat template; None gives the plain dialogue of `render_plain`.
     `tokens` has the tokeniser's special tokens by name (`bos_token`, ...). `tools`, and the calls
     in messages, have the shape that transformers expects, which is OpenAI's with arguments as an
-    object. Raises `BadRequest` with the template's own words if the template refuses the messages
+    object. `options` are more variables for the template, such as `enable_thinking`. Raises
+    `BadRequest` with the template's own words if the template refuses the messages
     or fails on them.
     """
     if template is None:
         return render_plain(messages)
     try:
         return _compile(template).render(
-            **tokens,
-            messages=[dict(message) for message in messages],
-            tools=tools,
-            documents=None,
-            add_generation_prompt=True,
+            {
+                **(options or {}),
+                **tokens,
+                "messages": [dict(message) for message in messages],
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
         )
     except _TEMPLATE_ERRORS as error:
         raise BadRequest(f"the model's chat template refuses this: {error}", "messages") from error

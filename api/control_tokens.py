@@ -8,11 +8,17 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from streams.errors import BadRequest
+
 _PRIVATE_USE = range(0xE000, 0xF900)  # characters that no text has, as a rule
 
 
 class ControlTokens:
-    """Texts that a tokeniser turns into tokens with a meaning: those of its special tokens."""
+    """The texts that a tokeniser turns into control tokens, such as `<end_of_turn>`.
+
+    There is one for each tokeniser. Its use is to let a client write such a text in a message
+    without getting the token; only the chat template may write the token.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(text for text in texts if len(text) > 1)
@@ -21,16 +27,21 @@ class ControlTokens:
         self._start = re.compile(f"[{starts}]") if starts else None
 
     def cut(self, value: Any) -> tuple[str, Any]:
-        """Return a mark, and a copy of plain JSON in which the mark cuts every control token.
+        """Return a mark, and a copy of `value` that has the mark inside of each control text.
 
-        Text that is split at the mark and encoded piece by piece has no control tokens but those
-        that stand outside of `value`. The mark is empty where there is nothing to cut.
+        `value` is plain JSON. The mark is one character that does not occur in `value`. The caller
+        renders the copy, splits the text at the mark, and encodes the pieces separately: no control
+        text of `value` then becomes a token, and those outside of it still do. The mark is empty,
+        and `value` is returned itself, if it has no control text.
+        Raises `BadRequest` if no character is left for the mark.
         """
         texts = list(_texts(value))
         if not any(map(self._places, texts)):
             return "", value
         used = frozenset().union(*texts)
-        mark = next(chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+        mark = next((chr(code) for code in _PRIVATE_USE if chr(code) not in used), None)
+        if mark is None:
+            raise BadRequest("the messages use all private characters of Unicode", "messages")
         return mark, self._cut(value, mark)
 
     def _cut(self, value: Any, mark: str) -> Any:

@@ -27,12 +27,12 @@ MODEL_OWNER = "millstream"
 
 
 def completion_id(request_id: str) -> str:
-    """Return the `id` of a /v1/completions response."""
+    """Return the `id` of a /v1/completions response to the request `request_id`."""
     return f"cmpl-{request_id}"
 
 
 def chat_id(request_id: str) -> str:
-    """Return the `id` of a /v1/chat/completions response."""
+    """Return the `id` of a /v1/chat/completions response to the request `request_id`."""
     return f"chatcmpl-{request_id}"
 
 
@@ -105,7 +105,7 @@ def chat_choice(
 
 
 def tool_call(call: ToolCall) -> JsonBody:
-    """Return a tool call in OpenAI's shape."""
+    """Return an entry of `tool_calls` for a call, in OpenAI's shape."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -136,8 +136,9 @@ def total_usage(usages: Sequence[Usage], choices: int) -> Usage:
 def completion_logprobs(logprobs: Logprobs, offset: int, cut: bytes = b"") -> JsonBody:
     """Return log probabilities as /v1/completions has them: parallel lists, one entry per token.
 
-    `offset` is the number of characters of the choice's text before the first of these tokens,
-    `cut` the bytes that come there of a character of several tokens.
+    `offset` is the number of characters of the choice's text before the first of these tokens.
+    `cut` are the bytes of a character that earlier tokens have begun and these complete; empty if
+    there is none.
     """
     counts, _ = count_characters([each["text"] for each in logprobs], cut)
     return {

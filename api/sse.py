@@ -55,7 +55,11 @@ class ChoiceEvents(ABC):
         return b""
 
     def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
-        """Return the event of the next tokens; their text may be empty."""
+        """Return the event for the next tokens of the answer.
+
+        `text` is their text, which may be empty. `logprobs` has one entry per token; None if the
+        client did not ask for log probabilities.
+        """
         if logprobs is None:
             return self._before + orjson.dumps(text) + self._after
         return self._event(self._content(text), logprobs=self._logprobs(logprobs))
@@ -91,7 +95,10 @@ class ChoiceEvents(ABC):
 
 
 class CompletionEvents(ChoiceEvents):
-    """Events of one choice of /v1/completions; `created` is in epoch seconds."""
+    """Events of one choice of a streamed /v1/completions; `created` is in epoch seconds.
+
+    `index` is the choice's place in the response.
+    """
 
     def __init__(
         self, request_id: str, model: str, created: int, index: int = 0, include_usage: bool = False
@@ -103,6 +110,10 @@ class CompletionEvents(ChoiceEvents):
         self._offset, self._cut = 0, b""  # characters of tokens so far, bytes of one begun
 
     def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
+        """Return the event for the next tokens, and count their characters for later text offsets.
+
+        The arguments are those of `ChoiceEvents.text`.
+        """
         if logprobs is None:
             self._offset += len(text)
         return super().text(text, logprobs)
@@ -118,7 +129,10 @@ class CompletionEvents(ChoiceEvents):
 
 
 class ChatEvents(ChoiceEvents):
-    """Events of one choice of /v1/chat/completions; `created` is in epoch seconds."""
+    """Events of one choice of a streamed /v1/chat/completions; `created` is in epoch seconds.
+
+    `index` is the choice's place in the response.
+    """
 
     def __init__(
         self, request_id: str, model: str, created: int, index: int = 0, include_usage: bool = False
@@ -129,7 +143,7 @@ class ChatEvents(ChoiceEvents):
         super().__init__(head, index, include_usage)
 
     def opening(self) -> bytes:
-        """Return the event that names the assistant's role."""
+        """Return the event that goes before the first text and names the assistant's role."""
         return self._event({"delta": {"role": "assistant", "content": ""}})
 
     def _content(self, text: str) -> JsonBody:

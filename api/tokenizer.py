@@ -33,8 +33,8 @@ MAX_LOADED = 8
 class EncodedPair(NamedTuple):
     """Token ids of a query and a text as one sequence, joined as the model takes pairs.
 
-    `split` is the index in `tokens` where the second text begins. It is the length of `tokens` for
-    a model that does not mark which of the two texts a token belongs to.
+    `split` is the index in `tokens` where the second text begins. For a model that does not mark
+    which of the two texts a token belongs to, `split` is the length of `tokens`.
     """
 
     tokens: list[int]
@@ -94,10 +94,16 @@ class FileTokenizer:
         self._library.no_padding()
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """Return the token ids of each text, in the order of `texts`.
+
+        If `special` is True, the special tokens of the model are added around each text. Python's
+        lock is released, so other threads run on meanwhile.
+        """
         encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=special)
         return [encoding.ids for encoding in encoded]
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[EncodedPair]:
+        """Return one sequence for each text: the query and the text, joined as the file says."""
         pairs = [(query, text) for text in texts]
         return [_to_encoded_pair(encoding) for encoding in self._library.encode_batch_fast(pairs)]
 
@@ -164,19 +170,26 @@ class TokenizerCache:
         version: Version,
         messages: Sequence[chat_template.Message],
         tools: Sequence[chat_template.Tool] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a chat as a prompt that ends where the answer is to begin.
 
-        A template writes the special tokens itself, as Hugging Face's do; only our plain dialogue
-        leaves them to the tokeniser. Those that stand in the messages are text. Raises `BadRequest`
-        when the template refuses the messages.
+        The model's chat template makes the prompt and writes the special tokens itself, as Hugging
+        Face's templates do. A model without a template gets a plain dialogue, to which the
+        tokeniser adds the special tokens. `options` are more variables for the template. The text
+        of a special token in a message, tool or option is encoded as plain text. Raises
+        `BadRequest` if the template refuses the messages, and `ArtifactChanged` if the tokeniser's
+        files are missing on this machine or differ from the registered ones.
         """
         tokenizer = await self._get(model, version)
 
         def encode() -> list[int]:
             special = tokenizer.special_tokens
-            mark, (safe, safe_tools) = tokenizer.control_tokens.cut([messages, tools])
-            text = chat_template.render(model.chat_template, safe, special, safe_tools)
+            mark, safe = tokenizer.control_tokens.cut([messages, tools, options])
+            safe_messages, safe_tools, safe_options = safe
+            text = chat_template.render(
+                model.chat_template, safe_messages, special, safe_tools, safe_options
+            )
             first, *rest = text.split(mark) if mark else [text]
             (tokens,) = tokenizer.encode([first], special=model.chat_template is None)
             return [*tokens, *chain.from_iterable(tokenizer.encode(rest, special=False))]

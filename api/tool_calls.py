@@ -47,8 +47,8 @@ def parse_calls(body: str) -> list[ToolCall]:
     """Return the calls in `body`: one or more JSON objects with `name` and `arguments`.
 
     The objects may be in a list or follow one another. `parameters`, Llama's word, is taken for
-    `arguments`. The calls have no ids yet. Raises `ValueError` for text of any other form, and if
-    there is no call.
+    `arguments`, and a name alone is a call without arguments. The calls have no ids yet. Raises
+    `ValueError` for text of any other form, and if there is no call.
     """
     calls = [_to_call(value) for value in _iterate_values(body)]
     if not calls:
@@ -154,9 +154,11 @@ def forced_function_format(name: str) -> ToolCallFormat:
 class ToolParser:
     """Separates the text and the tool calls of one streamed answer.
 
-    A call of a function that is not among those `offered` (None: any) is text, as is one that is
-    not well formed. White space before a call is dropped. Without `parallel` only the first call is
-    returned. Ids are derived from `request_id`, so that an answer that is read again has the same.
+    Give each piece of the answer to `push`, and call `finish` at its end. A call that is not well
+    formed, or whose function is not among those `offered` (None allows any), is returned as text.
+    White space before a call is dropped. If `parallel` is False, only the first call is returned.
+    The ids of calls are derived from `request_id`, so an answer that is read again has the same
+    ids.
     """
 
     def __init__(
@@ -186,7 +188,10 @@ class ToolParser:
         return found
 
     def finish(self) -> ParsedDelta:
-        """Return what was still held back. A call without its end marker counts if it is whole."""
+        """Return the text and calls that were held back, at the end of the answer.
+
+        A call whose end marker is missing is returned as a call if it is complete, else as text.
+        """
         found = ParsedDelta()
         while self._opening is not None:
             found += self._finish_call()

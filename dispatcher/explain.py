@@ -21,9 +21,11 @@ Facts = dict[str, Any]
 def explain_request(
     state: ModelState, request_id: str, version: str | None, now: float
 ) -> Facts | None:
-    """Explain where a request stands; None for one that neither waits nor runs.
+    """Return facts on where a request stands, as JSON data; None if it neither waits nor runs.
 
-    `version` is the one that would serve it.
+    `state` in them is `queued` or `in_flight` (dispatched to the workers and not ended). `version`
+    is the id of the model version that would serve a queued request, None if that is gone; it is
+    not used for one in flight. `now` is epoch seconds.
     """
     if item := state.queue.get(request_id):
         return _queued(state, item, version, now) | {
@@ -35,7 +37,13 @@ def explain_request(
 
 
 def explain_tenant(state: ModelState, tenant: str) -> Facts:
-    """Report a tenant's waiting and running requests, its counter, waits and recent share."""
+    """Return facts on where a tenant stands, as JSON data.
+
+    They are its weight, its counter (service so far over its weight, in virtual tokens), its queued
+    requests by priority, the number and reserved tokens of its requests in flight, its recent usage
+    over its fair share, its estimated waits in seconds by priority, and the last heartbeat of each
+    worker. A tenant without requests is answered, too, with zeros.
+    """
     pressure = state.build_pressure()
     waiting = Counter[str]()
     for name, priority, tenant_queue in state.queue.tenant_queues():
@@ -57,9 +65,10 @@ def explain_tenant(state: ModelState, tenant: str) -> Facts:
 
 
 def times_its_share(state: ModelState, tenant: str) -> float | None:
-    """A tenant's usage of the last minute over its fair share of it; None if nobody used anything.
+    """Return a tenant's service in about the last minute over its fair share of all service.
 
-    Its fair share is by weight among the tenants that have used anything, wait or run.
+    1.0 is exactly its fair share, which is by weight among the tenants that have used anything,
+    wait or run. None if no tenant has used anything. Rounded to two decimals.
     """
     usage = state.recent_usage()
     if not usage:
@@ -72,7 +81,14 @@ def times_its_share(state: ModelState, tenant: str) -> float | None:
 
 
 def find_blocking_reason(state: ModelState, version: str | None, item: QueuedRequest) -> str:
-    """The reason why the next request is not sent at once; "being_sent" if there is none."""
+    """Return a word for why `item`, the next request, is not sent to a worker at once.
+
+    `version` is the id of the model version that would serve it, None if that is gone. The words
+    are `no_workers`, `no_worker_of_version`, `draining` (all of the version's workers are shutting
+    down), `no_free_sequences` and `no_free_tokens` (nothing is free, or requests on their way will
+    take it), `kept_for_others` (the free capacity is kept for other tenants), and `being_sent` if
+    none of these holds.
+    """
     workers = state.fleet.last_heartbeats()
     if not workers:
         return "no_workers"

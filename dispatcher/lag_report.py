@@ -13,9 +13,11 @@ MAX_LANES = 2000  # the deepest; a report must fit one message
 
 
 def build_lag_report(state: ModelState, now: float) -> dict[str, Any]:
-    """Report the lanes (deepest first, `MAX_LANES` at most) and the workers of one model.
+    """Return the report that `millstream lag` shows for one model, as JSON data.
 
-    Times are seconds; `now` is epoch seconds.
+    It has an entry (lane) for each tenant and priority with requests queued or in flight: those
+    with the most queued tokens first, `MAX_LANES` at most, and `lanes_left_out` counts the rest. It
+    also has the last heartbeat of each worker. Ages and waits are seconds; `now` is epoch seconds.
     """
     lanes = sorted(_lanes(state, now), key=lambda lane: -lane["tokens"])
     return {

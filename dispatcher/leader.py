@@ -52,7 +52,12 @@ CANCEL_MEMORY_SECONDS = 30.0  # since a cancel may overtake its request
 
 
 class Leader:
-    """Dispatches one model's requests while `run` runs; one leader at a time, by lease."""
+    """Queues and dispatches the requests of one model while `run` runs.
+
+    A dispatcher makes a new one each time that it gets the model's lease, so that a model has one
+    leader at a time. `shards` is the number of streams over which the requests' token logs are
+    spread.
+    """
 
     def __init__(
         self, broker: Broker, registry: Registry, tenants: Tenants, model: str, shards: int
@@ -75,10 +80,12 @@ class Leader:
         self._failover = LeaderFailover(broker, self.state)
 
     async def run(self) -> None:
-        """Lead until cancelled. All state is rebuilt from the broker first.
+        """Lead until cancelled; first, all state is rebuilt from the broker.
 
-        It ends with an exception group if a task fails, as with `IndexLost`; a new leader must
-        begin anew.
+        Nothing is dispatched before the predecessor's checkpoint is restored and the requests that
+        it dispatched are known. Raises the broker's errors while it starts, and an exception group
+        if one of its tasks fails later, as with `IndexLost`. A leader that has ended cannot be run
+        again: make a new one.
         """
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._event_handlers())

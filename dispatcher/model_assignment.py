@@ -6,11 +6,12 @@ from hashlib import blake2b
 
 
 def assign_models(models: Collection[str], dispatchers: Collection[str]) -> dict[str, str]:
-    """Assign a dispatcher to each model: as evenly as can be, and the same wherever it is computed.
+    """Return the dispatcher that should lead each model, by model; empty without dispatchers.
 
-    Few models move when a model or a dispatcher comes or goes: rendezvous hashing (Thaler and
-    Ravishankar, 1998) with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018). Without
-    dispatchers nothing is assigned.
+    Each dispatcher gets its equal part of the models, rounded up, at most. The same names give the
+    same result in every process, in whatever order they come. Few models move when a model or a
+    dispatcher comes or goes: rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads
+    (Mirrokni, Thorup and Zadimoghaddam, 2018).
     """
     if not dispatchers:
         return {}

@@ -31,7 +31,11 @@ _RETRY_SECONDS = 0.25
 
 
 async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
-    """Dispatch until `stop` is set; then release all leases, so that standbys take over at once."""
+    """Run a dispatcher until `stop` is set; then release its leases, so that standbys lead at once.
+
+    Raises `TopologyMismatch` if no other service has declared the stream REQUESTS after 30 s, and
+    an exception group if leading a model fails for a reason other than an unreachable broker.
+    """
     if settings.metrics_port:
         start_http_server(settings.metrics_port)
     async with AsyncExitStack() as stack:
@@ -51,7 +55,12 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
 
 
 class LeaderElection:
-    """A dispatcher's campaigns for leading models: a lease for each, wanted where assigned."""
+    """One dispatcher's part in electing a leader for each model.
+
+    It campaigns for one lease (leadership for a limited time) per model, but asks for the lease
+    only while the model is assigned to this dispatcher. While it holds a lease, it leads that
+    model.
+    """
 
     def __init__(
         self, broker: Broker, registry: Registry, tenants: Tenants, settings: DispatcherSettings
@@ -67,9 +76,11 @@ class LeaderElection:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Campaign for every model, as models come, until cancelled.
+        """Campaign for the lease of every model, also of those registered later, until cancelled.
 
-        A campaign goes on when its model is removed: what was queued for it must still be ended.
+        The campaign for a removed model goes on, because requests still queued for it must be
+        ended. Cancelling releases all leases. Raises an exception group if leading a model fails
+        for a reason other than an unreachable broker.
         """
         self._registry.on_change(self._changed.set)
         self._members.on_change = self._changed.set

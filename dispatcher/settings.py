@@ -6,7 +6,7 @@ from streams.settings import Port, ServiceSettings
 
 
 class DispatcherSettings(ServiceSettings):
-    """Settings of one dispatcher: its lease and its metrics port."""
+    """Settings of one dispatcher process, beside those that all services have."""
 
     lease_seconds: float = Field(
         2, gt=0, description="a leader that is silent for so many seconds is replaced by a standby"

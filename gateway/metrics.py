@@ -53,7 +53,7 @@ UNUSABLE_STREAMS = Gauge(
 
 
 def observe_unusable(streams: Iterable[str]) -> None:
-    """Export the names of the streams that cannot be used."""
+    """Set the gauge of unusable streams to 1 for each of these; drop all others from it."""
     UNUSABLE_STREAMS.clear()
     for stream in streams:
         UNUSABLE_STREAMS.labels(stream).set(1)
@@ -120,8 +120,8 @@ def count_refused(tenant: str, code: str) -> None:
 class RequestMetrics:
     """Turns the records of one accepted request into metrics: call `observe` with each, in order.
 
-    `arrived` is when the request came, in seconds of `time.perf_counter`. It is None for a request
-    that was resumed here; such a request counts in no latency, and its model is taken from its
+    `arrived` is when the request came, in seconds of `time.perf_counter`; None for a request that
+    was resumed here. A resumed request counts in no latency, and its model is taken from its
     records.
     """
 

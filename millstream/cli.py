@@ -38,6 +38,7 @@ class CommandParser(argparse.ArgumentParser):
     """An `argparse` parser that raises `UsageError` for bad arguments instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise `UsageError` with argparse's message; argparse itself would print it and exit."""
         raise UsageError(message)
 
 

@@ -33,8 +33,8 @@ class Command:
     def load_run(self) -> CommandFunction:
         """Import the module that defines the command's coroutine function, and return the function.
 
-        It is called as `run(settings, stop)`, where `stop` is the event that the first signal sets.
-        Its result is the process's exit status; None means 0.
+        The caller calls it as `run(settings, stop)`, where `stop` is the event that the first
+        signal sets. The coroutine's result is the process's exit status; None means 0.
         """
         return cast(CommandFunction, _import_target(self.run))
 

@@ -47,7 +47,7 @@ class RawSettings:
 def settings_key(name: str, info: FieldInfo) -> str:
     """Return the key of a settings field in the file, in flags and in variables.
 
-    It is the field's alias if there is one, else its name.
+    The key is the field's alias if there is one, else its name.
     """
     return info.alias or name
 

@@ -114,6 +114,8 @@ class Sampling:
     logit_bias: list[tuple[int, float]] = field(default_factory=list)
     grammar: Grammar | None = None
     skip_special_tokens: bool = True  # leave them out of the text
+    min_tokens: int = 0  # no end token and none of `stop_token_ids` comes before so many
+    stop_token_ids: list[int] = field(default_factory=list)  # end the output, besides its end token
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:

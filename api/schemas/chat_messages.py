@@ -78,7 +78,7 @@ def _check_arguments(value: str) -> str:
 
 
 class CalledFunction(Body):
-    """The function that an assistant called, and its arguments as JSON text."""
+    """The function that an assistant message calls, and its arguments as JSON text."""
 
     name: str
     arguments: Annotated[str, AfterValidator(_check_arguments)]
@@ -96,7 +96,7 @@ class CalledTool(Body):
     def to_template(self) -> dict[str, Any]:
         """Return the call in the shape that chat templates expect.
 
-        It is OpenAI's shape, but with the arguments as an object instead of JSON text.
+        That is OpenAI's shape, but with the arguments as an object instead of JSON text.
         """
         arguments = json.loads(self.function.arguments or "{}")
         function = {"name": self.function.name, "arguments": arguments}
@@ -107,9 +107,10 @@ CalledTools = Annotated[list[CalledTool], Field(max_length=MAX_CALLS, fail_fast=
 
 
 class ChatMessage(Body):
-    """One message of a chat. A message of our own responses may be sent back as it is.
+    """One message of a chat. A message from a response may be sent back unchanged later.
 
-    `parsed`, `index` and `parsed_arguments` are what SDKs add to an answer that they parsed.
+    `parsed`, `index` and `parsed_arguments` are fields that SDKs add to an answer that they have
+    parsed; they are ignored.
     """
 
     role: Role
@@ -146,8 +147,8 @@ class ChatMessage(Body):
     def to_template(self) -> dict[str, Any]:
         """Return the message in the shape that chat templates expect.
 
-        The role `developer` becomes `system`, the name by which templates know that role. A `name`
-        is kept only for the role `tool`.
+        The role `developer` becomes `system`, the name by which templates know that role. A message
+        without content has its `refusal` as text. A `name` is kept only for the role `tool`.
         """
         role = "system" if self.role == "developer" else self.role
         parsed: dict[str, Any] = {"role": role, "content": self.content or self.refusal or ""}

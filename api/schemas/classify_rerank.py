@@ -9,7 +9,7 @@ from api.schemas.fields import Ignored, InferenceBody, describe_value, wrong_val
 
 
 class ClassificationBody(InferenceBody):
-    """Fields of every classification, over HTTP, WebSocket or NATS."""
+    """Base of all requests to classify, whether over HTTP, WebSocket or NATS."""
 
     input: InputField
 

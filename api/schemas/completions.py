@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from api.chat_template import RESERVED_NAMES
 from api.schemas.chat_messages import Chat
 from api.schemas.fields import (
     MAX_CHOICES,
@@ -20,9 +21,10 @@ from api.schemas.fields import (
     OnlyOne,
     OnlyTrue,
     OnlyValues,
-    OnlyZero,
     Prompts,
     TokenIds,
+    check_plain_json,
+    wrong_value,
 )
 from api.schemas.generation import GenerationBody
 from api.schemas.tools import (
@@ -41,11 +43,20 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 ChoiceCount = Annotated[int, Field(ge=1, le=MAX_N)]
 NoSuffix = Annotated[Any, OnlyValues(None, "")]
 OnlyTextModality = Annotated[Any, OnlyValues(None, ["text"])]
-NoReasoning = Annotated[Any, OnlyValues(None, "none")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 MediumVerbosity = Annotated[Any, OnlyValues(None, "medium")]
 NoFunctionCall = Annotated[Any, OnlyValues(None, "auto", "none")]
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
 _TIER_PRIORITIES = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
+
+
+def _check_template_options(options: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(name for name in options if name in RESERVED_NAMES or name.startswith("_")):
+        raise wrong_value(f"may not set {taken[0]!r}")
+    return check_plain_json(options)
+
+
+TemplateOptions = Annotated[dict[str, Any], AfterValidator(_check_template_options)]
 
 
 class StreamOptions(Body):
@@ -58,7 +69,7 @@ class StreamOptions(Body):
 
 
 class OpenAIGenerationBody(GenerationBody):
-    """Fields that /v1/completions and /v1/chat/completions share."""
+    """Base of the bodies of /v1/completions and /v1/chat/completions: the fields that both have."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -79,8 +90,6 @@ class OpenAIGenerationBody(GenerationBody):
     prediction: Ignored = None
     add_special_tokens: OnlyTrue = None
     detokenize: OnlyTrue = None
-    min_tokens: OnlyZero = None
-    stop_token_ids: OnlyNullOrEmpty = None
     bad_words: OnlyNullOrEmpty = None
     allowed_token_ids: OnlyNull = None
     include_stop_str_in_output: OnlyFalse = None
@@ -129,10 +138,10 @@ class OpenAIGenerationBody(GenerationBody):
 
     @property
     def lane_priority(self) -> Priority:
-        """The priority with which the request is queued.
+        """The priority with which the request is queued: the body's `priority`, if it has one.
 
-        It is the body's `priority`. Without one it follows from `service_tier`: `priority` means
-        interactive, `flex` means batch, and any other tier means standard.
+        Without `priority`, `service_tier` decides: `priority` means interactive, `flex` means
+        batch, and any other tier means standard.
         """
         if self.priority:
             return Priority(self.priority)
@@ -193,7 +202,9 @@ class ChatRequest(OpenAIGenerationBody):
     function_call: NoFunctionCall = None
     functions: OnlyNullOrEmpty = None
     audio: OnlyNull = None
-    reasoning_effort: NoReasoning = None
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="for chat templates that read it"
+    )
     verbosity: MediumVerbosity = None
     web_search_options: OnlyNull = None
     moderation: OnlyNull = None
@@ -202,7 +213,9 @@ class ChatRequest(OpenAIGenerationBody):
     continue_final_message: OnlyFalse = None
     echo: OnlyFalse = None
     chat_template: OnlyNull = None
-    chat_template_kwargs: OnlyEmptyObject = None
+    chat_template_kwargs: TemplateOptions | None = Field(
+        default=None, description="variables for the model's chat template"
+    )
     documents: OnlyNullOrEmpty = None
     mm_processor_kwargs: OnlyEmptyObject = None
     include_reasoning: Ignored = None
@@ -236,7 +249,7 @@ class ChatRequest(OpenAIGenerationBody):
 
     @property
     def offered_names(self) -> frozenset[str]:
-        """The names of the functions that the model may call."""
+        """The names of all functions in `tools`; a call of any other one is treated as text."""
         return frozenset(tool.function.name for tool in self.tools or ())
 
     @property
@@ -248,8 +261,8 @@ class ChatRequest(OpenAIGenerationBody):
     def forced_functions(self) -> list[Function]:
         """The functions of which the answer must call one; use it only if `forces_tools` is True.
 
-        It is the named function alone, or all functions of `tools` if any of them may be called. It
-        is empty if `tool_choice` names a function that `tools` does not have.
+        The list has the named function alone, or all functions of `tools` if any of them may be
+        called. The list is empty if `tool_choice` names a function that `tools` does not have.
         """
         functions = [tool.function for tool in self.tools or ()]
         if isinstance(self.tool_choice, NamedToolChoice):
@@ -284,6 +297,14 @@ class ChatRequest(OpenAIGenerationBody):
     @property
     def template_messages(self) -> list[dict[str, Any]]:
         return [message.to_template() for message in self.messages]
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        effort = self.reasoning_effort
+        options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if effort == "none":
+            options["enable_thinking"] = False
+        return {**options, **(self.chat_template_kwargs or {})}
 
     @property
     def requested_max_tokens(self) -> int | None:

@@ -44,7 +44,7 @@ InputField = Annotated[
 
 
 class EmbeddingBody(InferenceBody):
-    """Fields of every embedding, over HTTP, WebSocket or NATS."""
+    """Base of all requests for embeddings, whether over HTTP, WebSocket or NATS."""
 
     input: InputField
     dimensions: Count | None = Field(

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -21,6 +22,7 @@ from streams.subjects import Priority
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20
 MAX_NAME = 256
 MAX_N = 8
@@ -164,6 +166,11 @@ def _parse_bias(value: object) -> list[tuple[int, float]]:
     return sorted((int(token), float(bias)) for token, bias in value.items())
 
 
+StopTokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=INT32)]],
+    BeforeValidator(lambda value: [] if value is None else value),
+    Field(max_length=MAX_STOP_TOKEN_IDS),
+]
 LogitBias = Annotated[
     list[tuple[int, float]],
     PlainValidator(_parse_bias),
@@ -294,7 +301,7 @@ class Body(BaseModel):
 
 
 class InferenceBody(Body):
-    """Fields of every request for inference: the model, the priority and the deadline."""
+    """Base of all requests to a model: its name, the priority and the deadline."""
 
     model: ModelName
     priority: PriorityName | None = None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from api.schemas.fields import INT32, InferenceBody, LogitBias, Seed, Stops, TokenIds
+from api.schemas.fields import INT32, InferenceBody, LogitBias, Seed, Stops, StopTokenIds, TokenIds
 from api.schemas.structured_outputs import ResponseFormat, StructuredOutputs
 from streams.errors import BadRequest
 from streams.messages import Grammar, Sampling
@@ -14,7 +14,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class GenerationBody(InferenceBody):
-    """Fields of every generation: how tokens are chosen, and when the output stops."""
+    """Base of all requests to generate text: how tokens are chosen, and when the output stops."""
 
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="below 0.00001 as 0: always the likeliest token"
@@ -43,6 +43,12 @@ class GenerationBody(InferenceBody):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    min_tokens: int | None = Field(
+        default=None, ge=0, lt=INT32, description="no end of the model's own before so many tokens"
+    )
+    stop_token_ids: StopTokenIds = Field(
+        default=[], description="tokens that end the output, besides the model's end token"
+    )
     skip_special_tokens: bool | None = Field(
         default=None, description="false: the text contains the model's control tokens"
     )
@@ -53,6 +59,14 @@ class GenerationBody(InferenceBody):
             raise BadRequest(
                 "response_format and structured_outputs cannot be combined", "structured_outputs"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_min_tokens(self) -> "GenerationBody":
+        if self.min_tokens and self.grammar:
+            raise BadRequest("min_tokens cannot be combined with a grammar", "min_tokens")
+        if self.min_tokens and self.min_tokens > (self.requested_max_tokens or self.min_tokens):
+            raise BadRequest("min_tokens is above the most tokens asked for", "min_tokens")
         return self
 
     # Subclasses have it as a field, which pydantic forbids where a parent has a property
@@ -69,8 +83,13 @@ class GenerationBody(InferenceBody):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model may call, as chat templates expect them; None for none."""
+        """The tools that the model may call, in the form that templates take; None if none."""
         return None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """The variables that the client sets for the chat template; empty for a prompt."""
+        return {}
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -87,7 +106,7 @@ class GenerationBody(InferenceBody):
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar that the output must follow; None for any text."""
+        """The grammar that the output must follow; None if any text is allowed."""
         requested = self.structured_outputs or self.response_format
         return requested.grammar if requested else None
 
@@ -99,8 +118,9 @@ class GenerationBody(InferenceBody):
     def to_sampling(self) -> Sampling:
         """Return the sampling parameters for the engine, with OpenAI's defaults for missing fields.
 
-        A missing `max_tokens` becomes 0. The caller replaces it, because its default depends on the
-        endpoint, the model, the tenant and the length of the prompt.
+        A `temperature` below 0.00001, or a `top_p` of 0, becomes a temperature of 0, which means
+        greedy. A missing `max_tokens` becomes 0. The caller replaces it, because its default
+        depends on the endpoint, the model, the tenant and the length of the prompt.
         """
         temperature = 1.0 if self.temperature is None else self.temperature
         if temperature < GREEDY_BELOW or self.top_p == 0:
@@ -120,6 +140,8 @@ class GenerationBody(InferenceBody):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias,
             grammar=self.grammar,
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=self.stop_token_ids,
             # some models mark calls of tools with them
             skip_special_tokens=self.skip_special_tokens is not False and not self.offered_tools,
         )

@@ -35,9 +35,10 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's `response_format`: any text, any JSON object, or JSON that a schema allows.
+    """OpenAI's `response_format`: any text, any JSON object, or JSON that follows a schema.
 
-    A bare `schema` beside `json_object` is the form of Together, Anyscale and instructor.
+    A bare `schema` beside the type `json_object` is the form of Together, Anyscale and instructor;
+    it has the effect of a `json_schema`.
     """
 
     type: Literal["text", "json_object", "json_schema"]
@@ -57,7 +58,7 @@ class ResponseFormat(Body):
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar that the output must follow; None for any text."""
+        """The grammar that the output must follow; None if any text is allowed."""
         if self.json_schema:
             return _schema_grammar(self.json_schema.json_schema)
         if self.bare_schema is not None:

@@ -39,7 +39,7 @@ class Tool(Body):
     def to_template(self) -> dict[str, Any]:
         """Return the tool in the shape that chat templates expect.
 
-        It is OpenAI's shape without `strict` and without fields that are null.
+        That is OpenAI's shape without `strict` and without fields that are null.
         """
         fields = vars(self.function).items()  # `model_dump` copies every value of the parameters
         function = {name: value for name, value in fields if name != "strict" and value is not None}

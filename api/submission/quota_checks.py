@@ -33,7 +33,7 @@ class RequestAmounts:
 
     @property
     def spend(self) -> int:
-        """The price of all tokens, in picos (10^-12) of the currency."""
+        """The price of all these tokens, in 10^-12 of the currency."""
         return self.price.spend_for(self.prompt_tokens, self.completion_tokens)
 
 
@@ -61,7 +61,7 @@ class QuotaScope:
 
     @property
     def has_daily_quota(self) -> bool:
-        """True if tokens or spend per day are limited."""
+        """True if this scope limits tokens or spend per day."""
         return self.limits.tokens_per_day is not None or self.limits.spend_per_day is not None
 
 

@@ -62,9 +62,9 @@ class Quotas:
     async def run(self) -> None:
         """Keep the counters right until cancelled: publish corrections and renew leases.
 
-        A lease is a counter for six seconds, on which the open requests are counted anew; those of
-        a gateway that died are missing from the next one. A correction that the broker does not
-        take is logged and dropped, not raised.
+        A lease is a counter for six seconds. Each gateway adds its open requests to every new
+        lease, so those of a gateway that died drop out. A correction that the broker does not take
+        is logged and dropped, not raised.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew_leases(), name="leases")

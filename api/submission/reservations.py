@@ -52,9 +52,9 @@ class Reservations:
     def roll_leases(self, now: float) -> dict[str, int]:
         """Return the amounts to add to leases that began since the last call, by counter subject.
 
-        A lease is a counter for six seconds, on which each gateway counts its open requests anew.
-        Empty if no lease has begun. Call it before `add`, so that a new request is not counted
-        twice.
+        A lease is a counter for six seconds, to which each gateway adds its open requests when it
+        begins. The result is empty if no lease has begun. Call this before `add`, so that a new
+        request is not counted twice.
         """
         leases = quota_windows.open_slots(now)
         fresh = set(leases) - set(self._leases)

@@ -20,11 +20,12 @@ AnyBody = GenerationBody | EmbeddingBody | ClassificationBody | RerankRequest
 class Submission:
     """One request of a client whose body was checked and which has not been tokenised yet.
 
-    `prompt` is text or token ids; `chat` is a list of messages, with the `tools` that may be called
-    in answer; `inputs` are for `embed` and `classify`, where a `query` is paired with each of them.
-    A `sampling.max_tokens` of 0 means `default_max_tokens`, which is the endpoint's, or else the
-    model's, or else what is left of the context, as far as limits allow. `grammar_field` names the
-    field that `sampling.grammar` was in.
+    `prompt` is text or token ids. `chat` is a list of messages, and `tools` are those that the
+    answer may call; `template_options` are variables for the chat template. `inputs` are for
+    `embed` and `classify`; if there is a `query`, it is paired with each of them. A
+    `sampling.max_tokens` of 0 means that the client set no limit: then `default_max_tokens`, the
+    endpoint's default, counts, or else the model's, or else what is left of the context, each cut
+    to what the limits allow. `grammar_field` is the body's field that `sampling.grammar` came from.
     """
 
     kind: RequestKind
@@ -34,6 +35,7 @@ class Submission:
     prompt: str | TokenIds | None = None
     chat: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
     inputs: list[str] | list[TokenIds] = field(default_factory=list)
     dimensions: int | None = None
@@ -64,6 +66,7 @@ class Submission:
             prompt=body.prompt,
             chat=body.template_messages,
             tools=body.offered_tools,
+            template_options=body.template_options,
             sampling=sampling,
             grammar_field=body.grammar_field,
             default_max_tokens=None if sampling.max_tokens else default_max_tokens,

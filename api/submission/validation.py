@@ -115,10 +115,11 @@ class SubmissionValidator:
         ]
 
     async def _check_sampling(self, model: Model, submission: Submission) -> None:
-        """Raise `TokenOutOfRange` for a wrong bias, `BadGrammar` for a wrong grammar."""
+        """Raise `TokenOutOfRange` for a wrong token, `BadGrammar` for a wrong grammar."""
         sampling = submission.sampling
         if sampling.logit_bias:
             check_token_ids(model, [token for token, _ in sampling.logit_bias], "logit_bias")
+        check_token_ids(model, sampling.stop_token_ids, "stop_token_ids")
         if sampling.grammar:
             await self._grammars.check(sampling.grammar, submission.grammar_field)
 
@@ -127,8 +128,8 @@ class SubmissionValidator:
     ) -> list[list[int]]:
         """The prompt, or each input, as token ids; ids from the client are checked."""
         if submission.chat is not None:
-            chat, tools = submission.chat, submission.tools
-            return [await self._tokenizers.encode_chat(model, version, chat, tools)]
+            chat, tools, options = submission.chat, submission.tools, submission.template_options
+            return [await self._tokenizers.encode_chat(model, version, chat, tools, options)]
         inputs = submission.inputs if submission.prompt is None else [submission.prompt]
         texts = [each for each in inputs if isinstance(each, str)]
         ids = [each for each in inputs if not isinstance(each, str)]

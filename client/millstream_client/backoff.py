@@ -10,9 +10,9 @@ from random import random
 
 @dataclass(frozen=True)
 class Backoff:
-    """Random delays of up to `initial` seconds, doubled after each failure, up to `maximum`.
+    """Random delays: up to `initial` seconds, doubled after each failure, up to `maximum` seconds.
 
-    `draw` gives a random number from 0 to 1.
+    `draw` returns a random number from 0 to 1.
     """
 
     initial: float
@@ -20,7 +20,7 @@ class Backoff:
     draw: Callable[[], float] = random
 
     def delay(self, failures: int) -> float:
-        """Return the seconds to wait after so many failures in a row; 0 after none."""
+        """Return a random number of seconds to wait after so many failures in a row; 0 for none."""
         if not failures:
             return 0.0
         return self.draw() * min(self.maximum, self.initial * 2.0 ** min(failures - 1, 32))

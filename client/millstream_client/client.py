@@ -19,12 +19,13 @@ PATIENCE_SECONDS = 30.0
 class Client:
     """Client of Millstream over a WebSocket, used as an asynchronous context in one event loop.
 
-    `gateways` are URLs like `http://10.0.0.1:8080`, all of one cell; one is used at a time. When it
-    dies, drains or freezes, the client connects to the next one and every request continues where
-    it was: no token is lost, none comes twice, nothing runs twice.
+    `gateways` are URLs like `http://10.0.0.1:8080`, all of one installation (cell); one is used at
+    a time. When it dies, shuts down or freezes, the client connects to the next one and every
+    request continues where it was: no token is lost, none comes twice, nothing runs twice. Raises
+    `ValueError` for an empty list or a URL of another form.
 
     A refusal that says when to try again is retried by the client, within a budget of a tenth of
-    the requests and some per second. `patience` is how many seconds a request may be delayed by
+    its requests and ten a second. `patience` is how many seconds a request may be delayed by
     refusals, or by gateways that cannot be reached, before it fails.
     """
 
@@ -52,13 +53,18 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel all running requests and close the connection. Idempotent."""
+        """Cancel all running requests and close the connection. Idempotent.
+
+        Whoever still waits for one of them gets `Cancelled`, and requests made later raise
+        `NotConnected`. If there is no connection, waits up to one second for one, to cancel the
+        requests over it.
+        """
         if self._session:
             await self._session.close()
 
     @property
     def gateway(self) -> str | None:
-        """The URL of the current connection; None while there is none."""
+        """The WebSocket URL of the gateway that is connected now; None without a connection."""
         return self._session.gateway if self._session else None
 
     def generate(
@@ -92,8 +98,10 @@ class Client:
     ) -> Embeddings:
         """Compute a vector for each input, each a text or token ids; return them in that order.
 
-        `dimensions` asks for only so many of a vector's first numbers. `deadline` is in seconds,
-        and raises `DeadlineExceeded`. Cancelling cancels the request.
+        Waits for the answer. `dimensions` asks for only so many of a vector's first numbers.
+        `deadline` is in seconds; when it passes, `DeadlineExceeded` is raised. Raises the
+        `MillstreamError` of a request that was refused or has failed. Cancelling cancels the
+        request.
         """
         truncation = {} if dimensions is None else {"dimensions": dimensions}
         fields = {"input": input, **truncation, **options}
@@ -109,8 +117,9 @@ class Client:
     ) -> Classifications:
         """Classify each input, each a text or token ids: its label and the score of every label.
 
-        The results are in the order of the inputs. `deadline` is in seconds, and raises
-        `DeadlineExceeded`. Cancelling cancels the request.
+        Waits for the answer, whose results are in the order of the inputs. `deadline` is in
+        seconds; when it passes, `DeadlineExceeded` is raised. Raises the `MillstreamError` of a
+        request that was refused or has failed. Cancelling cancels the request.
         """
         fields = {"input": input, **options}
         return records.parse_classifications(

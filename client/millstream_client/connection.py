@@ -17,7 +17,7 @@ OnMessage = Callable[[str | bytes], None]
 
 
 class Connection:
-    """An open connection to the gateway at `url`.
+    """One open WebSocket to the gateway at `url`, used by a session while `run` runs.
 
     `is_draining` is set by the session when the gateway asks its clients to leave.
     """
@@ -29,27 +29,34 @@ class Connection:
 
     @property
     def was_frame_too_big(self) -> bool:
-        """True if the gateway closed the connection because a frame was too large."""
+        """True if the gateway closed the connection since it does not take a frame that large."""
         return self._socket.close_code == _TOO_BIG
 
     def send(self, text: str) -> None:
-        """Queue a frame, to be sent in order by `run`; it is lost if the connection is."""
+        """Queue a frame and return at once; `run` sends the frames in order.
+
+        A frame is lost without an error if the connection ends before.
+        """
         self._outgoing.put_nowait(text)
 
     def close(self) -> None:
-        """Close the connection once all queued frames are sent. Idempotent."""
+        """Have `run` close the connection once all queued frames are sent; returns at once.
+
+        Idempotent.
+        """
         self._outgoing.put_nowait(None)
 
     def abort(self) -> None:
-        """Drop the connection at once. Idempotent."""
+        """Drop the connection at once, without sending what is queued. Idempotent."""
         self._socket.transport.abort()
 
     async def run(self, receive: OnMessage) -> None:
         """Send queued frames and pass received ones to `receive` until the connection ends.
 
         It is closed with a protocol error if `receive` raises `ValueError`, `KeyError`, `TypeError`
-        or `AttributeError` for a frame, and dropped if a ping has no answer for 3 s. Returns when
-        the connection is lost or closed; cancelling drops it.
+        or `AttributeError` for a frame, and dropped if the gateway does not answer a ping within 3
+        s. Returns when the connection is lost or closed, and raises nothing then. Cancelling drops
+        it.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -25,7 +25,8 @@ _PROTOCOL = Subprotocol("millstream.v1.json")
 class Connector:
     """Connects to the gateways in turn, in a random order so that clients spread over them.
 
-    Raises `ValueError` for an empty list or something that is not a gateway's URL.
+    `len()` is the number of gateways. Raises `ValueError` for an empty list or something that is
+    not a gateway's URL.
     """
 
     def __init__(self, gateways: Sequence[str], api_key: str) -> None:
@@ -43,20 +44,22 @@ class Connector:
     def delay(self) -> float:
         """Return the seconds to wait before the next `connect_next`.
 
-        0 within a round through all gateways; after each round the backoff for so many rounds, or
-        the time that the last refusal asked for, if that is longer.
+        0 while not all gateways have been tried in this round. After each round without a gateway
+        that works, a random backoff that grows with the rounds, or the time that the last refusal
+        asked for if that is longer.
         """
         rounds, tried = divmod(self._failures, len(self._urls))
         return 0.0 if tried else max(self._retry_after, self._backoff.delay(rounds))
 
     def mark_working(self) -> None:
-        """Reset the backoff: the gateway that was connected last answers."""
+        """Reset the backoff, since the gateway that was connected last answers."""
         self._failures = 0
 
     async def connect_next(self) -> Connection:
-        """Connect to the next gateway and return the open connection.
+        """Connect to the next gateway and return the open connection; tries once, for at most 3 s.
 
-        Raises the `MillstreamError` with which the gateway refused, else `NotConnected`.
+        Raises the `MillstreamError` with which the gateway refused the connection, else
+        `NotConnected`. Does not wait for `delay`.
         """
         url = self._urls[0]
         self._urls.rotate(-1)

@@ -22,9 +22,10 @@ from typing import Any
 
 
 class MillstreamError(Exception):
-    """Root of all errors, and the error of a code that this version does not know.
+    """Root of all errors; itself raised for an error code that this version does not know.
 
-    `retry_after` is the number of seconds after which a retry makes sense; None: never.
+    `code` is the error code of the gateway, `message` a sentence for people, and `retry_after` the
+    number of seconds after which a retry makes sense; None: never.
     """
 
     code = "internal_error"
@@ -83,7 +84,7 @@ class Unauthenticated(BadRequest):
 
 
 class Forbidden(BadRequest):
-    """The API key is valid but has no permission for this."""
+    """The API key is valid but lacks the permission for this request."""
 
     code = "forbidden"
 
@@ -95,19 +96,19 @@ class ModelNotFound(BadRequest):
 
 
 class RequestNotFound(BadRequest):
-    """The request has ended and been forgotten, or was never accepted."""
+    """The gateway does not know the request: it was never accepted, or has ended long ago."""
 
     code = "request_not_found"
 
 
 class IdempotencyConflict(BadRequest):
-    """The idempotency key was used with a different request."""
+    """The idempotency key was used before, with a different request."""
 
     code = "idempotency_conflict"
 
 
 class PayloadTooLarge(BadRequest):
-    """The request has more bytes than the gateway accepts."""
+    """The request has more bytes, or its prompt more tokens, than the gateway accepts."""
 
     code = "payload_too_large"
 
@@ -119,25 +120,28 @@ class HeadTooLarge(BadRequest):
 
 
 class TooSlow(BadRequest):
-    """The gateway did not receive the whole request in time."""
+    """The gateway did not receive the whole HTTP request in time."""
 
     code = "request_timeout"
 
 
 class LargerThanQuota(BadRequest):
-    """The request needs more than a whole quota, so it can never be accepted."""
+    """The request needs more than a whole quota, so that it can never be accepted."""
 
     code = "larger_than_quota"
 
 
 class Refused(MillstreamError):
-    """The request cannot be accepted now; nothing of it was accepted."""
+    """The request cannot be accepted now, and nothing of it was accepted; try again later.
+
+    Where the gateway said when, the client has retried as long as its patience and budget allowed.
+    """
 
     code = "overloaded"
 
 
 class QueueFull(Refused):
-    """The tenant has as many requests queued as it may."""
+    """The tenant has as many requests queued for this model and priority as it may."""
 
     code = "queue_full"
 
@@ -155,7 +159,7 @@ class RateLimited(Refused):
 
 
 class QuotaSpent(Refused):
-    """A quota per day has no room for the request."""
+    """A quota per day has no room for the request; it has room again the next day."""
 
     code = "insufficient_quota"
 
@@ -167,25 +171,28 @@ class TenantBacklog(Refused):
 
 
 class NoWorkers(Refused):
-    """No worker has served the model for a while."""
+    """No worker has served the model for a while, so the request was not queued."""
 
     code = "no_workers"
 
 
 class BrokerUnavailable(Refused):
-    """The gateway could not store the request in time."""
+    """The gateway could not store the request in time, for a fault on the server's side."""
 
     code = "broker_unavailable"
 
 
 class NotConnected(Refused):
-    """No gateway could be reached within the client's patience; raised by the client itself."""
+    """No gateway could be reached within the client's patience, or the client was closed.
+
+    Raised by the client itself.
+    """
 
     code = "not_connected"
 
 
 class Ended(MillstreamError):
-    """The request was accepted and ended without its full answer."""
+    """The request was accepted, and ended with an error before its answer was complete."""
 
 
 class DeadlineExceeded(Ended):
@@ -195,49 +202,52 @@ class DeadlineExceeded(Ended):
 
 
 class Cancelled(Ended):
-    """The request was cancelled by somebody else; or its reader closed it and then read again."""
+    """The request was cancelled by somebody else, or is read after its reader has closed it.
+
+    After the reader's own `cancel`, no error is raised: the answer ends where it is.
+    """
 
     code = "cancelled"
 
 
 class EngineFailed(Ended):
-    """The engine could not run this request."""
+    """The engine, which runs the model on a worker, could not run this request."""
 
     code = "engine_failed"
 
 
 class AdapterFailed(Ended):
-    """The worker could not load the adapter."""
+    """The worker could not load the LoRA adapter that the request names."""
 
     code = "adapter_failed"
 
 
 class AttemptsExhausted(Ended):
-    """Too many workers died while they ran the request."""
+    """Too many attempts to run the request failed, for example since workers died."""
 
     code = "attempts_exhausted"
 
 
 class LogLost(Ended):
-    """A part of the output is lost, so that it would have a gap: send the request again."""
+    """A part of the output was lost, and the answer would have a gap. Send the request again."""
 
     code = "log_lost"
 
 
 class WorkLost(Ended):
-    """The request was removed from the broker before a worker had run it: send it again."""
+    """The request was removed from the broker before a worker had run it. Send it again."""
 
     code = "work_lost"
 
 
 class UpstreamRefused(Ended):
-    """The server that runs this model refuses the request."""
+    """The remote server that runs this model refuses the request; `message` is that server's."""
 
     code = "upstream_refused"
 
 
 class UpstreamFailed(Ended):
-    """The server that runs this model kept failing, or its answer was invalid."""
+    """The remote server that runs this model kept failing, or its answer was invalid."""
 
     code = "upstream_failed"
 
@@ -252,7 +262,10 @@ BY_CODE = {each.code: each for each in reversed([*_all_subclasses(MillstreamErro
 
 
 def error_of(facts: Mapping[str, Any]) -> MillstreamError:
-    """Return the error described by an `error` frame or by the `error` of an HTTP body."""
+    """Return the error that an `error` frame or the `error` of an HTTP body describes.
+
+    It is a `MillstreamError` itself for a code that this version does not know.
+    """
     code = str(facts.get("code"))
     milliseconds = facts.get("retry_after_ms")
     retry_after = None if milliseconds is None else float(milliseconds) / 1000

@@ -19,7 +19,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The token that was chosen, and in `top` the likeliest tokens there, likeliest first."""
+    """The token that was chosen, with its natural log-probability.
+
+    `top` has the likeliest tokens at this place, likeliest first; the chosen one need not be there.
+    """
 
     token: int
     text: str
@@ -29,10 +32,11 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of an answer: `count` of them, the first with index `index`; chunks have no gaps.
+    """The next tokens of an answer: `count` tokens, of which the first is token `index`, from 0.
 
-    `text` may be empty, or contain text of earlier tokens: text that later tokens could still
-    change is held back.
+    The chunks of an answer follow each other without a gap. `text` may be empty, or contain text of
+    earlier tokens: text that later tokens could still change is held back. `logprobs` has one entry
+    per token; None if they were not asked for.
     """
 
     index: int
@@ -43,7 +47,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker has begun the request: its model and version, and the attempt's number, from 1."""
+    """The model and version that run a request, and the number of the worker's attempt, from 1."""
 
     model: str
     version: str
@@ -52,7 +56,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The token counts that are billed."""
+    """The token counts of a request, by which it is billed."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -73,7 +77,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a generation: `finish_reason` is `stop`, `length` or `cancelled`."""
+    """The normal end of a generation; `finish_reason` is `stop`, `length` or `cancelled`.
+
+    `stop`: the model ended its answer or a stop string came; `length`: the most tokens were
+    reached; `cancelled`: the caller cancelled it.
+    """
 
     finish_reason: str
     usage: Usage
@@ -100,7 +108,11 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The class of one input: a probability for each of the model's labels, and the likeliest."""
+    """The class of one input: a score for each of the model's labels, and the name of the best.
+
+    The scores are probabilities that add up to 1, unless the model's labels are independent, or it
+    is a regression.
+    """
 
     label: str
     probs: list[float]
@@ -120,19 +132,22 @@ R = TypeVar("R", Started, Usage, Timing, Classification)
 
 
 def build_record(record: type[R], frame: Frame) -> R:
-    """Build a record from the fields of `frame` that it has; other fields are ignored."""
+    """Return a `record` made of the fields of `frame` that it has; others are ignored.
+
+    Raises `TypeError` if a field without a default is missing.
+    """
     return record(**{f.name: frame[f.name] for f in fields(record) if f.name in frame})
 
 
 def parse_chunk(frame: Frame) -> Chunk:
-    """Parse a `chunk` frame."""
+    """Return the chunk in a `chunk` frame. Raises `KeyError` or `TypeError` for a malformed one."""
     entries = frame.get("logprobs")
     logprobs = None if entries is None else tuple(map(_parse_logprob, entries))
     return Chunk(frame["index"], frame["count"], frame["text"], logprobs)
 
 
 def parse_done(frame: Frame) -> Done:
-    """Parse a `done` frame."""
+    """Return the end in a `done` frame. Raises `KeyError` or `TypeError` for a malformed one."""
     return Done(
         frame["finish_reason"],
         build_record(Usage, frame["usage"]),
@@ -141,19 +156,28 @@ def parse_done(frame: Frame) -> Done:
 
 
 def parse_result(frame: Frame) -> Result:
-    """Parse a `result` frame, the end of `embed` and `classify`."""
+    """Return the raw answer in a `result` frame, which ends `embed` and `classify`.
+
+    Raises `KeyError` or `TypeError` for a malformed frame.
+    """
     return Result(
         frame["data"], build_record(Usage, frame["usage"]), build_record(Timing, frame["timing"])
     )
 
 
 def parse_embeddings(result: Result) -> Embeddings:
-    """Convert the result of `embed`."""
+    """Return the vectors in the raw answer to `embed`, in the order of the inputs.
+
+    Raises `KeyError` for an item without one.
+    """
     return Embeddings([item["embedding"] for item in result.data], result.usage, result.timing)
 
 
 def parse_classifications(result: Result) -> Classifications:
-    """Convert the result of `classify`."""
+    """Return the classes in the raw answer to `classify`, in the order of the inputs.
+
+    Raises `TypeError` for an item that lacks a field.
+    """
     items = [build_record(Classification, item) for item in result.data]
     return Classifications(items, result.usage, result.timing)
 

@@ -15,11 +15,12 @@ BUFFER_BYTES = 256 * 1024  # of frames buffered for the reader of one request
 
 
 class RequestState:
-    """The state of one request; `frame` is its opening frame without `id`.
+    """One request as a session and its reader share it: what to send, what has come, how it ended.
 
-    `on_change` is called after each frame and when the request fails. A reader may be slower than
-    its request: once `BUFFER_BYTES` wait for it, the request `is_behind` and receives no more
-    frames until its reader has read everything and it is resumed.
+    `frame` is its opening frame without `id`. `on_change` is called after each frame and when the
+    request fails. A reader may be slower than its request: once `BUFFER_BYTES` wait for it, the
+    request `is_behind` and receives no more frames until its reader has read everything and the
+    session has resumed it.
     """
 
     is_abandoned = False  # True when its reader has left
@@ -42,7 +43,7 @@ class RequestState:
 
     @property
     def is_ended(self) -> bool:
-        """True once the request has its outcome: a result or an error."""
+        """True once the request has its outcome: the end of a generation, a result, or an error."""
         return self.outcome is not None
 
     @property
@@ -52,17 +53,20 @@ class RequestState:
 
     @property
     def may_run(self) -> bool:
-        """True if some gateway may have the request, even without having confirmed it."""
+        """True if some gateway may have the request, though perhaps none has confirmed that."""
         return self.is_sent or self.is_accepted
 
     def make_opening_frame(self) -> dict[str, Any]:
-        """Return the frame, without `id`, that opens or resumes this request on a connection."""
+        """Return the frame, without `id`, that opens this request on a connection.
+
+        It resumes a request that was accepted, after the last token received.
+        """
         if self.request_id is None:
             return {**self.request_frame}
         return {"type": "resume", "request_id": self.request_id, "after": self._last_received}
 
     def reset_acceptance(self) -> None:
-        """Mark the request as unknown to the gateways: it is sent again, with the same key.
+        """Mark the request as unknown to the gateways, so that it is sent again with the same key.
 
         If its idempotency key is forgotten as well, that makes another request, whose tokens may
         differ.
@@ -70,7 +74,7 @@ class RequestState:
         self.request_id = None
 
     def next_chunk(self) -> Chunk | None:
-        """Remove and return the next buffered chunk; None if there is none."""
+        """Remove and return the next buffered chunk; None if none has come. Does not wait."""
         if not self._buffered:
             return None
         chunk, size = self._buffered.popleft()
@@ -78,12 +82,16 @@ class RequestState:
         return chunk
 
     def fail(self, error: MillstreamError) -> None:
-        """End the request with `error`, unless it has ended."""
+        """End the request with `error`, unless it has ended, and call `on_change`."""
         self._finish(error)
         self.on_change()
 
     def receive(self, frame: Frame, size: int) -> None:
-        """Apply a received frame of `size` bytes; frames of unknown types are ignored."""
+        """Apply a received frame of `size` bytes; frames of unknown types are ignored.
+
+        Repeated tokens are dropped; a missing token ends the request with `LogLost`. Raises
+        `KeyError`, `TypeError` or `ValueError` for a malformed frame.
+        """
         match frame["type"]:
             case "accepted":
                 self._receive_accepted(frame["request_id"])
@@ -130,7 +138,10 @@ class RequestState:
 
 
 class AbandonedRequest(RequestState):
-    """A request whose reader has left: it is kept until its end, and its tokens are ignored."""
+    """Stands for a request whose reader has left, until a gateway confirms that it has ended.
+
+    It is cancelled, and its tokens are ignored.
+    """
 
     is_abandoned = True
 

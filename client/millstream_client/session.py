@@ -40,10 +40,10 @@ CLOSE_SECONDS = 1.0  # how long a closing client tries to reach a gateway to can
 
 
 class Session:
-    """All requests of one client, with the task that keeps their connection, until `close`.
+    """All requests of one client, and the task that keeps a connection for them, until `close`.
 
-    `patience` is how many seconds a request may be delayed by gateways that refuse it or cannot be
-    reached.
+    Make it within a running event loop. `patience` is how many seconds a request may be delayed by
+    gateways that refuse it or cannot be reached, before it fails.
     """
 
     def __init__(self, connector: Connector, patience: float) -> None:
@@ -65,13 +65,14 @@ class Session:
 
     @property
     def gateway(self) -> str | None:
-        """The URL of the current connection; None while there is none."""
+        """The WebSocket URL of the gateway that is connected now; None without a connection."""
         return self._connection.url if self._connection else None
 
     def submit(self, request: RequestState) -> None:
-        """Send a new request as soon as possible; its state reports changes by `on_change`.
+        """Send a new request as soon as there is a connection; returns at once.
 
-        Raises `NotConnected` if the session is closed.
+        All that becomes of it is reported to its state, which calls `on_change`. Raises
+        `NotConnected` if the session is closed.
         """
         if self._closed:
             raise NotConnected("this client is closed")
@@ -81,7 +82,11 @@ class Session:
         self._enqueue(request)
 
     def cancel(self, request: RequestState) -> None:
-        """Ask the gateway to end the request; its `done` frame follows. Idempotent."""
+        """Ask the gateway to end the request; returns at once. Idempotent.
+
+        The request then ends as `Done` with the finish reason `cancelled`. A request that waits for
+        a connection is cancelled once it is sent.
+        """
         if request in self._requests and not request.cancel_requested:
             id = self._requests[request]
             if request.is_behind:  # only its reader resumes it, which may never happen
@@ -92,9 +97,10 @@ class Session:
         request.cancel_requested = True
 
     def abandon(self, request: RequestState) -> None:
-        """End a request whose reader has left, in whatever state it is. Idempotent.
+        """End a request whose reader has left, in whatever state it is; returns at once.
 
-        The state ends at once as `Cancelled`; the gateway is told in the background.
+        Its state ends as `Cancelled`, and the gateway is told in the background. Idempotent;
+        ignored for a request that has ended.
         """
         if request in self._requests and not request.is_abandoned:
             id = self._requests[request]
@@ -103,15 +109,18 @@ class Session:
                 self._cancel_abandoned(AbandonedRequest(request), id)
 
     def resume(self, request: RequestState) -> None:
-        """Receive frames again of a request that was behind and whose buffer has been read."""
+        """Receive frames again of a request that was behind, now that its buffer has been read.
+
+        The rest of its answer is requested from the gateway; returns at once.
+        """
         request.is_behind = False
         self._enqueue(request)
 
     async def close(self) -> None:
         """Cancel all requests and close the connection. Idempotent.
 
-        If there is no connection at present, the next one is opened to cancel the requests there,
-        unless that takes longer than `CLOSE_SECONDS`.
+        Returns when the connection is closed. If there is none at present, the next one is opened
+        to cancel the requests there, unless that takes longer than `CLOSE_SECONDS`.
         """
         self._closed = True
         for request in [*self._requests]:

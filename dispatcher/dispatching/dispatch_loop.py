@@ -26,9 +26,12 @@ GIVE_UP_SECONDS = 30.0
 
 
 class DispatchLoop:
-    """Dispatches requests while `run` runs; call `wake()` when anything has changed.
+    """Moves a model's requests from the stream REQUESTS to WORK, the stream that workers pull from.
 
-    Dispatching moves a request from REQUESTS to WORK. Those on their way are counted by `len()`.
+    It does so while `run` runs; call `wake` when a request may have become ready to dispatch.
+    `len()` is the number of requests that were taken from the queue and whose dispatch is not
+    finished. The requests in `vanished` were found missing in REQUESTS; their reader clears the
+    list.
     """
 
     def __init__(
@@ -44,16 +47,26 @@ class DispatchLoop:
         return len(self._dispatching)
 
     def wake(self) -> None:
-        """Have the loop look whether a request can be dispatched now."""
+        """Make the loop check whether a request can be dispatched now; returns at once."""
         self._changed.set()
 
     @property
     def oldest(self) -> QueuedRequest | None:
-        """The request on its way to WORK that is the oldest in REQUESTS; None if there is none."""
+        """The request with the lowest sequence in REQUESTS whose dispatch is not finished.
+
+        None if there is none.
+        """
         return min(self._dispatching.values(), key=lambda item: item.seq, default=None)
 
     async def run(self) -> None:
-        """Dispatch until cancelled, at most `MAX_CONCURRENT_DISPATCHES` requests at a time."""
+        """Dispatch until cancelled, at most `MAX_CONCURRENT_DISPATCHES` requests at a time.
+
+        Each one is published to WORK, then acknowledged in REQUESTS. Requests that are too late, or
+        whose model version is gone, are ended instead. While the broker does not answer, or WORK is
+        full, a request is tried again; after the broker has refused it for `GIVE_UP_SECONDS` it is
+        ended. Cancelling may leave a request published and not acknowledged: the next leader
+        publishes it again with the same message id, which the broker recognises.
+        """
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._changed.wait()
@@ -88,7 +101,11 @@ class DispatchLoop:
         self._terminals.end_request(item, "deadline_exceeded", message)
 
     def resolve_version(self, item: QueuedRequest) -> str | None:
-        """The version that is to serve a request now; None if the registry does not have it."""
+        """Return the id of the model version that would serve a request now.
+
+        That is the version that the request pins, else the model's default. None if the registry
+        does not have it.
+        """
         model = self._state.model
         named = f"{model}@{item.version}" if item.version else model
         try:
@@ -169,7 +186,10 @@ class DispatchLoop:
 
 
 def is_lasting(error: MillstreamError) -> bool:
-    """Return whether the broker refuses for good, as far as it says: not a full stream."""
+    """Return True if the broker refuses for good: no such stream, or the message is rejected.
+
+    False if the stream is full or no answer came, since both may pass.
+    """
     return isinstance(error, StreamMissing) or (
         isinstance(error, StoreRefused) and not error.is_full
     )

@@ -62,9 +62,9 @@ TAKEN_BACK = Counter(
 def observe_dispatch(
     model: str, priority: str, queue_seconds: float, estimated_seconds: float | None
 ) -> None:
-    """Count a dispatched request: its time in the queue, and the error of its estimated wait.
+    """Record a dispatched request's seconds in the queue, and the error of its estimated wait.
 
-    `estimated_seconds` is the wait that was estimated at acceptance, if any was.
+    `estimated_seconds` is the wait that was estimated at acceptance, None if there was no estimate.
     """
     QUEUE_SECONDS.labels(model, priority).observe(max(0.0, queue_seconds))
     if estimated_seconds is not None:
@@ -72,32 +72,35 @@ def observe_dispatch(
 
 
 def observe_placed(model: str, why: str) -> None:
-    """Count a dispatched request by the `why` of its `prefix_routing.Placement`."""
+    """Count a dispatched request by the reason for its worker: `why` of its `Placement`."""
     PLACED.labels(model, why).inc()
 
 
 def observe_requeue(model: str, why: str) -> None:
-    """Count a request that was taken back from the worker that it was placed on."""
+    """Count a request that was taken back from a worker that did not serve it, by reason."""
     TAKEN_BACK.labels(model, why).inc()
 
 
 def observe_blocked(model: str, reason: str, seconds: float) -> None:
-    """Count seconds for which the next request could not be sent, by reason."""
+    """Add seconds to the time for which the next request could not be dispatched, by reason."""
     BLOCKED.labels(model, reason).inc(seconds)
 
 
 def observe_stuck_consumer(model: str, stream: str) -> None:
-    """Count a consumer of REQUESTS or WORK that had to be made anew, or resumed."""
+    """Count a consumer of the stream REQUESTS or WORK that delivered nothing though it should."""
     STALLS.labels(model, stream).inc()
 
 
 def observe_ended(model: str, outcome: str) -> None:
-    """Count a request that the dispatcher ended since no worker will."""
+    """Count a request that the dispatcher ended; `outcome` is `cancelled` or an error code."""
     ENDED.labels(model, outcome).inc()
 
 
 def observe_queue(state: ModelState, pressure: Pressure) -> None:
-    """Set the gauges of one model: queued requests, tokens and waits by priority; workers."""
+    """Set a model's gauges: queued requests and tokens, waits, requests in flight, workers.
+
+    Queued requests, tokens and waits are by priority; an unknown wait shows as 0.
+    """
     model = state.model
     for priority, wait in pressure.wait_seconds.items():
         QUEUED.labels(model, priority).set(pressure.queued[priority])
@@ -108,7 +111,10 @@ def observe_queue(state: ModelState, pressure: Pressure) -> None:
 
 
 def observe_oldest(state: ModelState, now: float) -> None:
-    """Set the age of the oldest queued request; in O(lanes), so not to be called too often."""
+    """Set the gauge for the age of the oldest queued request, in seconds; 0 if none is queued.
+
+    `now` is epoch seconds. Looks at every tenant's queues, so it should not be called often.
+    """
     oldest = state.queue.oldest
     age = now - oldest.accepted / 1000 if oldest else 0.0
     OLDEST.labels(state.model).set(max(0.0, age))

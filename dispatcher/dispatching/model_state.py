@@ -28,11 +28,14 @@ SETTLED_MEMORY_SECONDS = 10.0  # longer than the broker's answer about WORK may 
 
 
 class ModelState:
-    """The state of one model, owned by its leader, which reports every event by a method call.
+    """The state of one model: queued requests, workers, requests in flight and estimates.
 
-    A request is enqueued in `queue`, then reserved, placed, published and settled; or released if
-    it was not published. Times are seconds: epoch for the queue and for `reserve` and
-    `find_stranded`, monotonic for heartbeats, `tick`, `settle` and `replay`.
+    Its leader owns it and reports every event by a method call. A request is enqueued in `queue`,
+    then reserved (taken from the queue, its tenant charged, its room counted), placed (its worker
+    chosen), published (stored in the stream WORK) and settled (ended); or released if it was not
+    published. From its reservation to its end it is in flight. Times are seconds: epoch for the
+    queue and for `select_next`, `reserve` and `find_stranded`, monotonic for `apply_heartbeat`,
+    `tick`, `settle`, `settle_missing` and `replay`.
     """
 
     def __init__(self, model: str) -> None:
@@ -49,14 +52,17 @@ class ModelState:
     def select_next(
         self, resolve_version: ResolveVersion, now: float
     ) -> tuple[QueuedRequest, str | None] | None:
-        """The next request and the version that is to serve it; None if none may be sent now.
+        """Return the next request and the version to serve it; None if no request may be sent now.
 
-        The version is None where it is gone. Nothing is removed from the queue.
+        `resolve_version` gives the id of the version that would serve a request. If that is None,
+        the request is returned with None, for the caller to end it. Nothing is removed from the
+        queue.
 
-        A request whose version has no room holds back all requests behind it for that version that
-        are not more urgent. One that must leave headroom for other tenants holds back those of
-        tenants above their share, and batch work that is not preempted; so does a large one that
-        finds too little room at each single worker, unless its tenant is below its share.
+        A request whose version has no room holds back all later requests for that version; where
+        engines preempt batch work, only those that are not more urgent. One that must leave
+        headroom (capacity kept free for other tenants) holds back those of tenants above their
+        share, and batch work that is not preempted. The same does a large one that finds too little
+        room at each single worker, unless its tenant is below its share.
         """
         full: dict[str, Priority] = {}
         kept_free: set[str] = set()
@@ -87,10 +93,10 @@ class ModelState:
         return None
 
     def choose_work_priority(self, item: QueuedRequest, version: str) -> Priority:
-        """The priority that a request gets in WORK.
+        """Return the priority at which workers will run a request: its own, or batch.
 
-        It is batch for a request beyond its tenant's share where batch work is preempted, else its
-        own.
+        It is batch for a request that takes its tenant beyond its fair share, if the engines of the
+        version preempt batch work for more urgent work.
         """
         fair_share = self.queue.fair_share
         if self.fleet.preempts_batch(version) and fair_share.exceeds_share(item.tenant, item.cost):
@@ -105,7 +111,10 @@ class ModelState:
         return self.queue.required_headroom(item.tenant, item.priority, item.cost, preempts_batch)
 
     def kept_tokens(self, item: QueuedRequest, version: str) -> float:
-        """Tokens of the version's workers that are kept free of a request, for other tenants."""
+        """Return how many of the fleet's KV tokens are kept free of a request, for other tenants.
+
+        0 if none are. `version` is the model version that would serve it.
+        """
         preempts_batch = self.fleet.preempts_batch(version)
         headroom = self.queue.required_headroom(
             item.tenant, item.priority, item.cost, preempts_batch
@@ -119,9 +128,11 @@ class ModelState:
         return not self.fleet.preempts_batch(version)
 
     def apply_heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """Take in a worker's heartbeat: its free capacity, and how far its requests have come.
+        """Update the state from a worker's heartbeat, received at `now` (monotonic seconds).
 
-        A request that has taken more service than it was charged is charged the rest.
+        The heartbeat tells what the worker has free and has cached, what it has pulled, and how
+        many tokens its requests have generated. A request that has taken more service than its
+        tenant was charged is charged the rest.
         """
         self.fleet.apply_heartbeat(beat, now)
         self.prefix_router.apply_heartbeat(beat)
@@ -152,7 +163,11 @@ class ModelState:
         flight.done_fraction += advance
 
     def remove_worker(self, worker: str) -> list[str]:
-        """Remove a worker that has died; returns the reply subjects of what it held, for NAKs."""
+        """Remove a dead worker; return the acknowledgement subjects of the requests that it held.
+
+        The caller publishes a NAK on each, so that the broker delivers the request to another
+        worker. The requests stay in flight. An unknown worker gives an empty list.
+        """
         self.fleet.remove_worker(worker)
         self.prefix_router.remove_worker(worker)
         self._update_capacity()
@@ -166,9 +181,11 @@ class ModelState:
         self.queue.fair_share.set_capacity(total.sequences, total.tokens)
 
     def reserve(self, item: QueuedRequest, version: str, now: float) -> Priority:
-        """Dequeue a request and count its room as used; returns its priority in WORK.
+        """Take a request from the queue, charge its tenant, and count its room as used.
 
-        It may be placed and published from now on, or released.
+        Returns the priority at which workers will run it. The caller then places and publishes the
+        request, or releases it. `now` is epoch seconds. Raises KeyError if the request is not
+        queued.
         """
         work_priority = self.choose_work_priority(item, version)
         charged = self.queue.reserve(item, now, work_priority)
@@ -180,10 +197,11 @@ class ModelState:
         return work_priority
 
     def place(self, request_id: str, prefix_hashes: Sequence[int], adapter: str) -> Placement:
-        """Choose the worker that a reserved request is published for, or any.
+        """Choose the worker that a reserved request is published for: one worker, or any.
 
-        A request that was placed before keeps its worker, since the broker may have stored it
-        already.
+        A request that was placed on a worker or published before keeps its placement, since the
+        broker may have stored it already. `adapter` is the name of its LoRA adapter, or empty.
+        Raises KeyError for a request that is not in flight.
         """
         flight = self.in_flight[request_id]
         if flight.stage > Stage.RESERVED:  # a retry: the broker may have stored it already
@@ -200,10 +218,10 @@ class ModelState:
         return placement
 
     def mark_published(self, request_id: str, seq: int, duplicate: bool) -> None:
-        """Note that a reserved request lies in WORK as `seq`.
+        """Record that a reserved request is stored in the stream WORK with sequence `seq`.
 
-        A `duplicate` was there before, and may have been pulled or taken back: its room is not
-        counted.
+        A `duplicate` was stored there before, so that it may have been pulled or taken back: its
+        room no longer counts as used. Ignored for an unknown request and for one published before.
         """
         flight = self.in_flight.get(request_id)
         if flight and flight.stage < Stage.PUBLISHED:
@@ -216,9 +234,9 @@ class ModelState:
             self._add_published(flight, seq)
 
     def release(self, request_id: str) -> None:
-        """Take back a reservation: the request was not published, or an earlier leader had done so.
+        """Undo a reservation, and its charge, since the request was not published by this leader.
 
-        Its tenant is not charged. A request that is published stays as it is.
+        The request does not return to the queue. Ignored for an unknown or a published request.
         """
         flight = self.in_flight.get(request_id)
         if flight and flight.stage < Stage.PUBLISHED:
@@ -229,10 +247,10 @@ class ModelState:
             self._adjust_charge(flight, 0)
 
     def mark_requeued(self, request_id: str, previous_seq: int, seq: int) -> None:
-        """Note that work was taken back from its worker and published for any, as `seq`.
+        """Record that a request was taken back from its worker and published for any, as `seq`.
 
-        `previous_seq` is its sequence before: the request may have been taken back before this
-        leader knew that it was published.
+        `previous_seq` is its sequence in WORK before, for a request that was taken back before this
+        leader knew that it was published. An unknown request is ignored.
         """
         if flight := self.in_flight.get(request_id):
             if flight.stage < Stage.PUBLISHED:
@@ -245,9 +263,9 @@ class ModelState:
             self._add_published(flight, seq)
 
     def find_stranded(self, now: float) -> list[StrandedWork]:
-        """The work to take back from workers that do not serve it; those are avoided for a while.
+        """Return the requests to take back from workers that do not serve them; empty if none.
 
-        `now` is epoch seconds.
+        For some seconds nothing more is placed on those workers. `now` is epoch seconds.
         """
         found = self._placed.find_stranded(self.fleet, now)
         for work in found:
@@ -264,7 +282,7 @@ class ModelState:
 
     @property
     def published(self) -> Mapping[int, InFlightRequest]:
-        """All requests that lie in WORK as far as is known, by their sequence there."""
+        """The requests in flight that are stored in WORK, as far as is known, by sequence there."""
         return self._by_seq
 
     def _remove_published(self, flight: InFlightRequest) -> None:
@@ -273,12 +291,19 @@ class ModelState:
         self._placed.remove(flight)
 
     def settle_missing(self, request_id: str, seq: int, now: float) -> None:
-        """Settle a request that the broker does not hold as `seq`, unless it was moved since."""
+        """Settle a request that the broker does not have in WORK as `seq`; its charge stays.
+
+        Ignored if the request is unknown or has another sequence by now. `now` is monotonic
+        seconds.
+        """
         if (flight := self.in_flight.get(request_id)) and flight.seq == seq:
             self.settle(request_id, None, now)
 
     def correct_placement(self, request_id: str, seq: int, placement: str) -> None:
-        """Set a request's worker to that of the broker's account; an earlier leader placed it."""
+        """Set the worker of a request, placed by an earlier leader, to the one the broker names.
+
+        `placement` is a worker, or any. Ignored if the request is unknown or has another sequence.
+        """
         flight = self.in_flight.get(request_id)
         if flight and flight.seq == seq and flight.worker != placement:
             self._remove_published(flight)
@@ -286,9 +311,10 @@ class ModelState:
             self._add_published(flight, seq)
 
     def settle(self, request_id: str, service: int | None, now: float) -> None:
-        """Note that a request has ended, and replace its charge by `service`, in virtual tokens.
+        """Record that a published request has ended, and set its tenant's charge to `service`.
 
-        Without `service` the charge stays. A request that is not published is ignored.
+        `service` is in virtual tokens; with None the charge stays. Ignored for a request that is
+        unknown or not published. `now` is monotonic seconds.
         """
         flight = self.in_flight.get(request_id)
         if flight is None or flight.stage < Stage.PUBLISHED:
@@ -312,18 +338,20 @@ class ModelState:
             flight.charged = service
 
     def learn_duration(self, record: LedgerRecord) -> None:
-        """Learn how long a request has taken; call it before the request is settled.
+        """Learn from a ledger record how long its request has taken; call it before `settle`.
 
-        Batch work is left out: it may have been preempted for long.
+        Ignored if the request is not in flight, or ran at batch priority, where it may have been
+        preempted for long.
         """
         flight = self.in_flight.get(record.request_id)
         if flight and is_urgent(flight.work_priority):
             self.estimator.learn_duration(flight.dispatched_at, flight.cost, record)
 
     def replay(self, record: LedgerRecord, now: float) -> None:
-        """Apply a ledger record that an earlier leader may not have known when it saved its state.
+        """Apply the ledger record of a request that ended after the predecessor's checkpoint.
 
-        Idempotent for `SETTLED_MEMORY_SECONDS`.
+        A request in flight is settled; any other is charged to its tenant. A record that comes
+        again within `SETTLED_MEMORY_SECONDS` is ignored. `now` is monotonic seconds.
         """
         service = service_tokens(record.prompt_tokens, record.completion_tokens)
         if record.request_id in self.in_flight:
@@ -334,7 +362,11 @@ class ModelState:
             self.queue.learn_output_length(record.tenant, record.completion_tokens)
 
     def adopt(self, envelope: Envelope, pool: PoolKey, seq: int, placement: str = ANY) -> None:
-        """Take over work that an earlier leader has published; its tenant is charged as then."""
+        """Count a request that an earlier leader has published as in flight, and charge its tenant.
+
+        `pool` names the version and the priority in WORK, and `seq` its sequence there. Ignored if
+        the request is in flight already, or was settled in the last `SETTLED_MEMORY_SECONDS`.
+        """
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
         tenant, prompt, cost = envelope.tenant, envelope.prompt_tokens, envelope.cost
@@ -356,7 +388,10 @@ class ModelState:
         self.fleet.mark_published(pool.version, work_priority, seq, cost, placement)
 
     def tick(self, now: float) -> list[str]:
-        """Let time pass; returns the workers that were removed since their heartbeats stopped."""
+        """Advance the time to `now` (monotonic seconds): update estimates, remove silent workers.
+
+        Returns the names of the workers that were removed because their heartbeats have stopped.
+        """
         self._now = now
         self._settled.expire(now)
         silent = self.fleet.remove_stale_workers(now)
@@ -367,9 +402,12 @@ class ModelState:
         return silent
 
     def recent_usage(self) -> dict[str, float]:
-        """Virtual tokens by tenant, of requests that ended in about the last minute."""
+        """Return each tenant's service in about the last minute, in virtual tokens.
+
+        Requests that have ended count. Tenants that have used nothing are left out.
+        """
         return self._usage.snapshot(self._now)
 
     def build_pressure(self) -> Pressure:
-        """Build the report for gateways: what is queued, and how long new requests would wait."""
+        """Return the report for gateways: what is queued, and how long new requests would wait."""
         return self.estimator.build_pressure(self.model, self.queue, self.fleet)

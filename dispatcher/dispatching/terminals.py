@@ -24,10 +24,12 @@ _RETRY_SECONDS = 0.25
 
 
 class TerminalWriter:
-    """Ends requests of one model while `run` runs; each is then acknowledged in REQUESTS.
+    """Ends a model's requests that no worker will run, while `run` runs.
 
-    A write that the broker refuses, or does not answer, is repeated every `_RETRY_SECONDS`. The
-    requests that are not done yet are counted by `len()` and found by `in`.
+    A request is ended by the last record in its token log (the terminal) and a ledger record, then
+    acknowledged in the stream REQUESTS. What the broker refuses, or does not answer, is repeated
+    every `_RETRY_SECONDS`. `len()` counts the requests that are not done yet; `in` finds them by
+    id.
     """
 
     def __init__(self, broker: Broker, model: str, shards: int) -> None:
@@ -43,20 +45,31 @@ class TerminalWriter:
 
     @property
     def oldest(self) -> QueuedRequest | None:
-        """The request not done yet that is the oldest in REQUESTS; None if there is none."""
+        """The request not done yet with the lowest sequence in REQUESTS; None if there is none."""
         return min(self._in_progress.values(), key=lambda item: item.seq, default=None)
 
     def end_request(self, item: QueuedRequest, outcome: str, message: str = "") -> None:
-        """Have a request that is not queued any more ended as `cancelled` or with an error code."""
+        """Have a request ended as `cancelled` or with an error code; returns at once.
+
+        The caller has removed it from the fair queue. `message` is the text of the error for the
+        client; `cancelled` has none.
+        """
         self._in_progress[item.request_id] = item
         self._to_write.put_nowait((item, outcome, message))
 
     def acknowledge(self, item: QueuedRequest) -> None:
-        """Have a request acknowledged that was dispatched already; no terminal is written."""
+        """Have a request acknowledged in REQUESTS that was dispatched already; returns at once.
+
+        Nothing is written to its token log.
+        """
         self.end_request(item, _ACKNOWLEDGE_ONLY)
 
     async def run(self) -> None:
-        """Write terminals until cancelled, `CONCURRENT_WRITES` at a time."""
+        """Write terminals until cancelled, `CONCURRENT_WRITES` at a time.
+
+        After a cancellation, the requests that are not acknowledged are delivered to the next
+        leader.
+        """
         async with asyncio.TaskGroup() as tasks:
             for number in range(CONCURRENT_WRITES):
                 tasks.create_task(self._write_each(), name=f"end-{number}")
@@ -92,9 +105,12 @@ class TerminalWriter:
 async def write_terminal(
     broker: Broker, envelope: Envelope, model: str, outcome: str, message: str, shards: int
 ) -> bool:
-    """End a request with `outcome` (`cancelled` or an error code); False if it had ended already.
+    """End a request with `outcome`: `cancelled` or an error code. Idempotent.
 
-    Tokens that earlier attempts have stored are billed. Idempotent; raises `BrokerUnavailable`.
+    Writes the last record of its token log, unless it has one, and its ledger record; tokens that
+    earlier attempts have stored are billed. Returns True if this call has ended the request, False
+    if it had ended already. Raises `BrokerUnavailable` if the broker does not answer,
+    `StoreRefused` if it refuses.
     """
     address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
     log, ended_here = TokenLog(broker, address, shards), False

@@ -2,10 +2,10 @@
 
 
 class DecayingRatio:
-    """A decaying sum over a decaying sum, such as costs over costs or seconds over tokens.
+    """The ratio of two decaying sums, such as seconds over tokens; recent values count more.
 
-    Each addition makes the earlier ones count `1 - 1 / memory` of what they did. `prior` is the
-    value that is assumed before the first, and weighs as much as a denominator of `weight`.
+    Each `add` first multiplies both sums by `1 - 1 / memory`. `prior` is the value that is assumed
+    before anything is known, and it weighs as much as a denominator of `weight`.
     """
 
     def __init__(self, memory: float, prior: float = 0.0, weight: float = 0.0) -> None:
@@ -14,7 +14,7 @@ class DecayingRatio:
         self.sums = 0.0, 0.0  # the numerator's and the denominator's
 
     def add(self, numerator: float, denominator: float) -> None:
-        """Add to the numerator's sum and to the denominator's."""
+        """Add one observation: `numerator` to the upper sum and `denominator` to the lower one."""
         numerators, denominators = self.sums
         self.sums = (
             numerators * self._decay + numerator,
@@ -23,7 +23,7 @@ class DecayingRatio:
 
     @property
     def value(self) -> float:
-        """The ratio of the two sums; `prior` while there is nothing to divide by."""
+        """Upper sum over lower sum, with the prior weighed in; `prior` if the lower sum is 0."""
         numerators, denominators = self.sums
         denominator = denominators + self._weight
         return (
@@ -32,9 +32,10 @@ class DecayingRatio:
 
 
 class DecayingLineFit:
-    """A least-squares line through decaying points; intercept and slope are never negative.
+    """A line fitted by least squares to points (x, y), of which recent ones count more.
 
-    Each point makes the earlier ones count `1 - 1 / memory` of what they did.
+    Each `add` first multiplies the weight of all earlier points by `1 - 1 / memory`. Neither the
+    line's intercept nor its slope is ever negative.
     """
 
     def __init__(self, memory: float) -> None:
@@ -42,7 +43,7 @@ class DecayingLineFit:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """Add a point."""
+        """Add the point (`x`, `y`)."""
         decay = self._decay
         self._n = self._n * decay + 1
         self._x = self._x * decay + x
@@ -52,7 +53,7 @@ class DecayingLineFit:
 
     @property
     def fit(self) -> tuple[float, float]:
-        """The line's value at x = 0, and its slope; both 0 without a point."""
+        """The line's value at x = 0 and its slope, in this order; (0, 0) before the first point."""
         if not self._n:
             return 0.0, 0.0
         mean_x, mean_y = self._x / self._n, self._y / self._n

@@ -9,26 +9,31 @@ MIN_TOKENS = 1.0  # virtual tokens; a tenant that has used less is forgotten
 
 
 class RecentUsage:
-    """Service by tenant, in virtual tokens, of requests that ended in about the last minute.
+    """Service that each tenant has used in about the last minute, counted when its requests end.
 
-    Times are seconds of any monotonic clock, given by the caller.
+    Service is in virtual tokens: prompt tokens plus twice the generated tokens. A tenant's sum
+    fades by 1/e in `DECAY_SECONDS`. Times are seconds of any one monotonic clock, given by the
+    caller.
     """
 
     def __init__(self) -> None:
         self._used: dict[str, tuple[float, float]] = {}  # virtual tokens, as of when
 
     def add(self, tenant: str, service: float, now: float) -> None:
-        """Add the service of a request that has ended."""
+        """Add the service, in virtual tokens, of a tenant's request that has ended at `now`."""
         self._used[tenant] = self.get(tenant, now) + service, now
         if len(self._used) > MAX_MEMBERS:
             self._used = {t: u for t, u in self._used.items() if self.get(t, now) >= MIN_TOKENS}
 
     def get(self, tenant: str, now: float) -> float:
-        """A tenant's service so far, faded until `now`; 0 for an unknown tenant."""
+        """Return a tenant's service in virtual tokens, faded until `now`; 0 if it is unknown."""
         used, at = self._used.get(tenant, (0.0, now))
         return used * exp((at - now) / DECAY_SECONDS)
 
     def snapshot(self, now: float) -> dict[str, float]:
-        """The service of every tenant that has used at least `MIN_TOKENS`."""
+        """Return the service of each tenant in virtual tokens, faded until `now`, by tenant.
+
+        Tenants with less than `MIN_TOKENS` are left out.
+        """
         found = {tenant: self.get(tenant, now) for tenant in self._used}
         return {tenant: used for tenant, used in found.items() if used >= MIN_TOKENS}

@@ -22,9 +22,12 @@ CORRECTION_RANGE = 0.5, 3.0
 
 @dataclass
 class RateSums:
-    """Decaying sums of reserved tokens and seconds; all but the first two only while requests wait.
+    """Decaying sums of reserved tokens and of seconds, from which a `ServiceRate` takes its rates.
 
-    `seconds` are those of each worker. `backlogged_seconds` do not decay.
+    A request reserves its prompt tokens plus the most that it may generate. `progress` and
+    `held_seconds` are summed at all times, the others only while requests wait in the queue.
+    `seconds` are counted for each worker; `backlogged_seconds` are those of the clock and do not
+    decay.
     """
 
     progress: float = 0.0  # tokens by which requests advanced
@@ -36,13 +39,16 @@ class RateSums:
 
     @property
     def request_seconds(self) -> float:
-        """The seconds that a request takes, by Little's law; 0 while none has advanced."""
+        """Mean seconds that a request takes, by Little's law; 0 while no request has advanced."""
         return self.held_seconds / self.progress if self.progress else 0.0
 
 
 @dataclass(frozen=True)
 class RateCheckpoint:
-    """What a `ServiceRate` has learned: its sums, and numerator and denominator of its ratios."""
+    """All that a `ServiceRate` has learned, to be stored for the model's next leader.
+
+    It has the sums, and the numerator and denominator of each decaying ratio.
+    """
 
     sums: RateSums
     charge: tuple[float, float]
@@ -51,26 +57,36 @@ class RateCheckpoint:
 
     @classmethod
     def from_wire(cls, wire: Any) -> Self:
-        """Make one of an unpacked map. Raises TypeError for one of another release."""
+        """Return the checkpoint that an unpacked map holds.
+
+        Raises KeyError without the field `sums`, TypeError for other missing or unknown fields, as
+        in a checkpoint of another release.
+        """
         ratios = {name: tuple(sums) for name, sums in wire.items() if name != "sums"}
         return cls(RateSums(**wire["sums"]), **ratios)
 
 
 class ServiceRate:
-    """Reserved tokens that the fleet frees per second and worker, learned while requests wait.
+    """Estimates waits from the rate at which a model's workers free reserved tokens.
+
+    A request reserves its prompt tokens plus the most that it may generate; they come free when it
+    ends. The rate is in reserved tokens per second and worker. The model's leader calls `tick`
+    regularly and reports events in between. Times are seconds of any one monotonic clock.
 
     An idle fleet serves little because it is asked little; what it then serves says nothing about
-    what it could. So only intervals that began and ended with a backlog count, and recent ones
-    count more: both sums, of tokens and of seconds, fade by 1/e in `SMOOTHING_SECONDS`. The seconds
-    are those of each worker, so that a worker that joins or leaves counts from its first moment.
+    what it could. So only intervals that began and ended with requests waiting count, and recent
+    ones count more: both sums, of tokens and of seconds, fade by 1/e in `SMOOTHING_SECONDS`. The
+    seconds are those of each worker, so that a worker that joins or leaves counts from its first
+    moment.
 
-    A fleet that has filled at once frees nothing for as long as requests take. Until it does, the
-    rate is that at which its requests advance, or follows by Little's law from how long they take;
-    and a wait is no shorter than until the first of them are expected to end. Before any request
-    has advanced, nothing is estimated, and so nobody refused.
+    A fleet that was filled all at once frees nothing until its first requests end. Until then, the
+    rate is the one at which its requests advance, or follows by Little's law from how long they
+    take; and a wait is no shorter than the time until the first of them are expected to end. Before
+    any request has advanced nothing is estimated, and so no request is refused for its wait.
 
-    What the sums leave out (requests that overtake, caps, trickles) shows in how long requests have
-    waited against their estimates: all estimates are corrected by that ratio.
+    These sums leave out requests that overtake others, and limits kept for some tenants. Both show
+    in how long requests have really waited, so all estimates are multiplied by `correction`, the
+    ratio of real to estimated waits.
     """
 
     def __init__(self) -> None:
@@ -87,22 +103,33 @@ class ServiceRate:
         )
 
     def record_freed(self, tokens: int) -> None:
-        """Count reserved tokens that came free in the fleet since the last tick."""
+        """Count reserved tokens that came free on the fleet since the last `tick`."""
         self._freed_since_tick += tokens
 
     def record_advanced(self, tokens: float) -> None:
-        """Count the part of its reserved tokens that a request in flight has come nearer its end.
+        """Count reserved tokens as done, as a request in flight gets nearer to its end.
 
-        A request half of whose expected work was done since the last call counts half its tokens.
+        `tokens` are the request's reserved tokens times the part of its expected work that was done
+        since the last such call. A request of 100 reserved tokens, half of whose work was done,
+        counts 50.
         """
         self._advanced_since_tick += tokens
 
     def record_service(self, service: int, cost: int) -> None:
-        """Learn the service, in virtual tokens, that a request of this reserved cost has taken."""
+        """Learn that an ended request, which had reserved `cost` tokens, has taken `service`.
+
+        `service` is in virtual tokens: prompt tokens plus twice the generated tokens. The mean of
+        such ratios is `charge_per_token`.
+        """
         self._charge.add(service, cost)
 
     def record_wait(self, estimated_seconds: float, seconds: float) -> None:
-        """Learn from a dispatched request: its estimated wait at acceptance, and its real one."""
+        """Learn from a dispatched request: the wait estimated at its acceptance, and its real wait.
+
+        Estimates below `MIN_ESTIMATE_SECONDS` are ignored. So is every wait until the rate has been
+        measured for `MEASURED_SECONDS` of each worker, because errors before that are those of the
+        early rate, which is taken before requests end.
+        """
         measured = self._sums.seconds >= MEASURED_SECONDS * self._workers
         if measured and estimated_seconds >= MIN_ESTIMATE_SECONDS:
             self._squared_errors.add((seconds - estimated_seconds) ** 2, estimated_seconds**2)
@@ -110,7 +137,10 @@ class ServiceRate:
 
     @property
     def uncertainty(self) -> float:
-        """The error of estimated waits as a fraction of the estimate (root mean square)."""
+        """Root mean square error of estimated waits, as a fraction of the estimate.
+
+        It is `DEFAULT_UNCERTAINTY` until waits have been compared with their estimates.
+        """
         return math.sqrt(self._squared_errors.value)
 
     def tick(
@@ -121,10 +151,12 @@ class ServiceRate:
         capacity_tokens: float = 0.0,
         in_flight_tokens: int = 0,
     ) -> None:
-        """Close an interval and begin the next; call it regularly.
+        """End the interval that the last call began, and begin the next; call it regularly.
 
-        `capacity_tokens` are the reserved tokens that the fleet has room for in all, and
-        `in_flight_tokens` those of the requests that it has.
+        `now` is monotonic seconds, `backlogged` says whether requests wait now, and `workers` is
+        how many workers there are. `capacity_tokens` are the reserved tokens that the whole fleet
+        has room for, and `in_flight_tokens` those of the requests that it has. The rate counts the
+        interval only if requests waited at both of its ends and there are workers.
         """
         elapsed = 0.0 if self._ticked_at is None else now - self._ticked_at
         if elapsed > 0 and workers:
@@ -153,18 +185,28 @@ class ServiceRate:
 
     @property
     def charge_per_token(self) -> float:
-        """The service, in virtual tokens, that a reserved token has turned out to be."""
+        """Mean service of ended requests, in virtual tokens, per token that they had reserved.
+
+        It is `DEFAULT_CHARGE` before any request has ended.
+        """
         return self._charge.value
 
     @property
     def correction(self) -> float:
-        """The factor by which requests wait longer than the backlog alone says, within limits."""
+        """Factor by which requests wait longer than the tokens queued ahead of them suggest.
+
+        It is learned from real waits and kept within `CORRECTION_RANGE` (0.5 to 3); 1 before any
+        wait is known.
+        """
         least, most = CORRECTION_RANGE
         return min(max(least, self._correction.value), most)
 
     @property
     def seconds_per_token(self) -> float | None:
-        """The seconds by which each reserved token ahead delays a request; None while unknown."""
+        """Seconds by which each reserved token ahead delays a request; None while nothing is known.
+
+        It includes `correction`.
+        """
         sums, early_rate = self._sums, self._early_rate
         tokens = sums.freed + EARLY_WEIGHT * early_rate
         if tokens <= 0:
@@ -190,20 +232,24 @@ class ServiceRate:
         return max(0.0, FIRST_END_FACTOR * sums.request_seconds - sums.backlogged_seconds)
 
     def estimate_wait(self, tokens_ahead: float) -> float | None:
-        """Estimated seconds behind `tokens_ahead` reserved tokens; None while nothing is known."""
+        """Return the estimated seconds that a request waits behind `tokens_ahead` reserved tokens.
+
+        0.0 if no tokens are ahead; None if some are and the rate is not known yet. If the fleet has
+        just been filled, this includes the time until its first requests are expected to end.
+        """
         if tokens_ahead == 0:
             return 0.0
         seconds = self.seconds_per_token
         return None if seconds is None else self._seconds_to_first_end + tokens_ahead * seconds
 
     def capture(self) -> RateCheckpoint:
-        """Return all that was learned, for `restore`."""
+        """Return a copy of all that was learned, for `restore` in the model's next leader."""
         return RateCheckpoint(
             replace(self._sums), self._charge.sums, self._correction.sums, self._squared_errors.sums
         )
 
     def restore(self, saved: RateCheckpoint) -> None:
-        """Restore what an earlier leader had learned."""
+        """Replace all that was learned by what an earlier leader had learned."""
         self._sums = replace(saved.sums)
         self._charge.sums, self._correction.sums = saved.charge, saved.correction
         self._squared_errors.sums = saved.squared_errors

@@ -12,10 +12,11 @@ MIN_REQUESTS = 10  # no estimate is given before so many have ended
 
 @dataclass(frozen=True)
 class CompletedRun:
-    """The times and tokens of one completed request.
+    """The times and tokens of one request that ran to its end, from which `TimeModel` learns.
 
     `first_seconds` are from its dispatch to its first output, `rest_seconds` from there to its end.
-    `most_output` is the number of tokens that it might have generated, 0 if it generates none.
+    `output` is the number of tokens that it generated; `most_output` is the number that it was
+    allowed to generate, 0 if it generates none.
     """
 
     prompt_tokens: int
@@ -26,7 +27,11 @@ class CompletedRun:
 
 
 class TimeModel:
-    """Seconds to the first output by prompt tokens, and per output token from there on."""
+    """Predicts how long a model's requests run, from about the last 200 that ran to their end.
+
+    It learns the seconds from dispatch to the first output, as a line over prompt tokens, and the
+    seconds per output token after that.
+    """
 
     def __init__(self) -> None:
         self._seen = 0
@@ -36,7 +41,7 @@ class TimeModel:
         self._squared_errors = DecayingRatio(MEMORY_REQUESTS)  # of the line's predictions
 
     def add(self, run: CompletedRun) -> None:
-        """Learn from a completed request."""
+        """Learn from one completed request; earlier ones then count a little less."""
         self._seen += 1
         base, per_prompt_token = self._first.fit
         if self._seen > 1:
@@ -49,7 +54,7 @@ class TimeModel:
 
     @property
     def compute(self) -> ServiceTime | None:
-        """The learned times, as gateways get them; None until `MIN_REQUESTS` have ended."""
+        """The learned times as gateways receive them; None until `MIN_REQUESTS` have ended."""
         if self._seen < MIN_REQUESTS:
             return None
         base, per_prompt_token = self._first.fit

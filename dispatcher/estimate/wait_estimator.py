@@ -22,9 +22,10 @@ COMPLETED_OUTCOMES = "stop", "length"  # other ends do not tell how long a reque
 
 
 class WaitEstimator:
-    """Learns from requests that left the fleet; estimates for those that wait, and new ones.
+    """Estimates, for one model, how long requests wait in the queue and how long they run.
 
-    Its pressure reports go to the gateways, which refuse what would wait too long.
+    The model's leader owns it, reports events and calls `tick` regularly. Gateways receive the
+    estimates (`build_pressure`) and refuse requests that would wait too long.
     """
 
     def __init__(self) -> None:
@@ -36,13 +37,16 @@ class WaitEstimator:
         self._no_worker_seconds = 0.0
 
     def count_reserved(self, cost: int) -> None:
-        """Count the reserved cost of a request for the fleet; a negative cost takes it back."""
+        """Count `cost` tokens that were reserved on the fleet since the last `tick`, for a request.
+
+        A negative cost takes back the reservation of a request that was not dispatched after all.
+        """
         self._reserved_tokens += cost
 
     def tick(self, now: float, queue: FairQueue, fleet: Fleet) -> None:
-        """Update the service rate from what came free since the last tick; call it regularly.
+        """Update the rate at which the fleet frees tokens, and how long it has had no workers.
 
-        `now` is in seconds of any monotonic clock.
+        Call it regularly. `now` is seconds of any one monotonic clock.
         """
         workers = len(fleet.last_heartbeats())
         self._record_freed(fleet)
@@ -65,17 +69,21 @@ class WaitEstimator:
         self._reserved_tokens, self._free_tokens, self._total_capacity = 0, free, total
 
     def learn_duration(self, dispatched: float, cost: int, record: LedgerRecord) -> None:
-        """Learn from a request that has ended; `dispatched` is epoch seconds.
+        """Learn run times from the ledger record of an ended request.
 
-        Only first attempts that ran to their end count.
+        `dispatched` is when it was dispatched (epoch seconds), and `cost` its prompt tokens plus
+        the most that it might generate. Ignored are requests without output, with more than one
+        attempt, or with an outcome other than `stop` and `length`: their times do not tell how long
+        a request takes.
         """
         if record.first and record.attempts == 1 and record.outcome in COMPLETED_OUTCOMES:
             self._time_model.add(_completed_run(dispatched, cost, record))
 
     def will_miss_deadline(self, item: QueuedRequest, now: float) -> bool:
-        """True for a request that has waited and whose first output would come after its deadline.
+        """Return whether a queued request, if dispatched now, would give its first output too late.
 
-        `now` is epoch seconds. False while no run times are known.
+        `now` is epoch seconds. False while run times are unknown, and for a request that has waited
+        less than `LATE_AFTER_SECONDS`, which is tried in any case.
         """
         compute = self._time_model.compute
         if compute is None or now - item.accepted / 1000 < LATE_AFTER_SECONDS:
@@ -83,9 +91,12 @@ class WaitEstimator:
         return now + compute.first_seconds(item.prompt_tokens) > item.deadline / 1000
 
     def build_pressure(self, model: str, queue: FairQueue, fleet: Fleet) -> Pressure:
-        """Build the report for gateways: what is queued, and how long new requests would wait.
+        """Return the report by which gateways learn the load of `model`.
 
-        It has waits by priority and by tenant, run times, and the free tokens by priority.
+        It has the queued requests and the estimated waits (seconds) of new requests by priority,
+        the waits of the tenants with the largest backlogs, run times, and by priority the tokens of
+        requests that would run at once. Waits that cannot be estimated yet are None, and no tenant
+        has one then.
         """
         waiting, more_urgent, mean = collect_backlogs(queue), 0.0, _mean_cost(queue)
         lowest = min(

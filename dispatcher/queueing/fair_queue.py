@@ -34,12 +34,12 @@ _PRIORITIES = tuple(Priority)
 
 
 def service_tokens(prompt_tokens: int, generated_tokens: int) -> int:
-    """The service of a request in virtual tokens: prompt + 2 * generated."""
+    """Return the service that a request takes, in virtual tokens: prompt + 2 * generated tokens."""
     return prompt_tokens + OUTPUT_WEIGHT * generated_tokens
 
 
 def is_urgent(priority: Priority) -> bool:
-    """True for every priority but batch, which fills what the others leave."""
+    """Return True for every priority but batch, which only fills what the others leave."""
     return priority is not Priority.BATCH
 
 
@@ -59,13 +59,14 @@ class _PriorityState:
 
 
 class FairQueue:
-    """Queues requests by tenant and yields the next ones so that tenants receive equal service.
+    """All queued requests of one model, given out so that tenants receive equal service by weight.
 
-    Priorities are strict, but a lower one that has been overtaken for `trickle_seconds` gets one
-    request through, and more often the longer it waits. Requests that pin a version wait in queues
-    of their own, so that a version without capacity holds up no other; the counters are shared.
-    Times are epoch seconds, given by the caller. `enqueue`, `reserve` and `remove` cost O(log
-    tenants).
+    The model's leader owns it. A tenant's counter is its service so far (in virtual tokens) over
+    its weight; within a priority the tenant with the lowest counter is next. Priorities are strict,
+    but a lower one that more urgent ones have overtaken for `trickle_seconds` gets one request
+    through, and more often the longer it waits. Requests that pin a model version wait in queues of
+    their own, so that a version without capacity holds up no other; the counters are shared. Times
+    are epoch seconds, given by the caller. `enqueue`, `reserve` and `remove` cost O(log tenants).
     """
 
     def __init__(self, trickle_seconds: float = DEFAULT_TRICKLE_SECONDS) -> None:
@@ -85,18 +86,19 @@ class FairQueue:
         return len(self._items)
 
     def get(self, request_id: str) -> QueuedRequest | None:
-        """A queued request by its id; None if it is not queued."""
+        """Return the queued request with this id; None if there is none."""
         return self._items.get(request_id)
 
     def weight(self, tenant: str) -> float:
-        """The weight of a tenant."""
+        """Return a tenant's weight, to which its share of service is proportional; 1 by default."""
         return self.fair_share.get_tenant(tenant).weight
 
     def enqueue(self, item: QueuedRequest, now: float) -> None:
-        """Queue a request; one that is queued already is ignored.
+        """Add a request; ignored if a request with its id is queued already.
 
-        A tenant that had nothing queued is lifted to the lowest counter of those that wait, unless
-        the request was accepted before the restored checkpoint: then the tenant has waited since.
+        A tenant that had nothing queued is lifted to the lowest counter of the tenants that wait,
+        so that it gets no credit for its absence. It is not lifted if the request was accepted
+        before the restored checkpoint was taken: then the tenant has waited since.
         """
         if item.request_id in self._items:
             return
@@ -118,12 +120,12 @@ class FairQueue:
             self._reclassify(item.tenant)
 
     def candidates(self, now: float) -> Iterator[QueuedRequest]:
-        """Yield the requests that may be next, by priority, then by their tenants' counters.
+        """Yield the queued requests that may be dispatched next, best first; none is removed.
 
-        For each pinned version: the first of the tenants below their share, the first of those
-        above it, and the first of each tenant that has reserved tokens which it does not use.
-        Nothing is removed: the caller reserves one, or goes on to the next. The queue may change
-        meanwhile.
+        They come by priority, then by their tenants' counters. For each priority and pinned model
+        version they are: the first request of the tenants below their fair share, the first of
+        those above it, and the first of each tenant that does not use all capacity reserved for it.
+        The caller passes one of them to `reserve`, or skips it. The queue may change meanwhile.
         """
         claimants = self.fair_share.tenants_with_unused_reservation
         for priority in self._by_urgency(now):
@@ -146,11 +148,16 @@ class FairQueue:
             )
 
     def peek(self, now: float) -> QueuedRequest | None:
-        """The request that is next, which stays queued; None if nothing is queued."""
+        """Return the first of `candidates`, which stays queued; None if nothing is queued."""
         return next(self.candidates(now), None)
 
     def reserve(self, item: QueuedRequest, now: float, work_priority: Priority) -> int:
-        """Remove a candidate and charge its tenant; returns the virtual tokens charged."""
+        """Remove a candidate from the queue to dispatch it, and charge its tenant.
+
+        Returns the virtual tokens charged: the service that is expected of the request.
+        `work_priority` is the priority at which workers will run it. Raises KeyError if the request
+        is not queued.
+        """
         self._remove_item(item)
         priority_state = self._priorities[item.priority]
         priority_state.served_at = priority_state.popped_at = now
@@ -167,10 +174,13 @@ class FairQueue:
         prompt_tokens: int,
         cost: int,
     ) -> int:
-        """Count a request as in flight and charge its expected service; returns the virtual tokens.
+        """Count a request as in flight, charge its tenant, and return the virtual tokens charged.
 
-        With a `work_priority` below its priority it may be preempted for long: only half of its
-        expected output is charged, until it has generated more.
+        In flight is a request that was dispatched to the workers and has not ended. The charge is
+        its prompt tokens plus twice the output expected of it, from the tenant's ended requests and
+        at most `cost - prompt_tokens`. If `work_priority`, at which workers run it, is below its
+        `priority`, workers may preempt it for long: then only half of the expected output is
+        charged at first.
         """
         if is_urgent(priority):
             self.fair_share.reserve(tenant, cost)
@@ -185,7 +195,10 @@ class FairQueue:
         return charged
 
     def release(self, tenant: str, priority: Priority, cost: int) -> None:
-        """Stop counting a request of this cost as in flight: it has ended, or never ran."""
+        """Stop counting a request as in flight, since it has ended or never ran.
+
+        `cost` is its reserved tokens. Its tenant's charge is left as it is; `charge` corrects that.
+        """
         if is_urgent(priority):
             self.fair_share.release(tenant, cost)
             self._reclassify(tenant)
@@ -193,14 +206,15 @@ class FairQueue:
             self.fair_share.release_batch(cost)
 
     def learn_output_length(self, tenant: str, generated_tokens: int) -> None:
-        """Learn from an ended request how many tokens its tenant's, and all, requests generate."""
+        """Learn how many tokens a tenant's ended request generated, to predict the next ones."""
         self.fair_share.get_tenant(tenant).mean_output.add(generated_tokens)
         self._mean_output.add(generated_tokens)
 
     def mean_output(self, tenant: str) -> float | None:
-        """The mean of tokens that a tenant's requests generated; None before any request has ended.
+        """Return the mean number of tokens that a tenant's requests generate.
 
-        For a tenant with few ended requests, those of the whole model count, too.
+        For a tenant with few ended requests, those of the whole model count, too. None before any
+        request of the model has ended.
         """
         if not self._mean_output.count:
             return None
@@ -209,7 +223,10 @@ class FairQueue:
         return known / (own.count + PRIOR_REQUESTS)
 
     def remove(self, request_id: str) -> QueuedRequest | None:
-        """Remove a request that is not to be run, and return it; nothing is charged."""
+        """Remove a request that will not be run and return it; None if no such id is queued.
+
+        Its tenant is not charged.
+        """
         item = self._items.get(request_id)
         if item:
             self._remove_item(item)
@@ -217,14 +234,20 @@ class FairQueue:
         return item
 
     def pop_before(self, seq: int) -> list[QueuedRequest]:
-        """Remove and return the requests that were stored before the sequence `seq`."""
+        """Remove and return the requests whose sequence in the stream REQUESTS is below `seq`.
+
+        Their tenants are not charged. An empty list if there are none.
+        """
         found = [item for item in self._items.values() if item.seq < seq]
         for item in found:
             self.remove(item.request_id)
         return found
 
     def pop_expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return every request whose deadline has passed."""
+        """Remove and return the requests whose deadline is not after `now`; an empty list if none.
+
+        Their tenants are not charged.
+        """
         expired = []
         while self._deadlines and self._deadlines[0][0] * MILLISECOND <= now:
             _, request_id = heapq.heappop(self._deadlines)
@@ -233,41 +256,52 @@ class FairQueue:
         return expired
 
     def charge(self, tenant: str, virtual_tokens: float) -> None:
-        """Add service to a tenant's counter, or correct it (a negative amount)."""
+        """Add virtual tokens, divided by the tenant's weight, to its counter.
+
+        A negative amount takes back a part of an earlier charge.
+        """
         state = self.fair_share.get_tenant(tenant)
         state.counter += virtual_tokens / state.weight
         self._reorder(tenant)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight: its counter grows by service over weight."""
+        """Set a tenant's weight, by which later charges to it are divided."""
         self.fair_share.set_weight(tenant, weight)
 
     def restore_baseline(self, at: float, mean_output: RunningMean) -> None:
-        """Note that the counters are those of an earlier leader's checkpoint, taken at `at`.
+        """Record that the counters come from an earlier leader's checkpoint, taken at `at`.
 
-        A tenant whose request was accepted before that time has waited since, and does not count as
-        one that returns. `mean_output` is the mean of generated tokens per request, over all
-        tenants.
+        Later, `enqueue` takes a tenant with a request accepted before that time as one that has
+        waited since, not as one that returns. `mean_output` is the mean of generated tokens per
+        request over all tenants.
         """
         self._restored_at, self._mean_output = at, mean_output
 
     def set_reserved_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Keep tokens free for each tenant's urgent requests; tenants not named have none."""
+        """Set how many KV tokens are kept free for each tenant's urgent (not batch) requests.
+
+        `tokens` replaces all that was set before: tenants that are not named have none.
+        """
         self.fair_share.set_reserved_tokens(tokens)
 
     def required_headroom(
         self, tenant: str, priority: Priority, cost: int, preempts_batch: bool
     ) -> float:
-        """The fraction of the fleet that must stay free if a tenant's request is sent.
+        """Return the fraction of the fleet that must stay free for others if this request is sent.
 
-        -inf if nothing is kept free. `preempts_batch` is True where engines preempt batch work.
+        `cost` is its reserved tokens, and `preempts_batch` True where engines preempt batch work
+        for more urgent work. -inf if nothing has to stay free.
         """
         if is_urgent(priority):
             return self.fair_share.required_headroom(tenant, cost, preempts_batch)
         return self.fair_share.required_headroom_for_batch(tenant, preempts_batch)
 
     def is_starving(self, priority: Priority, now: float) -> bool:
-        """True if a priority has been overtaken for so long that one request of it is due."""
+        """Return True if a priority was overtaken for so long that one request of it is due next.
+
+        It has a queued request, more urgent ones were served since it was last served, and that was
+        `trickle_seconds` ago. The longer it has waited, the fewer seconds are needed.
+        """
         priority_state = self._priorities[priority]
         if not priority_state.queued or now - priority_state.served_at < min(
             self._trickle_seconds, MIN_TRICKLE_SECONDS
@@ -282,11 +316,14 @@ class FairQueue:
         return overtaken and now - priority_state.served_at >= due_after
 
     def count_queued(self, priority: Priority) -> tuple[int, int]:
-        """The queued requests of one priority and the tokens that they reserve."""
+        """Return how many requests of a priority are queued, and how many tokens they reserve."""
         return self._priorities[priority].queued, self._priorities[priority].tokens
 
     def tenant_queues(self) -> Iterator[tuple[str, Priority, TenantQueue]]:
-        """Yield every non-empty queue with its tenant and priority, one for each pinned version."""
+        """Yield the tenant, the priority and the queue itself of every queue that is not empty.
+
+        A tenant has a queue for each priority and pinned model version.
+        """
         for priority, version_queues in self._version_queues.items():
             for version_queue in version_queues.values():
                 for tenant, tenant_queue in version_queue.by_tenant.items():
@@ -294,17 +331,23 @@ class FairQueue:
 
     @property
     def oldest(self) -> QueuedRequest | None:
-        """The request that is the oldest in REQUESTS, in O(lanes); None if nothing is queued."""
+        """The queued request with the lowest sequence in the stream REQUESTS; None if none is.
+
+        Looks at every tenant's queues.
+        """
         heads = (tenant_queue.head for _, _, tenant_queue in self.tenant_queues())
         return min(heads, key=lambda item: item.seq, default=None)
 
     def counter(self, tenant: str) -> float:
-        """The tenant's service so far over its weight, in virtual tokens; 0 if it is unknown."""
+        """Return a tenant's service so far over its weight, in virtual tokens; 0 if unknown."""
         state = self.fair_share.tenants.get(tenant)
         return state.counter if state else 0.0
 
     def lowest_counter(self) -> float:
-        """The lowest counter of the tenants that wait now, else that of the one served last."""
+        """Return the lowest counter of the tenants that have requests queued.
+
+        If nothing is queued, return the counter of the tenant served last; 0 if there was none.
+        """
         return min(self._counters(_PRIORITIES), default=self.counter(self._last_served_tenant))
 
     def _counters(self, priorities: Iterable[Priority]) -> Iterator[float]:

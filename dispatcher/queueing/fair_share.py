@@ -43,13 +43,13 @@ class _ShareGroup:
 
 
 class FairShare:
-    """Max-min fair division of a fleet's capacity among the tenants of a model.
+    """Decides how much of the fleet each tenant of a model may use while others want it.
 
-    Tenants below their share ask for less than it; those above it divide what is left by weight. A
-    tenant is classified when something of its own changes, in O(1). Where engines do not preempt,
-    work of tenants above their share must leave headroom for what those below it are likely to ask
-    for next, and batch work headroom for what any other tenant is. Times are the caller's, in
-    seconds.
+    Capacity is divided max-min fairly. Tenants below their share ask for less than it; those above
+    it divide what is left by weight. A tenant is classified when something of its own changes, in
+    O(1). Where engines do not preempt, work of tenants above their share must leave headroom, which
+    is free capacity for what tenants below theirs are likely to ask for next; batch work must leave
+    headroom for what any other tenant is likely to ask for. Times are the caller's, in seconds.
     """
 
     def __init__(self) -> None:
@@ -68,18 +68,21 @@ class FairShare:
 
     @property
     def tenants(self) -> dict[str, TenantState]:
-        """All known tenants by name."""
+        """The states of all known tenants by name; not a copy."""
         return self._tenants
 
     def get_tenant(self, tenant: str) -> TenantState:
-        """The state of a tenant; a new one begins below its share, with weight 1."""
+        """Return a tenant's state; an unknown tenant is added below its share, with weight 1."""
         if (state := self._tenants.get(tenant)) is None:
             state = self._tenants[tenant] = TenantState()
             self._below_share.weight += state.weight
         return state
 
     def set_capacity(self, sequences: int, tokens: int) -> None:
-        """Set the capacity of the whole fleet, in use or not: sequences and KV tokens."""
+        """Set the capacity of the whole fleet, in use or not: sequences and KV tokens.
+
+        Without sequences, as when there are no workers, the capacity counts as infinite.
+        """
         self._fleet_tokens = tokens if sequences else inf
         tokens_per_sequence = tokens / sequences if sequences else 0.0
         if tokens_per_sequence != self._tokens_per_sequence:
@@ -87,9 +90,9 @@ class FairShare:
             self._sum_unused_reservations()
 
     def restore(self, tenant: str, counter: float, demand: DecayingFlow) -> None:
-        """Restore a tenant's counter and demand from an earlier leader's checkpoint.
+        """Set a tenant's counter and demand to those of an earlier leader's checkpoint.
 
-        Call it before the tenant has any other state.
+        Call it once for a tenant, before anything else is recorded of it.
         """
         state = self.get_tenant(tenant)
         state.counter, state.demand = counter, demand
@@ -98,13 +101,16 @@ class FairShare:
             self._mark_active(tenant, state.weight, demand.at)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight, from which its share follows."""
+        """Set a tenant's weight, to which its share of the fleet is proportional."""
         state = self.get_tenant(tenant)
         self._group(state).weight += weight - state.weight
         state.weight = weight
 
     def set_reserved_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Set each tenant's reserved tokens; a tenant that is not named has none."""
+        """Set how many KV tokens are kept free for each tenant, whether it uses them or not.
+
+        `tokens` replaces all that was set before: tenants that are not named have none.
+        """
         for tenant in self._reserved_tenants | tokens.keys():
             self.get_tenant(tenant).reserved_tokens = tokens.get(tenant, 0)
         self._reserved_tenants, self._reserved_tokens = set(tokens), sum(tokens.values())
@@ -112,7 +118,7 @@ class FairShare:
 
     @property
     def tenants_with_unused_reservation(self) -> list[str]:
-        """The tenants that do not use all of their reserved tokens."""
+        """The tenants whose requests in flight take less than the tokens reserved for them."""
         return [
             name for name in self._reserved_tenants if self._unused_reservation(self._tenants[name])
         ]
@@ -131,9 +137,10 @@ class FairShare:
         )
 
     def advance(self, now: float) -> None:
-        """Let time pass: tenants without an urgent request for `ACTIVE_SECONDS` are forgotten.
+        """Advance the time to `now`, and drop the shares of tenants that have become inactive.
 
-        They have no share and no demand any more, so nothing is kept free for them.
+        A tenant is inactive after `ACTIVE_SECONDS` without an urgent (not batch) request. It then
+        has no share and no demand, so that nothing is kept free for it.
         """
         self._now = now
         while self._active:
@@ -149,24 +156,27 @@ class FairShare:
     # Events of urgent requests, which are all but batch work
 
     def enqueue(self, tenant: str, cost: int, now: float) -> None:
-        """Record that an urgent request of a tenant was queued; the tenant becomes active."""
+        """Count an urgent request of `cost` reserved tokens as queued, and its tenant as active."""
         state = self.get_tenant(tenant)
         self.advance(now)
         state.queued_load.add(cost)
         self._mark_active(tenant, state.weight, now)
 
     def record_demand(self, tenant: str, cost: int, now: float) -> None:
-        """Add a new request to its tenant's demand, from which the next ones are predicted."""
+        """Add a new request to its tenant's demand, from which its next requests are predicted.
+
+        `cost` is its reserved tokens.
+        """
         state, size = self.get_tenant(tenant), max(cost, self._tokens_per_sequence)
         state.demand.add(size, now)
         self._group(state).demand.add(size, now)
 
     def dequeue(self, tenant: str, cost: int) -> None:
-        """Remove a request of this cost from the tenant's queued load."""
+        """Stop counting an urgent request of `cost` reserved tokens as queued."""
         self.get_tenant(tenant).queued_load.remove(cost)
 
     def reserve(self, tenant: str, cost: int) -> None:
-        """Add a request of this cost to the tenant's load in flight."""
+        """Count an urgent request of `cost` reserved tokens as in flight: dispatched, not ended."""
         state = self.get_tenant(tenant)
         self._unused_reserved_tokens -= self._unused_reservation(state)
         state.in_flight_load.add(cost)
@@ -175,7 +185,7 @@ class FairShare:
         self._unused_reserved_tokens += self._unused_reservation(state)
 
     def release(self, tenant: str, cost: int) -> None:
-        """Remove a request of this cost from the tenant's load in flight: it ended or never ran."""
+        """Stop counting an urgent request as in flight, since it has ended or never ran."""
         state = self.get_tenant(tenant)
         self._unused_reserved_tokens -= self._unused_reservation(state)
         state.in_flight_load.remove(cost)
@@ -185,27 +195,34 @@ class FairShare:
         self._released.add(max(cost, self._tokens_per_sequence), self._now)
 
     def reserve_batch(self, cost: int) -> None:
-        """Add a batch request to the fleet's load in flight; no tenant's load counts batch work."""
+        """Count a batch request of `cost` reserved tokens as in flight, but in no tenant's load."""
         self._in_flight.add(cost)
 
     def release_batch(self, cost: int) -> None:
-        """Remove a batch request from the fleet's load in flight."""
+        """Stop counting a batch request as in flight, since it has ended or never ran."""
         self._in_flight.remove(cost)
 
     @property
     def in_flight_tokens(self) -> int:
-        """The reserved tokens of all requests in flight, batch work included."""
+        """The reserved tokens of all requests that were dispatched and have not ended.
+
+        Batch work is included.
+        """
         return self._in_flight.tokens
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing at all is in flight."""
+        """True if no request of any tenant is in flight: dispatched and not ended.
+
+        Batch work counts, queued requests do not.
+        """
         return not self._in_flight.requests
 
     def reclassify(self, tenant: str, counter_lead: Callable[[], float]) -> bool:
-        """Classify a tenant as below or above its share again; True if that has changed.
+        """Decide anew whether a tenant is below or above its share; return True if that changed.
 
-        `counter_lead` gives its counter less the lowest of those that wait; it is called only if
+        `counter_lead` returns the tenant's counter (service so far over weight, in virtual tokens)
+        less the lowest counter of the tenants whose urgent requests wait; it is called only if
         needed.
         """
         state = self.get_tenant(tenant)
@@ -265,11 +282,12 @@ class FairShare:
     # Headroom
 
     def required_headroom(self, tenant: str, cost: int, preempts_batch: bool) -> float:
-        """The fraction of the fleet that must stay free for others when an urgent request is sent.
+        """Return the fraction of the fleet that an urgent request must leave free for others.
 
-        Where `preempts_batch`, only reservations count: work beyond its tenant's share gives way to
-        the others. -inf means that nothing is kept free for anybody, or that the request fits its
-        tenant's unused reservation: it may also wait in WORK for capacity that is not free yet.
+        Where `preempts_batch`, only other tenants' reserved tokens stay free, since engines then
+        preempt work beyond its tenant's share for the others. -inf means that nothing has to stay
+        free, or that the request fits into reserved tokens that its tenant does not use; it may
+        then be sent even where it has to wait for capacity.
         """
         state = self._tenants.get(tenant, TenantState())
         own = self._unused_reservation(state)
@@ -284,9 +302,10 @@ class FairShare:
         return (kept + self._reserved_for_others(own)) / self._fleet_tokens
 
     def required_headroom_for_batch(self, tenant: str, preempts_batch: bool) -> float:
-        """The fraction of the fleet that a tenant's batch work must leave free for urgent work.
+        """Return the fraction of the fleet that a tenant's batch request must leave free.
 
-        That of the tenant itself does not count. Values as in `required_headroom`.
+        That is for the urgent requests of other tenants, and for reserved tokens that are not used;
+        where `preempts_batch`, only for these tokens. -inf if nothing has to stay free.
         """
         kept = 0.0 if preempts_batch else self._kept_for_urgent(tenant)
         if not (kept or self._reserved_tokens):
@@ -315,10 +334,11 @@ class FairShare:
         return scale * (self._unused_reserved_tokens - own)
 
     def exceeds_share(self, tenant: str, cost: int) -> bool:
-        """True if a request takes its tenant beyond its weight's share, while others are active.
+        """Return True if one more request takes its tenant beyond its weight's share of the fleet.
 
-        A tenant that is below its share may go beyond it, but not by a single request that is
-        larger than the `BURST_SHARES` shares that it may ask for at once.
+        `cost` is the request's reserved tokens. For a tenant that counts as below its share this is
+        so only if the request alone is larger than `BURST_SHARES` shares, which the tenant may ask
+        for at once. False while no other tenant is active.
         """
         if self._active.keys() <= {tenant}:
             return False

@@ -22,7 +22,11 @@ WeightOf = Callable[[str], float]
 
 
 class LaneBacklog(NamedTuple):
-    """A tenant's backlog at one priority: queued requests, reserved tokens, and its counter."""
+    """One tenant's queued requests of one priority in sum, with the tenant's counter.
+
+    `tokens` are what the requests reserve: prompt tokens plus the most that they may generate. The
+    counter is the tenant's service so far over its weight, in virtual tokens.
+    """
 
     tokens: int
     tenant: str
@@ -30,19 +34,27 @@ class LaneBacklog(NamedTuple):
     counter: float
 
     def final_counter(self, charge_per_token: float, weight: float) -> float:
-        """The tenant's counter when all of its backlog has been served.
+        """Return the tenant's counter as it will be once all of this backlog has been served.
 
-        `charge_per_token` is the service, in virtual tokens, of a reserved token.
+        `charge_per_token` is the service, in virtual tokens, that a reserved token turns out to be.
         """
         return self.counter + charge_per_token * self.tokens / weight
 
     def tokens_below(self, level: float, charge_per_token: float, weight: float) -> float:
-        """The reserved tokens of it that are served before all counters have come to `level`."""
+        """Return the reserved tokens of it that are served before all counters reach `level`.
+
+        `charge_per_token` is the service, in virtual tokens, that a reserved token turns out to be;
+        `weight` is the tenant's.
+        """
         return min(self.tokens, weight * max(0.0, level - self.counter) / charge_per_token)
 
 
 def collect_backlogs(queue: FairQueue) -> dict[Priority, list[LaneBacklog]]:
-    """The backlogs of all tenants by priority, in O(lanes)."""
+    """Return the backlogs by priority, one for each tenant that has requests queued there.
+
+    A priority without queued requests has an empty list. Takes time in proportion to all tenants'
+    queues.
+    """
     found: dict[Priority, dict[str, LaneBacklog]] = {priority: {} for priority in Priority}
     for tenant, priority, tenant_queue in queue.tenant_queues():
         tokens, requests = tenant_queue.tokens, tenant_queue.queued
@@ -55,18 +67,22 @@ def collect_backlogs(queue: FairQueue) -> dict[Priority, list[LaneBacklog]]:
 def count_tokens_ahead_of_newcomer(
     backlogs: Collection[LaneBacklog], lowest_counter: float
 ) -> float:
-    """The reserved tokens ahead of a request whose tenant has nothing queued."""
+    """Return the reserved tokens that are served before a request whose tenant had nothing queued.
+
+    Such a tenant begins at `lowest_counter`; ahead of it is one request of average size from each
+    tenant whose counter is no higher.
+    """
     return sum(each.tokens / each.requests for each in backlogs if each.counter <= lowest_counter)
 
 
 def count_tokens_ahead(
     backlogs: Collection[LaneBacklog], weight: WeightOf, charge_per_token: float
 ) -> Iterator[tuple[str, float]]:
-    """Yield tenants and the reserved tokens ahead of what each queues next.
+    """Yield each tenant with the reserved tokens that are served before what it queues next.
 
-    Only the `MAX_TENANTS` with the largest backlogs are yielded. The backlogs of all others count
-    as ahead of these, so that no wait is estimated too short. `charge_per_token` is the service, in
-    virtual tokens, of a reserved token.
+    Only the `MAX_TENANTS` tenants with the largest backlogs are yielded. The backlogs of all others
+    count as ahead of these, so that no wait is estimated too short. `charge_per_token` is the
+    service, in virtual tokens, that a reserved token turns out to be.
     """
     heaviest = heapq.nlargest(MAX_TENANTS, backlogs)
     weights = [weight(backlog.tenant) for backlog in heaviest]

@@ -20,9 +20,11 @@ STALE_ENTRIES_TOLERATED = 64  # fewer stale entries are not worth a clean-up
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A queued request: what is kept of its headers, a few hundred bytes.
+    """One queued request, reduced to what is needed to order, dispatch or end it.
 
-    `seq` and `reply` are its sequence and its acknowledgement subject in REQUESTS.
+    `seq` and `reply` are its sequence and its acknowledgement subject in the stream REQUESTS.
+    `cost` is its reserved tokens: the prompt plus the most that it may generate. `route` says where
+    its replies go, and `account` where its use is counted.
     """
 
     request_id: str
@@ -42,7 +44,7 @@ class QueuedRequest:
 
     @property
     def envelope(self) -> Envelope:
-        """The part of the request's headers that is needed to end it."""
+        """The fields of its headers that are needed to write its end and its ledger record."""
         return Envelope(
             self.request_id,
             self.tenant,
@@ -58,7 +60,7 @@ class QueuedRequest:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """A tenant's requests of one priority and pinned version, oldest first.
+    """A tenant's queued requests of one priority and one pinned model version, oldest first.
 
     Removed requests stay in `items` for a while, marked by `is_removed`. `queued` and `tokens`
     count the others: requests, and the tokens that they reserve.
@@ -70,13 +72,13 @@ class TenantQueue:
 
     @property
     def head(self) -> QueuedRequest:
-        """The oldest request. The queue must not be empty; its owner drops empty queues."""
+        """The oldest request. Raises IndexError if none is left; the owner drops empty queues."""
         while self.items[0].is_removed:
             self.items.popleft()
         return self.items[0]
 
     def enqueue(self, item: QueuedRequest) -> None:
-        """Insert a request in the order of `seq`; a redelivered one may be older than the last."""
+        """Insert a request in the order of `seq`; a redelivered one may be older than others."""
         if self.items and item.seq < self.items[-1].seq:  # redelivered after younger ones
             self.items.insert(bisect(self.items, item.seq, key=_sequence), item)
         else:
@@ -85,7 +87,10 @@ class TenantQueue:
         self.tokens += item.cost
 
     def remove(self, item: QueuedRequest) -> None:
-        """Mark a request as removed; `items` is cleaned up when most of it is marked."""
+        """Mark a request of this queue as removed and stop counting it; call it once for each.
+
+        `items` is cleaned up when most of it is marked.
+        """
         item.is_removed = True
         self.queued -= 1
         self.tokens -= item.cost
@@ -98,13 +103,13 @@ def _sequence(item: QueuedRequest) -> int:
 
 
 class VersionQueue:
-    """The tenants' queues of one priority and pinned version; the lowest counter is next.
+    """The queued requests of one priority and one pinned model version, by tenant.
 
-    Tenants below and above their fair share are ordered apart, since those above it may have to
-    wait when the others need not. `tenants` are the states of all tenants; their owner calls
-    `reorder` when one has changed. Each order is a heap of counters and tenants. An entry is stale
-    when it differs from the tenant's state: stale entries are skipped at the top, and their number
-    is bounded.
+    The tenant with the lowest counter (service so far over weight) is next. Tenants below and above
+    their fair share are ordered apart, since those above it may have to wait when the others need
+    not. `tenants` are the states of all of the model's tenants; their owner calls `reorder` when
+    one has changed. Each order is a heap of counters and tenants. An entry is stale when it differs
+    from the tenant's state: stale entries are skipped at the top, and their number is bounded.
     """
 
     __slots__ = ("_heaps", "_tenants", "by_tenant")
@@ -115,7 +120,7 @@ class VersionQueue:
         self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])  # by `is_above_share`
 
     def enqueue(self, item: QueuedRequest) -> None:
-        """Add a request to its tenant's queue."""
+        """Add a request to its tenant's queue, which is made if there is none."""
         tenant_queue = self.by_tenant.get(item.tenant)
         if tenant_queue is None:
             tenant_queue = self.by_tenant[item.tenant] = TenantQueue()
@@ -123,14 +128,20 @@ class VersionQueue:
         tenant_queue.enqueue(item)
 
     def reorder(self, tenant: str) -> None:
-        """Update a tenant's place after its counter, or its side of the fair share, has changed."""
+        """Update a tenant's place after its counter, or its side of the fair share, has changed.
+
+        Ignored for a tenant that has no request here.
+        """
         if tenant in self.by_tenant:
             state = self._tenants[tenant]
             heapq.heappush(self._heaps[state.is_above_share], (state.counter, tenant))
             self._trim(state.is_above_share)
 
     def heads(self) -> list[QueuedRequest]:
-        """The next request below the fair share and the next one above it; neither is removed."""
+        """Return the next request of tenants below their fair share, then that of those above it.
+
+        The list lacks the one for which no request is queued. None is removed.
+        """
         return [head for is_above_share in (False, True) if (head := self._head(is_above_share))]
 
     def _head(self, is_above_share: bool) -> QueuedRequest | None:
@@ -143,7 +154,10 @@ class VersionQueue:
         return None
 
     def remove(self, item: QueuedRequest) -> None:
-        """Remove a request, wherever in its tenant's queue it is."""
+        """Remove a queued request, wherever it stands in its tenant's queue.
+
+        Raises KeyError if its tenant has no request here.
+        """
         tenant_queue = self.by_tenant[item.tenant]
         tenant_queue.remove(item)
         if not tenant_queue.queued:

@@ -22,7 +22,11 @@ MAX_TENANTS = 15_000  # about half a megabyte
 
 
 class TenantCheckpoint(NamedTuple):
-    """A tenant's state, as if nothing of it were in flight."""
+    """A tenant's state in a checkpoint, without what it was charged for requests in flight.
+
+    The counter is its service so far over its weight, in virtual tokens. `demand_tokens` and
+    `demand_squares` are decaying sums of its requests' sizes and of their squares.
+    """
 
     counter: float
     mean_output: float  # generated tokens of a request, the mean over `learned_requests`
@@ -35,7 +39,8 @@ class TenantCheckpoint(NamedTuple):
 class Checkpoint:
     """The tenants of a model, and how fast it is served, at the time `at` (epoch seconds).
 
-    It includes all requests that LEDGER records up to `ledger_seq`.
+    A leader stores it for the next one. It includes all requests with records in the stream LEDGER
+    up to the sequence `ledger_seq`, and no request in flight.
     """
 
     at: float
@@ -44,22 +49,26 @@ class Checkpoint:
     service_rate: RateCheckpoint | None = None  # None in checkpoints of earlier releases
 
     def pack(self) -> bytes:
-        """The checkpoint as bytes, for `unpack`."""
+        """Return the checkpoint as msgpack, for `unpack`."""
         return messages.pack((self.at, self.ledger_seq, self.tenants, self.service_rate))
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Read a packed checkpoint. Raises TypeError or ValueError for one of another release."""
+        """Return the checkpoint that `pack` encoded.
+
+        Raises TypeError or ValueError for one of another release.
+        """
         at, ledger, rows, *rest = messages.unpack(data)
         tenants = {tenant: TenantCheckpoint(*row) for tenant, row in rows.items()}
         return cls(at, ledger, tenants, RateCheckpoint.from_wire(rest[0]) if rest else None)
 
 
 def capture(state: ModelState, ledger_seq: int, now: float) -> Checkpoint:
-    """Capture the tenants that differ from newcomers; `now` is epoch seconds.
+    """Return a checkpoint of the tenants that differ from new ones, and of the service rate.
 
-    Beyond `MAX_TENANTS`, those with queued requests are kept first, then those with the most
-    service.
+    These are the tenants with queued requests, with recent demand, or with a counter above the
+    lowest. Beyond `MAX_TENANTS`, those with queued requests are kept first, then those with the
+    most service. `ledger_seq` is the last sequence of the stream LEDGER; `now` is epoch seconds.
     """
     charged, lowest = _charged_in_flight(state), state.queue.lowest_counter()
     for tenant_state in state.queue.fair_share.tenants.values():
@@ -107,7 +116,7 @@ def _capture_tenant(tenant_state: TenantState, charged: int) -> TenantCheckpoint
 
 
 def restore(state: ModelState, checkpoint: Checkpoint) -> None:
-    """Restore a new leader's state, which must be empty, from its predecessor's checkpoint."""
+    """Set a new leader's state, which must be empty, to its predecessor's checkpoint."""
     fair_share = state.queue.fair_share
     for tenant, saved in checkpoint.tenants.items():
         demand = DecayingFlow(saved.demand_tokens, saved.demand_squares, checkpoint.at)

@@ -28,14 +28,21 @@ _MESSAGES = {
 
 
 def is_overdue(deadline: int, now: float) -> bool:
-    """True if a deadline (epoch ms) passed so long before `now` (s) that no worker can be at it."""
+    """Return True if a deadline passed more than `GRACE_SECONDS` ago: no worker can be at it.
+
+    `deadline` is epoch milliseconds, `now` epoch seconds.
+    """
     return deadline / 1000 + GRACE_SECONDS < now
 
 
 async def end_undeliverable(broker: Broker, message: StoredMessage, shards: int) -> None:
-    """End a message of WORK as failed, or as expired if its deadline has passed, and remove it.
+    """End the request of a message in WORK that no worker could finish, and remove the message.
 
-    The dead letter is stored first, the work removed last: a crash in between repeats, never loses.
+    The request ends with `deadline_exceeded` if its deadline has passed. Otherwise it ends with
+    `attempts_exhausted`, and a dead letter is stored for the operator; if the headers cannot be
+    read, there is only the dead letter. The dead letter is stored first and the message removed
+    last, so that a crash in between repeats, never loses. Raises `BrokerUnavailable` if the broker
+    does not answer, `StoreRefused` if it refuses.
     """
     envelope = parse_envelope(message.headers)
     model = subjects.parse_work(message.subject).model

@@ -40,7 +40,11 @@ _MESSAGES = {
 
 
 class InFlightReconciler:
-    """Checks WORK of one model; call `reconcile` regularly."""
+    """Compares a leader's requests in flight with the messages of the stream WORK.
+
+    A request in flight was dispatched and has not ended. The leader calls `reconcile` when it
+    starts and then regularly; `shards` is the number of streams over which token logs are spread.
+    """
 
     def __init__(self, broker: Broker, state: ModelState, shards: int) -> None:
         self._broker, self._state, self._shards = broker, state, shards
@@ -51,9 +55,13 @@ class InFlightReconciler:
         self._stuck = StuckConsumers()
 
     async def reconcile(self) -> None:
-        """Make the state match WORK: adopt unknown work, settle what is gone.
+        """Make the leader's state match WORK, and end what no worker will end.
 
-        Work that is overdue or cannot be delivered is ended, and stuck consumers are mended.
+        Messages that are not known are adopted as requests in flight. Requests whose message is
+        gone are settled, and ended with an error if nobody has ended them. Messages past their
+        deadline, or without deliveries left, are ended and removed; stuck consumers are mended.
+        Most suspicions must hold at two calls in a row. Raises the broker's errors; call it again
+        then.
         """
         sequences_by_subject = self._known_by_subject()
         infos = await self._get_consumers(sequences_by_subject)

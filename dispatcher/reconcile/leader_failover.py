@@ -21,7 +21,11 @@ CHECKPOINT_SECONDS = 5.0
 
 
 class LeaderFailover:
-    """Saves and restores the checkpoint of one model; only the last one is kept."""
+    """Hands what a leader knows of its model's tenants on to the next leader, through the broker.
+
+    A new leader calls `restore`, then `replay_ledger`; while it leads it calls `save` every
+    `CHECKPOINT_SECONDS`. The broker keeps only the last checkpoint.
+    """
 
     def __init__(self, broker: Broker, state: ModelState) -> None:
         self._broker, self._state = broker, state
@@ -29,9 +33,9 @@ class LeaderFailover:
         self._saved = Checkpoint(0.0, 0, {})
 
     async def save(self) -> None:
-        """Store a checkpoint if anything has changed since the last.
+        """Store a checkpoint if the ledger or the tenants have changed since the last one.
 
-        Raises as `Broker.store` does.
+        Raises `StoreRefused` if the broker refuses it, `BrokerUnavailable` if no answer comes.
         """
         stream = await declaration.stream_info(self._broker, topology.LEDGER)
         now = self._broker.clock.now()
@@ -41,9 +45,10 @@ class LeaderFailover:
             self._saved = taken
 
     async def restore(self) -> None:
-        """Restore the predecessor's checkpoint, if there is one.
+        """Read the predecessor's checkpoint and set the state to it; without one nothing happens.
 
-        Call it before any other state is set.
+        Call it before any other state is set. A checkpoint of another release that cannot be read
+        is logged, and all tenants begin alike. Raises `BrokerUnavailable` if no answer comes.
         """
         query: dict[str, int | str] = {"last_by_subj": self._subject}
         for message in await self._broker.read(topology.CHECKPOINTS, query):
@@ -55,7 +60,11 @@ class LeaderFailover:
                 checkpoint.restore(self._state, self._saved)
 
     async def replay_ledger(self) -> None:
-        """Apply what has ended since the checkpoint; call it once it is known what is in flight."""
+        """Apply the ledger records of the requests that ended after the checkpoint was taken.
+
+        Call it once it is known which requests are in flight. Without a checkpoint nothing happens.
+        Raises `BrokerUnavailable` if no answer comes.
+        """
         if not self._saved.at:
             return
         ledger = subjects.ledger_of(self._state.model)

@@ -29,7 +29,11 @@ _LOST_MESSAGE = "the request was removed from the broker before a worker had beg
 
 
 class IndexLost(BrokerUnavailable):
-    """The index consumer is gone or stuck: another leader leads, or an operator removed it."""
+    """The leader's consumer of queued requests is of no more use, so a new leader must begin.
+
+    It is gone (another leader leads, or an operator removed it), is stuck, or does not deliver a
+    request that the broker has.
+    """
 
 
 class _RequestHolder(Protocol):
@@ -42,7 +46,10 @@ class _RequestHolder(Protocol):
 
 
 class QueuedReconciler:
-    """Checks REQUESTS of one model; call `reconcile` regularly."""
+    """Compares a leader's queued requests with the messages of the stream REQUESTS.
+
+    The leader calls `remember_stream` once when it starts, then `reconcile` regularly.
+    """
 
     def __init__(
         self,
@@ -59,18 +66,21 @@ class QueuedReconciler:
         self._stuck = StuckConsumers()
 
     async def remember_stream(self) -> None:
-        """Note which REQUESTS it is, to know another one that is made in its place.
+        """Remember when REQUESTS was created, to recognise another one that is made in its place.
 
-        Raises nats-py's `NotFoundError`, or `BrokerUnavailable`.
+        Raises nats-py's `NotFoundError` if there is no REQUESTS, `BrokerUnavailable` if no answer
+        comes.
         """
         self._created = (await declaration.stream_info(self._broker, topology.REQUESTS)).created
 
     async def reconcile(self, consumer: str) -> None:
-        """Have all requests delivered again if some were delivered that are not known here.
+        """Have all queued requests delivered again if a delivery or an acknowledgement was lost.
 
-        Raises `IndexLost` if the index consumer is gone, stuck, or past a request that is there
-        again; but first the requests that are gone with their stream are ended, since only this
-        leader knows of them.
+        `consumer` is the leader's consumer of queued requests (index consumer). A loss counts when
+        two calls in a row find it. Raises `IndexLost` if the consumer is gone, stuck, or past a
+        request that the broker has again. If REQUESTS itself was replaced, the requests that are
+        gone with it are ended first, since only this leader knows of them. Raises
+        `BrokerUnavailable` if no answer comes.
         """
         info = await self._get_consumer(consumer)
         if info is None:

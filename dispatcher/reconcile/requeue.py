@@ -27,27 +27,39 @@ ACK_WAIT_SECONDS = 5.0  # of a worker's consumer that was removed and is made ag
 
 
 def build_requeue_id(request_id: str, seq: int) -> str:
-    """The message id of requeued work that was stored as `seq` before."""
+    """Return the message id under which work that was stored as `seq` is published again.
+
+    The broker recognises a second publication by it.
+    """
     return f"{request_id}.{seq}"
 
 
 def parse_requeue_origin(headers: Mapping[str, str]) -> int | None:
-    """The sequence that a message of WORK had before it was requeued; None if it never was."""
+    """Return the sequence that a message of WORK had before it was requeued; None if never.
+
+    A message was never requeued if its message id is not one of `build_requeue_id`.
+    """
     _, _, seq = headers.get(MESSAGE_ID, "").partition(".")
     return int(seq) if seq.isdecimal() else None
 
 
 class Requeuer:
-    """Moves messages of one model from workers' own lanes to the lane of any worker."""
+    """Takes requests back from workers that do not serve them, so that any worker can pull them.
+
+    A request that was placed on one worker has a subject of that worker in the stream WORK;
+    requeueing publishes it on the subject from which all workers of its version pull.
+    """
 
     def __init__(self, broker: Broker, state: ModelState) -> None:
         self._broker, self._state = broker, state
 
     async def requeue(self, stranded: StrandedWork) -> None:
-        """Move the messages that the broker gives out, at most `stranded.count`.
+        """Move at most `stranded.count` requests from a worker's own subject to that of any worker.
 
-        Raises `BrokerUnavailable` or `StoreRefused`. Safe to repeat and to cancel: a message that
-        was not moved is given out again after the ack wait.
+        Only requests that the broker gives out are moved: those delivered to nobody, and those
+        whose worker has let the ack wait pass. Returns when it gives out no more. Raises
+        `BrokerUnavailable` or `StoreRefused`. Safe to repeat and to cancel: a request that was not
+        moved is given out again after the ack wait.
         """
         for _ in range(stranded.count):
             delivery = await self._take_next(stranded)

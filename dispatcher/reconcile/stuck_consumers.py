@@ -12,16 +12,20 @@ class _Seen:
 
 
 class StuckConsumers:
-    """Remembers by consumer since when nothing was delivered; times are the caller's seconds."""
+    """Finds consumers that have delivered nothing for `STUCK_SECONDS` though they should have.
+
+    It remembers the deliveries of each consumer from call to call. Times are the caller's seconds.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def is_stuck(self, consumer: str, deliveries: int, now: float, *, due: bool) -> bool:
-        """True if a consumer has delivered nothing for `STUCK_SECONDS` though it should have.
+        """Return True if a consumer has delivered nothing for `STUCK_SECONDS` though it was `due`.
 
-        `deliveries` is its count of deliveries since it was made; `due` is True while there is
-        something to deliver. After True the time begins anew.
+        Call it regularly for each consumer. `deliveries` is the consumer's count of deliveries
+        since it was made; `due` is True while it has something to deliver and is asked for it.
+        After True, and whenever it is not due, the time begins anew.
         """
         seen = self._seen.get(consumer)
         if not due:

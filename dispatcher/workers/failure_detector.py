@@ -18,17 +18,25 @@ _ANSWER_SECONDS = 0.25
 
 
 class FailureDetector:
-    """Asks the broker whether late workers are still connected. Times are monotonic seconds."""
+    """Finds dead workers among late ones, by asking the broker whether they are connected.
+
+    A late worker holds requests and has sent no heartbeat for a while. A worker whose process has
+    died is not connected; one that is frozen, or cut off from the network, still counts as
+    connected. The model's leader owns the detector. Times are monotonic seconds.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._absent_since: dict[str, float] = {}  # monotonic seconds, by worker
 
     async def find_dead(self, late: Sequence[str], now: float) -> list[str]:
-        """Return the late workers that were not connected for `DEAD_AFTER_SECONDS`, at every check.
+        """Return the workers of `late` that have not been connected for `DEAD_AFTER_SECONDS`.
 
-        Call it every `CHECK_SECONDS`. A worker that is not named, or is connected, starts anew.
-        Nobody is dead within `SETTLE_SECONDS` of this process's own connection to a broker.
+        Call it every `CHECK_SECONDS` with the names of all late workers. A worker must be found
+        absent at every call during that time: its time begins anew when it is connected, or is not
+        in `late`. A worker for which no answer comes within a quarter of a second, the longest that
+        a call waits, counts as connected. Returns an empty list within `SETTLE_SECONDS` of this
+        process's own connection to a broker.
         """
         if now - self._broker.connected_at < SETTLE_SECONDS:
             late = ()

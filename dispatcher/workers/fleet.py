@@ -23,10 +23,11 @@ _Member = tuple[str, str]  # a worker and a version that it serves: each has its
 
 
 class WorkerCapacity(NamedTuple):
-    """Free capacity of one worker, less the requests already placed on it.
+    """The capacity that one worker has free for requests of one priority.
 
-    `free_sequences` is negative where requests wait for a sequence. `excess_tokens` are the tokens
-    by which the worker holds more than its share of what its pool holds.
+    Requests that were placed on the worker, and that it has not pulled yet, are subtracted.
+    `free_sequences` is negative where requests wait for a sequence. `excess_tokens` are the KV
+    tokens by which the worker holds more than its share of what all workers of its version hold.
     """
 
     free_sequences: int
@@ -34,9 +35,11 @@ class WorkerCapacity(NamedTuple):
     excess_tokens: float
 
     def can_accept(self, cost: int, prefetch: int = 0) -> bool:
-        """True if a request would run there, with at most `prefetch` others waiting before it.
+        """Return True if the worker may be sent a request that reserves `cost` tokens.
 
-        Without `prefetch` it would run at once.
+        Without `prefetch`, the request must find a free sequence and enough free tokens. With
+        `prefetch`, it may also wait at the worker: True while fewer than `prefetch` requests wait
+        for a sequence there, however many tokens are free.
         """
         return self.free_sequences + prefetch > 0 and (prefetch > 0 or cost <= self.free_tokens)
 
@@ -125,10 +128,13 @@ class _VersionPool:
 
 
 class Fleet:
-    """The workers of one model: heartbeats in, free capacity by priority out.
+    """The workers of one model as their heartbeats describe them, and what they can still take.
 
-    Times are seconds of any monotonic clock, given by the caller. A pool is the workers of one
-    version; workers that drain are not part of it.
+    The model's leader owns it. A pool is the workers of one version; workers that drain (shut down)
+    are not part of it. A request is pending from its reservation until a worker reports that it has
+    pulled it, or until it is released or discarded. `cost` is its reserved tokens, and `placement`
+    the worker that it is for, or `ANY`. Times are seconds of any one monotonic clock, given by the
+    caller.
     """
 
     def __init__(self) -> None:
@@ -136,7 +142,10 @@ class Fleet:
         self._pools: dict[str, _VersionPool] = {}
 
     def apply_heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """Take in a worker's heartbeat; work that it says it has pulled is no longer pending."""
+        """Replace a worker's last heartbeat for a model version by this one, received at `now`.
+
+        Requests that the worker reports as pulled are no longer pending.
+        """
         member = beat.worker, beat.version
         self._drop_member(member)
         self._beats[member] = beat, now
@@ -147,23 +156,32 @@ class Fleet:
         pool.pending.mark_pulled_by(beat.worker, beat.pulled_own)
 
     def reserve(self, version: str, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Count a request of this cost as pending: it is about to be published to WORK."""
+        """Count a request as pending, since it is about to be published to the stream WORK.
+
+        Its sequence and its `cost` in tokens are subtracted from the free capacity of the version.
+        """
         self._pool(version).pending.reserve(priority, cost, placement)
 
     def place(self, version: str, priority: Priority, cost: int, worker: str) -> None:
-        """Note that a reserved request will be published for this worker alone."""
+        """Count a pending request that was reserved for any worker as one for `worker` alone."""
         self._pool(version).pending.place(priority, cost, worker)
 
     def release(self, version: str, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Stop counting a reserved request: it was not published, or was published before."""
+        """Stop counting a request as pending that was reserved and will not be published.
+
+        It is also called when the broker turns out to have stored the request earlier, so that it
+        may have been pulled already. `placement` is the worker that the request was reserved for or
+        placed on, or `ANY`.
+        """
         self._pool(version).pending.release(priority, cost, placement)
 
     def mark_published(
         self, version: str, priority: Priority, seq: int, cost: int, placement: str = ANY
     ) -> None:
-        """Note that a reserved request lies in WORK as message `seq`.
+        """Record that a reserved request is stored in the stream WORK as message `seq`.
 
-        It is pending until a worker reports that it has pulled so far.
+        The request stays pending until a worker reports that it has pulled everything up to that
+        sequence. If a heartbeat has reported that already, the request is no longer pending.
         """
         pending = self._pool(version).pending
         pending.mark_published(priority, seq, cost, placement)
@@ -172,46 +190,65 @@ class Fleet:
             pending.mark_pulled_by(placement, seq)
 
     def last_heartbeat(self, worker: str, version: str) -> Heartbeat | None:
-        """The last heartbeat of a worker for a version that it serves; None if it is not there."""
+        """Return the last heartbeat that a worker has sent for a model version.
+
+        None if it has sent none, or was removed since.
+        """
         known = self._beats.get((worker, version))
         return known[0] if known else None
 
     def worker_capacity(
         self, version: str, worker: str, priority: Priority
     ) -> WorkerCapacity | None:
-        """The free capacity of a worker that takes work of this version; None for all others."""
+        """Return what a worker has free for requests of this version and priority.
+
+        None if the worker does not serve the version, is shutting down (draining), or is unknown.
+        """
         beat = self.last_heartbeat(worker, version)
         if beat is None or beat.draining:
             return None
         return self._pools[version].worker_capacity(beat, priority)
 
     def has_free_sequences(self, version: str, priority: Priority) -> bool:
-        """True if all that was sent to a pool, or is being sent, would run at once."""
+        """Return True if no request that was sent to a version's workers waits for a free sequence.
+
+        Pending requests count as sent. Requests that engines would preempt for `priority` are left
+        out. Raises KeyError for an unknown version.
+        """
         return self._pools[version].free_sequences(priority) >= 0
 
     def count_workers(self, version: str) -> int:
-        """The number of workers that take work of this version."""
+        """Return how many workers serve a version and do not drain; 0 for an unknown version."""
         return self._pools[version].workers if version in self._pools else 0
 
     @property
     def pending_sequences(self) -> set[int]:
-        """Sequences in WORK that no worker has pulled, as far as is known."""
+        """The sequences in WORK of all requests that no worker has pulled, as far as is known."""
         return set[int]().union(*(pool.pending.sequences for pool in self._pools.values()))
 
     def discard(self, sequences: set[int]) -> None:
-        """Drop these sequences from pending work: the broker does not hold them any more."""
+        """Stop counting as pending the requests that the broker no longer holds in the stream WORK.
+
+        `sequences` are their sequences there; those that are not pending are ignored.
+        """
         for pool in self._pools.values():
             pool.pending.discard(sequences)
 
     def last_heartbeats(self) -> list[Heartbeat]:
-        """The last heartbeat of each worker, one for each version that it serves."""
+        """Return the last heartbeat of each worker, one for each version that it serves.
+
+        Workers that are shutting down (draining) are included; removed ones are not.
+        """
         return [beat for beat, _ in self._beats.values()]
 
     def __contains__(self, worker: str) -> bool:
         return any(name == worker for name, _ in self._beats)
 
     def remove_worker(self, worker: str) -> None:
-        """Remove a worker; its free capacity counts no more. Idempotent."""
+        """Forget a worker and its free capacity, for all versions. Idempotent.
+
+        Requests that were placed on it and not pulled stay pending.
+        """
         for member in [member for member in self._beats if member[0] == worker]:
             self._drop_member(member)
 
@@ -220,12 +257,19 @@ class Fleet:
             self._pools[member[1]].adjust(-1, known[0])
 
     def find_late_workers(self, now: float) -> list[str]:
-        """Names of workers that hold work and whose heartbeat is late."""
+        """Return the names of workers that hold requests and whose last heartbeat is late.
+
+        It is late after `LATE_HEARTBEAT_SECONDS`. Sorted; an empty list if there are none.
+        """
         late = [b for b, at in self._beats.values() if now - at >= LATE_HEARTBEAT_SECONDS]
         return sorted({beat.worker for beat in late if beat.running or beat.waiting})
 
     def remove_stale_workers(self, now: float) -> list[str]:
-        """Remove and name the workers without a heartbeat for `STALE_HEARTBEAT_SECONDS`."""
+        """Remove the workers without a heartbeat for `STALE_HEARTBEAT_SECONDS`; return their names.
+
+        A worker that serves several versions is removed only for those without a heartbeat. Sorted;
+        an empty list if there are none.
+        """
         stale = [
             each for each, (_, at) in self._beats.items() if now - at >= STALE_HEARTBEAT_SECONDS
         ]
@@ -234,15 +278,20 @@ class Fleet:
         return sorted({worker for worker, _ in stale})
 
     def has_room_for(self, version: str, priority: Priority, cost: int) -> bool:
-        """True if a version's pool may be sent a request of this cost now."""
+        """Return True if a version's workers may be sent a request of this cost now.
+
+        True if it would run at once. Also true if it would be one of the few requests,
+        `PREFETCH_PER_WORKER` for each worker, that may wait for a sequence, so that a freed one is
+        filled at once. False for a version without workers.
+        """
         return version in self._pools and self._pools[version].has_room_for(priority, cost)
 
     def has_worker_with_room(self, version: str, priority: Priority, cost: int) -> bool:
-        """True unless a request is large and no single worker would surely run it at once.
+        """Return True if a request is not large, or if some worker would surely run it at once.
 
-        Pending work for any worker may yet take the room that the request would leave there, or be
-        placed on that worker. To keep the request from all of them it has to be more than they
-        would have left.
+        Pending requests for any worker may yet take the room that this one needs. To be sure of a
+        worker for it, more must be free on all such workers, once it is placed, than those requests
+        need. Raises KeyError for an unknown version.
         """
         if not self.is_large(version, cost):
             return True
@@ -250,12 +299,18 @@ class Fleet:
         return bool(left) and sum(left) >= self._pools[version].reserved_for_any(priority)
 
     def is_large(self, version: str, cost: int) -> bool:
-        """True if a request takes an eighth or more of what one of several workers has."""
+        """Return True if a request takes more than an eighth of the KV tokens of an average worker.
+
+        Always False where a version has a single worker. Raises KeyError for an unknown version.
+        """
         pool = self._pools[version]
         return pool.workers > 1 and cost * pool.workers > LARGE_REQUEST_FRACTION * pool.total.tokens
 
     def find_roomiest(self, version: str, priority: Priority, cost: int) -> str:
-        """The worker with the most free tokens that would run a request at once; "" if none."""
+        """Return the worker with the most free tokens of those that would run a request at once.
+
+        An empty string if no worker of the version would.
+        """
         roomy = self._workers_with_room(version, priority, cost)
         return max(roomy, key=lambda each: each[1], default=("", 0))[0]
 
@@ -269,19 +324,30 @@ class Fleet:
                 yield worker, capacity.free_tokens
 
     def free_capacity(self, priority: Priority) -> FleetCapacity:
-        """Sequences and tokens that would run at once, over all pools."""
+        """Return the sequences and tokens, over all versions, that would run at once if sent now.
+
+        Pending requests are subtracted, unless they would be preempted for `priority`. Never
+        negative.
+        """
         free = FleetCapacity()
         for pool in self._pools.values():
             free.adjust(+1, *pool.free_capacity(priority))
         return free
 
     def has_reported_room(self, version: str, priority: Priority) -> bool:
-        """True if a pool's workers report free capacity, whatever is pending for them."""
+        """Return True if a version's workers report both free sequences and free tokens.
+
+        The reports are summed over the workers; pending requests are not subtracted. False for an
+        unknown version.
+        """
         free = self._pools[version].free[priority] if version in self._pools else FleetCapacity()
         return free.sequences > 0 and free.tokens > 0
 
     def preempts_batch(self, version: str) -> bool:
-        """True if all of a pool's engines preempt batch work for more urgent work."""
+        """Return True if all engines of a version preempt batch work for more urgent work.
+
+        False for an unknown version.
+        """
         return version in self._pools and self._pools[version].preempts_batch
 
     @property
@@ -290,12 +356,20 @@ class Fleet:
         return all(pool.preempts_batch for pool in self._pools.values())
 
     def free_fraction_after(self, version: str, priority: Priority, cost: int) -> float:
-        """The fraction of a pool's capacity that stays free after this request, 1 at most."""
+        """Return the fraction of a version's capacity that stays free if this request is sent.
+
+        That is the free fraction of the sequences or of the KV tokens, whichever is smaller.
+        Pending requests are subtracted, unless they would be preempted for `priority`. At most 1;
+        negative if the request would find too little free. Raises KeyError for an unknown version.
+        """
         return self._pools[version].free_fraction_after(priority, cost)
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that no pending work needs, of whatever priority; negative where some waits."""
+        """KV tokens of all workers that neither running nor pending requests need.
+
+        Requests of every priority count. Negative where some wait.
+        """
         all_work = Priority.BATCH
         return sum(
             pool.free[all_work].tokens - pool.pending.reserved.by_priority[all_work].tokens
@@ -304,7 +378,7 @@ class Fleet:
 
     @property
     def total_capacity(self) -> FleetCapacity:
-        """The capacity of all workers that do not drain, in use or not."""
+        """Sequences and KV tokens of all workers that do not drain, in use or not."""
         total = FleetCapacity()
         for pool in self._pools.values():
             total.adjust(+1, pool.total.sequences, pool.total.tokens)

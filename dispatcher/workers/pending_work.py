@@ -10,34 +10,42 @@ _LEAST_URGENT_FIRST = tuple(reversed(Priority))
 
 @dataclass(slots=True)
 class FleetCapacity:
-    """A count of sequences and KV tokens: free ones (negative: waited for), or all there are."""
+    """A number of sequences and of KV tokens, either free ones or all that there are.
+
+    Where free ones are negative, requests wait for that many.
+    """
 
     sequences: int = 0
     tokens: int = 0
 
     def adjust(self, sign: int, sequences: int, tokens: int) -> None:
-        """Add (`sign` +1) or subtract (-1) sequences and tokens."""
+        """Add sequences and tokens (`sign` +1) or subtract them (-1), in place."""
         self.sequences += sign * sequences
         self.tokens += sign * tokens
 
 
 def empty_by_priority() -> dict[Priority, FleetCapacity]:
-    """A zero capacity for each priority."""
+    """Return a new capacity of zero for each priority."""
     return {priority: FleetCapacity() for priority in Priority}
 
 
 @dataclass(slots=True)
 class ReservedCapacity:
-    """The capacity that pending work needs, as each priority sees it.
+    """The sequences and tokens that pending requests need, by priority.
 
-    Each priority sees only work that may not be preempted for it: that of its own priority and of
-    more urgent ones. `Priority.BATCH`, the least urgent, sees all of it.
+    A request is pending when it was dispatched, or is about to be, and no worker has pulled it. The
+    entry of a priority counts only the requests that workers would not preempt for that priority:
+    those of the same priority and of more urgent ones. `Priority.BATCH`, the least urgent, counts
+    all.
     """
 
     by_priority: dict[Priority, FleetCapacity] = field(default_factory=empty_by_priority)
 
     def adjust(self, sign: int, priority: Priority, cost: int) -> None:
-        """Add (`sign` +1) or subtract (-1) a request for its own and all less urgent priorities."""
+        """Add (`sign` +1) or subtract (-1) a request that reserves `cost` tokens.
+
+        Its own priority and all less urgent ones count it.
+        """
         for p in _LEAST_URGENT_FIRST:
             self.by_priority[p].adjust(sign, 1, cost)
             if p is priority:
@@ -67,11 +75,12 @@ class _WorkerPending:
 
 
 class PendingWork:
-    """A pool's published work that was not pulled yet, and work about to be published.
+    """The pending requests of one model version: those that no worker has pulled yet.
 
-    Each request is reserved, perhaps placed, then published, then pulled or discarded. A request
-    that is not published after all is released. `placement` is a worker, or `ANY` for whichever has
-    room.
+    A request is pending from just before it is published to the stream WORK. It is reserved,
+    perhaps placed on one worker, then published, and at last pulled or discarded; or it is
+    released, if it is not published after all. `cost` is its reserved tokens. `placement` is the
+    one worker that the request is for, or `ANY`.
     """
 
     def __init__(self) -> None:
@@ -80,19 +89,24 @@ class PendingWork:
         self._by_worker: dict[str, _WorkerPending] = {}
 
     def reserve(self, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Count a request of this cost that is about to be published."""
+        """Count a request as pending, since it is about to be published to the stream WORK."""
         self._adjust(+1, priority, cost, placement)
 
     def release(self, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Stop counting a reserved request: it was not published, or has been pulled already."""
+        """Stop counting a reserved request that was not published, or was pulled already."""
         self._adjust(-1, priority, cost, placement)
 
     def place(self, priority: Priority, cost: int, worker: str) -> None:
-        """Note that a reserved request is for this worker alone."""
+        """Count a request that was reserved for any worker as one for `worker` alone."""
         self._get_worker(worker).reserved.adjust(+1, priority, cost)
 
     def mark_published(self, priority: Priority, seq: int, cost: int, placement: str = ANY) -> None:
-        """Note that a reserved request lies in WORK as message `seq`."""
+        """Record that a reserved request is stored in the stream WORK as message `seq`.
+
+        A request for any worker is no longer pending if workers have reported a pull up to that
+        sequence before. Raises KeyError if `placement` names a worker for which nothing is
+        reserved.
+        """
         if placement != ANY:
             self._by_worker[placement].waiting[seq] = priority, cost
             return
@@ -102,20 +116,26 @@ class PendingWork:
         self.mark_pulled(priority, shared.pulled_up_to)
 
     def mark_pulled(self, priority: Priority, seq: int) -> None:
-        """Drop the work for any worker of a priority up to sequence `seq`: it has been pulled."""
+        """Drop a priority's requests for any worker up to sequence `seq`: they were pulled."""
         shared = self._shared[priority]
         shared.pulled_up_to = max(shared.pulled_up_to, seq)
         while shared.waiting and shared.waiting[0][0] <= shared.pulled_up_to:
             self._adjust(-1, priority, heapq.heappop(shared.waiting)[1], ANY)
 
     def mark_pulled_by(self, worker: str, seq: int) -> None:
-        """Drop the work for this worker up to sequence `seq`: it has been pulled."""
+        """Record that a worker has pulled all requests up to `seq` that are for this worker alone.
+
+        Those requests are no longer pending. An unknown worker is ignored.
+        """
         waiting = self._by_worker[worker].waiting if worker in self._by_worker else {}
         for entry in [each for each in waiting if each <= seq]:
             self._drop_for_worker(worker, entry)
 
     def discard(self, sequences: set[int]) -> None:
-        """Drop work with these sequences, which is not in WORK any more."""
+        """Stop counting the requests with these sequences, which WORK does not hold any more.
+
+        Sequences that are not pending are ignored.
+        """
         for priority, shared in self._shared.items():
             gone = [entry for entry in shared.waiting if entry[0] in sequences]
             for entry in gone:
@@ -127,18 +147,24 @@ class PendingWork:
                 self._drop_for_worker(worker, seq)
 
     def reserved_for_worker(self, worker: str) -> ReservedCapacity:
-        """The capacity that work for this worker alone needs."""
+        """Return the capacity, by priority, that pending requests for this worker alone need.
+
+        All zero for a worker without such requests. The object is not a copy: do not change it.
+        """
         own = self._by_worker.get(worker)
         return own.reserved if own else _NOTHING_RESERVED
 
     def reserved_for_any(self, priority: Priority) -> int:
-        """Tokens that work for any worker needs, as this priority sees it."""
+        """Return the tokens that pending requests for any worker need.
+
+        Only requests that may not be preempted for this priority count.
+        """
         placed = sum(own.reserved.by_priority[priority].tokens for own in self._by_worker.values())
         return self.reserved.by_priority[priority].tokens - placed
 
     @property
     def sequences(self) -> set[int]:
-        """The sequences in WORK of all pending work."""
+        """The sequences in WORK of all published requests that no worker has pulled; a new set."""
         for_anybody = {seq for shared in self._shared.values() for seq, _ in shared.waiting}
         return for_anybody.union(*(own.waiting for own in self._by_worker.values()))
 

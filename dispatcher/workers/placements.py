@@ -12,7 +12,10 @@ PULL_TIMEOUT_SECONDS = 1.0  # in which a worker should pull what was placed on i
 
 
 class Stage(IntEnum):
-    """How far a request in flight has come; requeued work is published again."""
+    """The stages of a dispatched request that has not ended, in order: a later one is greater.
+
+    A request whose worker has died is `PUBLISHED` again until another worker reports it.
+    """
 
     RESERVED = 1  # its room counts as used
     PLACED = 2  # on one worker; most requests are for any, and skip this
@@ -22,7 +25,11 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """A request that was dispatched and has not ended: its charge, its reservation, where it is."""
+    """One request that was dispatched and has not ended, as the model's leader knows it.
+
+    `charged` are the virtual tokens (prompt + 2 * generated) that its tenant was charged for it so
+    far.
+    """
 
     envelope: Envelope
     priority: Priority
@@ -39,7 +46,7 @@ class InFlightRequest:
 
     @property
     def stage(self) -> Stage:
-        """How far it has come, by what is known of it."""
+        """The last stage that it is known to have reached."""
         if self.holder:
             return Stage.PULLED
         if self.seq:
@@ -56,17 +63,22 @@ class InFlightRequest:
 
     @property
     def cost(self) -> int:
+        """Its reserved tokens: the prompt plus the most that it may generate."""
         return self.envelope.cost
 
     @property
     def deadline(self) -> int:
-        """Epoch ms."""
+        """The time by which it must be done, in epoch milliseconds."""
         return self.envelope.deadline
 
 
 @dataclass(frozen=True)
 class StrandedWork:
-    """Work to take back from the worker that it was placed on: at most `count` messages."""
+    """Requests to take back from the worker that they were placed on: at most `count`.
+
+    `why` is `silent` (no heartbeats), `unloaded` (its engine is not loaded), `draining` (it shuts
+    down) or `not_pulled` (not pulled in time).
+    """
 
     worker: str
     version: str
@@ -75,9 +87,9 @@ class StrandedWork:
 
 
 class PlacedRequests:
-    """Published requests in flight, by the worker that they were placed on.
+    """The requests in the stream WORK that are for one worker each, by that worker.
 
-    The owner adds and removes them.
+    The owner adds each when it is published and removes it when it has ended or was moved.
     """
 
     def __init__(self) -> None:
@@ -85,12 +97,12 @@ class PlacedRequests:
         self._placed: dict[tuple[str, str], dict[int, InFlightRequest]] = {}
 
     def add(self, flight: InFlightRequest) -> None:
-        """Add a published request; one for any worker is ignored."""
+        """Add a published request; ignored if it is for any worker."""
         if flight.worker != ANY:
             self._placed.setdefault((flight.worker, flight.version), {})[flight.seq] = flight
 
     def remove(self, flight: InFlightRequest) -> None:
-        """Remove a request. Idempotent."""
+        """Remove a request. Idempotent; unknown ones are ignored."""
         address = flight.worker, flight.version
         if flights := self._placed.get(address):
             flights.pop(flight.seq, None)
@@ -98,12 +110,13 @@ class PlacedRequests:
                 del self._placed[address]
 
     def find_stranded(self, fleet: Fleet, now: float) -> list[StrandedWork]:
-        """Find the work to take back, by worker and version, with the reason. `now`: epoch seconds.
+        """Return the requests to take back, in one entry per worker and version, with the reason.
 
-        All work is stranded that was placed on a worker which drains, has no engine loaded or is
-        not there; of other workers' work, what was not pulled within `PULL_TIMEOUT_SECONDS`. From
-        the first kind of worker the broker gives out what was pulled only after its ack wait has
-        passed.
+        `now` is epoch seconds. From a worker that drains, has no engine loaded or is not there, all
+        requests placed on it are to be taken back; from any other, those that it has not pulled
+        within `PULL_TIMEOUT_SECONDS`. What a worker of the first kind has pulled is given out by
+        the broker only after its ack wait has passed. An empty list if there is nothing to take
+        back.
         """
         if not self._placed:
             return []

@@ -24,7 +24,10 @@ _PREFIX_LENGTHS = tuple(prefix_hashes.hash_positions(1 << 40))  # that are hashe
 
 
 class PlacementRequest(NamedTuple):
-    """A request that is about to be published: its size and priority, and what it could reuse."""
+    """A request that is about to be published: its size and priority, and what it could reuse.
+
+    `cost` is its reserved tokens: the prompt plus the most that it may generate.
+    """
 
     version: str
     priority: Priority
@@ -34,12 +37,12 @@ class PlacementRequest(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The worker that a request is published for, or any, and the reason.
+    """The worker that a request is published for, or `ANY`, and the reason `why`.
 
-    `prefix`, `adapter`: its worker holds that of it. `room`: it is large, and its worker has the
-    most room. It is for any worker where none is known to hold anything of it (`unknown`) or all do
-    (`everywhere`), and where those that do are `full`, have too much to do (`busy`), or did not
-    pull in time what was placed on them of late (`slow`).
+    A worker is chosen for `prefix` or `adapter`, which it holds, or for `room`: the request is
+    large, and this worker has the most. The request is for any worker if none is known to hold
+    anything of it (`unknown`), if all do (`everywhere`), or if those that do are `full`, have too
+    much to do (`busy`), or lately did not pull in time what was placed on them (`slow`).
     """
 
     worker: str = ANY
@@ -47,9 +50,10 @@ class Placement(NamedTuple):
 
 
 class PrefixRouter:
-    """Chooses workers by the prefixes and adapters that they hold.
+    """Chooses the worker for a request by the prompt prefixes and adapters that workers hold.
 
     The owner passes on every heartbeat that the fleet gets, and every worker that the fleet loses.
+    Times are seconds of any one monotonic clock, given by the caller.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -59,26 +63,39 @@ class PrefixRouter:
         self._avoided_until: dict[str, float] = {}
 
     def get_index(self, version: str) -> PrefixIndex:
-        """The index of what the workers of a version hold."""
+        """Return the index of what the workers of a version hold; empty for a new version."""
         return self._indexes.setdefault(version, PrefixIndex())
 
     def apply_heartbeat(self, beat: Heartbeat) -> None:
-        """Take in what a worker holds and no longer holds of its version."""
+        """Record what a worker holds, and no longer holds, of prefixes and adapters."""
         self.get_index(beat.version).apply_heartbeat(beat)
 
     def remove_worker(self, worker: str) -> None:
-        """Forget a lost worker, but for the versions of which it still sends heartbeats."""
+        """Forget what a lost worker holds, but for versions of which it still sends heartbeats.
+
+        Call it after the fleet has removed the worker.
+        """
         for version, index in self._indexes.items():
             if self._fleet.last_heartbeat(worker, version) is None:
                 index.remove_worker(worker)
         self._avoided_until.pop(worker, None)
 
     def avoid(self, worker: str, now: float) -> None:
-        """Place nothing on a worker for `AVOID_SECONDS`, since it did not pull in time."""
+        """Keep `choose_worker` from choosing this worker until `AVOID_SECONDS` after `now`.
+
+        Call it for a worker that did not pull in time what was placed on it.
+        """
         self._avoided_until[worker] = now + AVOID_SECONDS
 
     def choose_worker(self, request: PlacementRequest, now: float) -> Placement:
-        """Choose the worker to publish a request for; its room in the pool is already reserved."""
+        """Return the worker to publish a request for, or `ANY`, with the reason.
+
+        A worker that holds a prefix of the prompt, or the adapter, is chosen if it has room and its
+        load beyond its share is no more than the tokens saved there. From then on it counts as
+        holding the request's prefixes. Otherwise a large request goes to the worker with the most
+        free tokens, and any other request to any worker. Reserve the request's room in the fleet
+        first.
+        """
         placement = self._choose_holder(request, now)
         if placement.worker != ANY or not self._fleet.is_large(request.version, request.cost):
             return placement

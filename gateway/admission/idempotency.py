@@ -105,7 +105,7 @@ def _check_digest(record: IdempotencyRecord, request_id: str, digest: str) -> Id
 
 
 def bucket_config() -> StreamConfig:
-    """Return the bucket's stream, configured as every NATS client does it (ADR-8)."""
+    """Return the configuration of the stream that stores the keys, a KV bucket (NATS ADR-8)."""
     return StreamConfig(
         name=f"KV_{BUCKET}",
         subjects=[f"$KV.{BUCKET}.>"],

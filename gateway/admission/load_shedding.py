@@ -42,9 +42,9 @@ class LatencyTarget:
         """Return the longest wait in seconds that keeps the request in time, and that limit's name.
 
         The wait is the deadline less the computing time, or the goal less the time to first token
-        if that is shorter, less a margin of 0.1 s. It is never below 0: if computing alone takes
-        too long, refusing a request that need not wait gains nothing. The name is part of a
-        refusal's sentence.
+        if that is shorter, less a margin of 0.1 s. The wait is never below 0: where computing alone
+        takes too long, refusing a request that need not wait gains nothing. The limit's name is a
+        part of the sentence with which the request is refused.
         """
         seconds = compute.seconds(self.prompt_tokens, self.cost - self.prompt_tokens)
         max_wait = self.deadline_seconds - seconds

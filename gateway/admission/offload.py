@@ -18,8 +18,7 @@ OFFLOAD_BYTES = 32_768  # some 3 ms of work at worst; a hop to a thread and back
 class OffloadThread:
     """One thread for CPU-heavy work. The owner must call `close` at the end.
 
-    There is only one, because more would take more of the interpreter's time from the event loop
-    and get no more work done.
+    More threads would take more of Python's lock from the event loop and get no more work done.
     """
 
     def __init__(self) -> None:

@@ -43,9 +43,10 @@ _EXPIRY_MARGIN_SECONDS = 15.0  # so long after its deadline a request has ended 
 
 @dataclass(frozen=True)
 class Ticket:
-    """An accepted request whose records this gateway passes on, until exactly one last record.
+    """An accepted request, to whose token log (its stored answer) this gateway is subscribed.
 
-    `admit_ms` is how long the acceptance took.
+    The subscription's sink gets the records of the log; exactly one of them, the last, is a `done`
+    or an `error`. `admit_ms` is the time from the submission to the broker's confirmation.
     """
 
     request_id: str
@@ -135,7 +136,8 @@ class Submitter:
 
         The replies go to `route`, which the producer chose. The first record of the request's log
         tells the producer the request id that `key`, its own id, has become. Idempotent: calls with
-        the same `key` make one request. Raises as `submit` does.
+        the same `key` make one request. Raises as `submit` does, and `IdempotencyConflict` if the
+        request of `key` was made with another route.
         """
         (validated,) = await self.validator.validate(tenant, submission)
         request_id, scoped = secrets.token_hex(16), _PRODUCER_KEY_PREFIX + key

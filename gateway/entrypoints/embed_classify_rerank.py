@@ -84,9 +84,9 @@ async def serve_classify(
 ) -> Response:
     """Wait for the result and return the response of /v1/classify.
 
-    It has each input's likeliest label and the probabilities of all labels, in the order of the
-    inputs. Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the
-    client leaves.
+    The response has each input's likeliest label and the probabilities of all labels, in the order
+    of the inputs. Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if
+    the client leaves.
     """
     async with submit_http_request(context, request, tenant, *submissions) as http_request:
         result = await ResultRows.collect(http_request)

@@ -66,7 +66,8 @@ class NatsIngress:
         """Pull submissions and queue them, at most `MAX_CONCURRENT` at once, until cancelled.
 
         Submissions under way at that time are delivered again, to any gateway. While the broker
-        does not answer, this tries again and again.
+        does not answer, or refuses the tenant's stream, this tries again and again; a refusal is
+        logged.
         """
         broker, stream = self._context.broker, topology.ingress_stream_name(self._tenant)
         await self._declare_patiently()
@@ -202,9 +203,11 @@ class NatsIngress:
 
 
 async def remove_unused_streams(broker: Broker, publishing: Collection[str]) -> None:
-    """Delete the ingress streams of tenants that do not publish; those with contents stay, closed.
+    """Delete the ingress streams of tenants that are not in `publishing`, if they are empty.
 
-    Raises `BrokerUnavailable` or `TopologyMismatch`.
+    An ingress stream holds what a tenant's producers publish. One that is not empty is kept, but
+    accepts no further submissions, and a warning is logged. Raises `BrokerUnavailable`, or
+    `TopologyMismatch` if the broker refuses.
     """
     for stream in await declaration.list_streams(broker, subjects.ALL_SUBMISSIONS):
         tenant = topology.tenant_of_ingress(stream)

@@ -38,7 +38,7 @@ class ResultFrame:
     def finish(self, head: Mapping[str, Any]) -> str | bytes:
         """Return the encoded frame: the fields of `head`, and the list `data` with all items.
 
-        It is text for JSON, bytes for msgpack.
+        The frame is text for JSON, bytes for msgpack.
         """
         if self._is_json:
             return "".join([orjson.dumps(head).decode()[:-1], ',"data":[', *self._json_items, "]}"])

@@ -126,10 +126,10 @@ class WebSocketConnection:
         self._bytes_in_flight = ByteBudget(context.settings.max_body_bytes)
 
     async def serve(self, receive: Receive) -> None:
-        """Read and write frames until the client leaves or is cut off, or the gateway has drained.
+        """Read and write frames until the client leaves, is cut off, or the gateway has drained.
 
-        An error in one frame is sent to the client and ends nothing else. At the end, requests that
-        still run are left to their grace period.
+        An error in one frame is sent to the client and ends nothing else. Requests that still run
+        when this returns live on for the grace period, in which the client can resume them.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

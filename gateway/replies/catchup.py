@@ -18,7 +18,7 @@ MAX_CONCURRENT_READS = 16  # of each stream: one that cannot be read does not ho
 
 
 class Catchup:
-    """Reads from token logs the records that log subscriptions have missed, and passes them on.
+    """Reads the records that log subscriptions have missed, and passes them to their sinks.
 
     One instance serves a gateway, and reads only while `run` runs. `on_sink_failure` is called when
     a subscription's sink has raised an error, and `unsubscribe` is awaited for each subscription
@@ -123,9 +123,9 @@ class Catchup:
     async def fetch_page(self, subscription: LogSubscription) -> tuple[list[StoredRecord], int]:
         """Return the log's records from `read_from_seq` on, and how many are left after these.
 
-        The page begins with the record that was taken last, if that is still there, and holds about
-        as many bytes after it as a reader may buffer. It is empty while there is no log. Read from
-        the worker that writes the log if that answers, else from the broker. Raises
+        The page begins with the record that was taken last, if the log still has it, and holds
+        about as many bytes after that record as a reader may buffer. The page is empty while there
+        is no log. The worker that writes the log is asked first, and then the broker. Raises
         `BrokerUnavailable`.
         """
         if (subject := await self.find_log(subscription)) is None:

@@ -47,12 +47,13 @@ def discard_record(record: Record, size: int) -> bool:
 class LogSubscription:
     """One reader's position in one token log: passes each record to `sink` once and in order.
 
-    Records come as replies (records that the broker republishes), which may be lost or repeated,
-    and in pages read from the log. A reply names the sequence of the record before it, so a gap is
-    noticed. The broker may lose a log, and its writer then put it back under other sequences;
-    another attempt may divide the same tokens into other records. In both cases token indices and
-    numbers of characters decide what the sink has had already. Times are seconds of any one clock,
-    passed by the caller.
+    A token log is a request's stored answer. A sink takes a record and its size in bytes, and
+    returns False when it is full. Records come as replies (records that the broker republishes),
+    which may be lost or repeated, and in pages read from the log. A reply names the sequence of the
+    record before it, so a gap is noticed. The broker may lose a log, and its writer then put it
+    back under other sequences; another attempt may divide the same tokens into other records. In
+    both cases token indices and numbers of characters decide what the sink has had already. Times
+    are seconds of any one clock, passed by the caller.
     """
 
     tenant: str
@@ -163,10 +164,10 @@ class LogSubscription:
             self.sink(messages.error_record(code, message, messages.openai_usage(0, 0)), 0)
 
     def needs_check(self, now: float) -> bool:
-        """Return True if no reply has come for so long that the log should be read.
+        """Return True if no reply has come for a while, so that the log should be read.
 
-        The time is 5 s at first and is doubled by each check up to 60 s, since queued requests are
-        silent.
+        The while is 5 s at first and is doubled by each check up to 60 s, because requests that
+        wait in a queue have no replies.
         """
         return now - self.last_heard_at > self.check_seconds
 
@@ -176,12 +177,20 @@ class LogSubscription:
         self.check_seconds = min(2 * self.check_seconds, MAX_CHECK_SECONDS)
 
     def doubt(self, now: float) -> None:
-        """Have the request asked for if it has no record yet: its place in a queue may be gone."""
+        """Treat a request without any record as lost, because its place in a queue may be gone.
+
+        `needs_search` then becomes True after a second, as for a lost log. Does nothing if a record
+        has come.
+        """
         if not self.last_seq and self.lost_at is None:
             self.lost_at, self.search_at = now, now + FIRST_SEARCH_SECONDS
 
     def is_lost(self, now: float, seconds: float = 0.0) -> bool:
-        """Return True if the log was found to be gone `seconds` ago or earlier and is not back."""
+        """Return True if the log was lost at least `seconds` ago and no record has come since.
+
+        A log is lost when the broker no longer has it, or when the request has no record and its
+        place in a queue is in doubt.
+        """
         return self.lost_at is not None and not self.last_seq and now >= self.lost_at + seconds
 
     def needs_search(self, now: float) -> bool:

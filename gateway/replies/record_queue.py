@@ -43,9 +43,9 @@ class RecordQueue:
         return not self._is_full
 
     def close(self, reason: Exception) -> None:
-        """Take no more records, and make `next` raise `reason` once those that wait are taken.
+        """Take no more records; make `next` raise `reason` after the records that are waiting.
 
-        If `reason` is `ClientGone`, those that wait are dropped and `next` raises at once.
+        If `reason` is `ClientGone`, the waiting records are dropped and `next` raises at once.
         """
         self._closed = reason
         if isinstance(reason, ClientGone):

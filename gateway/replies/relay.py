@@ -158,12 +158,19 @@ class Relay:
             await broker_subscription.unsubscribe()
 
     def doubt_unstarted(self) -> None:
-        """Ask for all requests without a record: a stream that held some was lost."""
+        """Have `run` ask who knows of each request that has no record yet.
+
+        Called when a stream that holds queued requests was lost. Those that nobody knows of end
+        with an error.
+        """
         for subscription in self._list_subscriptions():
             subscription.doubt(time.monotonic())
 
     def fail_stream(self, stream: str) -> None:
-        """End all requests whose logs are in a stream that the broker refuses to make usable."""
+        """End every request whose log is in `stream`, with the error `broker_unavailable`.
+
+        Called when the broker refuses to make that stream usable.
+        """
         for subscription in self._list_subscriptions():
             if subscription.stream == stream:
                 subscription.fail(
@@ -195,7 +202,7 @@ class Relay:
         self.cancel(subscription)
 
     def unpause(self, subscription: LogSubscription) -> None:
-        """Go on passing records to a sink that was full and has room again. Idempotent.
+        """Resume passing records to a sink that was full and can take more. Idempotent.
 
         Returns at once; what the sink missed is read from the log by `run`.
         """

@@ -16,10 +16,10 @@ ANSWER_SECONDS = 0.3  # short, since a client waits for it
 
 
 async def is_request_known(broker: Broker, tenant: str, request_id: str) -> bool:
-    """Return True if any service answers that it has the request.
+    """Return True if any service answers that it has the request, queued or running.
 
-    It may be queued or running, or its lost log may be about to be written again. False if nobody
-    answers within `ANSWER_SECONDS`, which does not prove that nobody has it.
+    A worker that is about to write a lost log again answers, too. False if nobody answers within
+    `ANSWER_SECONDS`, which does not prove that nobody has the request.
     """
     find_subject = subjects.find(tenant, request_id)
     return await broker.request(find_subject, b"", ANSWER_SECONDS) is not None

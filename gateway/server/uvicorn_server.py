@@ -34,6 +34,7 @@ class GatewayServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Install no signal handlers during the `with` block, unlike uvicorn's own."""
         yield
 
 

@@ -12,8 +12,8 @@ MAX_BUFFERED_BYTES = 16 * 1024  # more is passed on at once, so that the transpo
 class CoalescingTransport(asyncio.Transport):
     """A transport that joins all writes of one turn of the event loop into one to `transport`.
 
-    More than `MAX_BUFFERED_BYTES` are passed on at once. `close` writes what is buffered first;
-    `abort` drops it.
+    Once `MAX_BUFFERED_BYTES` are exceeded, they are written without waiting for the end of the
+    turn. `close` writes what is buffered first; `abort` drops it.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -23,6 +23,7 @@ class CoalescingTransport(asyncio.Transport):
         self._bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Buffer `data` until the turn of the event loop ends, or the buffer is full."""
         if not self._buffered:
             self._loop.call_soon(self._flush)
         self._buffered.append(bytes(data))
@@ -31,10 +32,12 @@ class CoalescingTransport(asyncio.Transport):
             self._flush()
 
     def close(self) -> None:
+        """Write what is buffered, and close the inner transport."""
         self._flush()
         self._transport.close()
 
     def abort(self) -> None:
+        """Drop what is buffered, and abort the inner transport at once."""
         self._buffered, self._bytes = [], 0
         self._transport.abort()
 
@@ -42,6 +45,7 @@ class CoalescingTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def get_write_buffer_size(self) -> int:
+        """Return the bytes that are buffered here and in the inner transport together."""
         return self._bytes + self._transport.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:

@@ -217,7 +217,8 @@ class MockEngine:
         state.prefix_hashes = []
         token = _token_at(state.text_origin, state.next_index)
         state.next_index += 1
-        text = state.stops.push(WORDS[token]) if state.stops else WORDS[token]
+        word = "" if _is_stop_token(state) else WORDS[token]
+        text = state.stops.push(word) if state.stops else word
         finish = _finish_reason(state)
         if finish:
             self._remove(state)
@@ -245,10 +246,19 @@ def _priority_rank(state: _MockSequence) -> int:
 
 
 def _finish_reason(state: _MockSequence) -> FinishReason | None:
-    if state.stops and state.stops.hit:
+    if (state.stops and state.stops.hit) or _is_stop_token(state):
         return "stop"
     done = state.next_index >= state.sequence.sampling.max_tokens and not state.sequence.inputs
     return "length" if done else None
+
+
+def _is_stop_token(state: _MockSequence) -> bool:
+    """True if the last token is one of the request's `stop_token_ids`, and not too early."""
+    sampling = state.sequence.sampling
+    if not sampling.stop_token_ids or state.next_index <= sampling.min_tokens:
+        return False
+    last = _token_at(state.text_origin, state.next_index - 1)
+    return state.next_index > 0 and last in sampling.stop_token_ids
 
 
 def _text_origin(prompt: list[int], seed: int) -> int:

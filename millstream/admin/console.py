@@ -14,6 +14,6 @@ DEAD_LETTER_COLUMNS = 240  # ids and errors are long
 def console_width(piped_columns: int) -> int | None:
     """Return the `width` to give a rich `Console` that prints to stdout.
 
-    It is None, which means the terminal's own, if stdout is a terminal, else `piped_columns`.
+    None, which means the terminal's own width, if stdout is a terminal; else `piped_columns`.
     """
     return None if sys.stdout.isatty() else piped_columns

@@ -25,8 +25,8 @@ async def run(settings: DrainSettings, stop: asyncio.Event) -> None:
 
     A worker that drains takes no new work, and finishes its requests or hands them over to others.
     Once the worker has agreed, setting `stop` ends the wait, and the worker goes on draining.
-    Raises `WorkerNotAnswering` if the worker does not answer, or has not reported when the time
-    given to it is over.
+    Raises `WorkerNotAnswering` if the worker does not answer within 2 s, or has not reported 5 s
+    after the end of the time given to it.
     """
     worker = settings.worker
     answers: Answers = asyncio.Queue()

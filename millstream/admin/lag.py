@@ -23,9 +23,10 @@ LagReport = dict[str, Any]
 
 
 async def run(settings: LagSettings, stop: asyncio.Event) -> int:
-    """Print lanes and workers, once or every second until `stop`; return the exit status.
+    """Print all queues and workers once, or with `--watch` every second until `stop` is set.
 
-    1 if a model's dispatcher does not answer; always 0 with `--watch`.
+    Returns the exit status: 1 if the dispatcher of a model does not answer, else 0; with `--watch`
+    always 0.
     """
     async with connect(settings.nats, "lag") as broker:
         registry = await Registry.open(broker)

@@ -66,7 +66,7 @@ class CpuMeter:
         return cls({process: process.cpu_seconds() for process in processes})
 
     def us_per_token(self, tokens: int) -> dict[str, float | None]:
-        """Return by process name the CPU time used since the start, in µs for each of `tokens`.
+        """Return by process name the CPU time used since the start, divided by `tokens`, in µs.
 
         The value is None for a process that has ended, and for all if `tokens` is 0.
         """

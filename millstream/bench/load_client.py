@@ -44,7 +44,7 @@ class GatewayAddress:
 
     @property
     def port(self) -> int:
-        """The URL's port, by default 443 for https and 80 for http."""
+        """The URL's port; without one 443 for https and 80 for http."""
         return urlsplit(self.url).port or (443 if self.uses_tls else 80)
 
     @property

@@ -56,7 +56,7 @@ class Sample:
 
     @property
     def is_ok(self) -> bool:
-        """True for a request that ended without an error."""
+        """True if the request has ended, without an error."""
         return self.ended is not None and not self.code
 
     def gaps(self) -> Iterable[float]:

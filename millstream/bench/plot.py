@@ -22,7 +22,7 @@ class PlotUnavailable(MillstreamError):
 def require_matplotlib() -> None:
     """Raise `PlotUnavailable` if matplotlib is not installed.
 
-    Called before the load, so that no load is run in vain.
+    Called before the load, so that a missing library is found before the load has run.
     """
     try:
         import matplotlib  # noqa: F401  # imported only to check that it is installed
@@ -33,9 +33,9 @@ def require_matplotlib() -> None:
 def draw_plot(path: Path, samples: Sequence[Sample], began: float) -> None:
     """Write a PNG file with the latencies of the completed requests of a load.
 
-    It shows the time to first token and the time between tokens, each as a distribution and over
-    time. `began` is the clock's time at the start of the load. Without completed requests the axes
-    are empty.
+    The plots show the time to first token and the time between tokens, each as a distribution and
+    over time. `began` is the clock's time at the start of the load. Without completed requests the
+    axes are empty.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

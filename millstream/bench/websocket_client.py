@@ -131,7 +131,8 @@ class MultiplexedSocket(asyncio.Protocol):
     def send(self, message: dict[str, Any]) -> None:
         """Send one frame without waiting; drop it if the socket is not open.
 
-        The requests of a socket that was closed have ended already.
+        Nothing is lost by that, because the requests of a socket that was closed have ended
+        already.
         """
         if not self.is_open:
             return

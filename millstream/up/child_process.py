@@ -59,7 +59,7 @@ class ChildProcess:
     """
 
     def __init__(self, program: Program, logs: Path, on_death: OnDeath | None = None) -> None:
-        """`on_death` is awaited after each death, before the program is started again."""
+        """Empty the program's log file in the directory `logs`; start nothing yet."""
         self.program = program
         self._on_death = on_death
         self.log_file = logs / f"{program.name}.log"

@@ -29,6 +29,7 @@ class DataDirectory:
 
     @property
     def logs(self) -> Path:
+        """The directory of the services' log files."""
         return self.path / "logs"
 
     @property

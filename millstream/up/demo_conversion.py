@@ -35,7 +35,8 @@ class ConversionFailed(MillstreamError):
 def cache_directory() -> Path:
     """Return the directory of converted models, which all data directories of this user share.
 
-    It is `MILLSTREAM_CACHE_DIR`, or else `~/.cache/millstream`; it may not exist yet.
+    The environment variable `MILLSTREAM_CACHE_DIR` names it; by default it is
+    `~/.cache/millstream`. The directory may not exist yet.
     """
     return Path(os.environ.get("MILLSTREAM_CACHE_DIR", "~/.cache/millstream")).expanduser()
 

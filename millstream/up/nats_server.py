@@ -50,9 +50,9 @@ def find_binary() -> str:
 
 
 def make_program(port: int, store: Path) -> Program:
-    """Return the program of a nats-server that listens on `port` of 127.0.0.1.
+    """Return the program of a nats-server that listens on `port` of 127.0.0.1; start nothing.
 
-    It keeps its streams in the directory `store`. Nothing is started. Raises `BinaryNotFound`.
+    The server will keep its streams in the directory `store`. Raises `BinaryNotFound`.
     """
     settings = files("streams") / "nats" / "embedded.conf"
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}

@@ -24,7 +24,10 @@ class NatsHealth:
     """Judges from a row of checks whether the nats-server is unhealthy. Pure."""
 
     def __init__(self, pid: int) -> None:
-        """The server with process id `pid` counts as healthy: all services started with it."""
+        """Begin with the server of process id `pid`, which counts as healthy.
+
+        All services have started with it.
+        """
         self._pid, self._was_healthy = pid, True
         self._failed_checks = 0  # in a row
 
@@ -53,8 +56,8 @@ class NatsHealth:
 async def restart_when_unhealthy(nats: ChildProcess, store: Path, seconds: float) -> None:
     """Check nats-server every two seconds, and restart it when it is unhealthy, until cancelled.
 
-    It is restarted only while the disk of `store` has room, since a restart is in vain on a full
-    disk. `seconds` is how long it may take to end before it is killed.
+    The server is restarted only while the disk of `store` has room, because a restart does not help
+    while the disk is full. `seconds` is how long the server may take to end before it is killed.
     """
     health = NatsHealth(nats.pid)
     while True:

@@ -32,7 +32,7 @@ class UpState(BaseModel):
 
 
 def path(data_dir: Path) -> Path:
-    """Return the path of the state file in a data directory, with `~` expanded."""
+    """Return the path of the state file in the data directory `data_dir`; `~` is expanded."""
     return data_dir.expanduser() / "state.json"
 
 
@@ -56,5 +56,5 @@ def read(data_dir: Path) -> UpState | None:
 
 
 def remove(data_dir: Path) -> None:
-    """Delete the state file, if there is one."""
+    """Delete the state file; a missing one is no error."""
     path(data_dir).unlink(missing_ok=True)

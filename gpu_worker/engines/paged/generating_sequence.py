@@ -63,7 +63,9 @@ class GeneratingSequence:
     def __init__(
         self, sequence: Sequence, vocabulary: TokenVocabulary, device: torch.device
     ) -> None:
-        sampling, self.sequence, self._eos_ids = sequence.sampling, sequence, vocabulary.eos_ids
+        sampling, self.sequence = sequence.sampling, sequence
+        self._eos_ids = vocabulary.eos_ids
+        self._end_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._eos_ids)}
         salt = prefix_hashes.make_salt(
             sequence.tenant, sequence.adapter.digest if sequence.adapter else ""
         )
@@ -100,7 +102,8 @@ class GeneratingSequence:
         """
         sampling = self.sequence.sampling
         is_random = sampling.temperature > 0
-        processor = self._process_logits if self.matcher or self._penalties else None
+        is_processed = self.matcher or self._penalties or self._is_too_short
+        processor = self._process_logits if is_processed else None
         return RowSampling(
             sampling,
             draw_uniform(self._seed, self.generated_count) if is_random else 0.0,
@@ -127,20 +130,24 @@ class GeneratingSequence:
         "stop" means that the token ends the sequence, that a stop string was found, or that the
         grammar allows nothing more; otherwise "length" means that `max_tokens` are generated.
         """
-        is_ended = self.generated_count > 0 and self._is_eos(self.state.tokens[-1])
+        is_ended = self.generated_count > 0 and self.state.tokens[-1] in self._end_ids
         is_complete = self.matcher is not None and self.matcher.is_complete
         if is_ended or is_complete or self.text.stopped:
             return "stop"
         return "length" if self.generated_count >= self.sequence.sampling.max_tokens else None
 
     def _decode_text(self, token: int) -> str:
-        return "" if self._is_eos(token) else self.text.push(token)
+        return "" if token in self._end_ids else self.text.push(token)
 
-    def _is_eos(self, token: int) -> bool:
-        return token in self._eos_ids and not self.sequence.sampling.ignore_eos
+    @property
+    def _is_too_short(self) -> bool:
+        """True while no token may be sampled that would end the output."""
+        return self.generated_count < self.sequence.sampling.min_tokens
 
     def _process_logits(self, row: Tensor) -> None:
         if self.matcher:
             self.matcher.mask_logits(row)
         if self._penalties:
             self._penalties.apply(row)
+        if self._is_too_short:
+            row[sorted({*self._end_ids, *self._eos_ids})] = -torch.inf

@@ -91,7 +91,8 @@ class OpenAIClient:
         It is `stop` after an end-of-sequence id, `length` at `max_tokens`.
         """
         sampling, generated = sequence.sampling, sequence.generated
-        if generated and generated[-1] in self.eos_ids and not sampling.ignore_eos:
+        eos_ids = () if sampling.ignore_eos else self.eos_ids
+        if generated and generated[-1] in {*eos_ids, *sampling.stop_token_ids}:
             return "stop"
         return "length" if len(generated) >= sampling.max_tokens else None
 

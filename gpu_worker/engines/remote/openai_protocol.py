@@ -113,6 +113,8 @@ class OpenAIProtocol:
             "stop": sampling.stop,
             "top_k": sampling.top_k,
             "ignore_eos": sampling.ignore_eos,
+            "min_tokens": sampling.min_tokens,
+            "stop_token_ids": sampling.stop_token_ids,
             "min_p": sampling.min_p,
             "repetition_penalty": _none_if_neutral(1, sampling.repetition_penalty),
             "presence_penalty": sampling.presence_penalty,

@@ -21,6 +21,8 @@ _UNSUPPORTED_FIELDS = (
     "frequency_penalty",
     "logit_bias",
     "ignore_eos",
+    "min_tokens",
+    "stop_token_ids",
 )
 
 

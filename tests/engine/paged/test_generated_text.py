@@ -115,6 +115,21 @@ def test_the_end_token_stops_unless_it_is_ignored() -> None:
     assert going_on.tokens["b"] == whole
 
 
+def test_stop_tokens_end_the_answer_and_min_tokens_keeps_both_ends_away() -> None:
+    """The end token and the stop tokens are not even sampled before `min_tokens`."""
+    whole = expected("llama", IDS, COUNT)
+    made = TransformersEngine(replace(load_tiny_model("llama"), eos_ids=frozenset({whole[9]})))
+    cut = whole.index(whole[4])
+    stopping = Sampling(max_tokens=COUNT, temperature=0, stop_token_ids=[whole[4]])
+    stopped = run_to_end(made, [Sequence("a", IDS, stopping)])
+    assert stopped.terminals["a"].finish == "stop"
+    assert stopped.tokens["a"] == whole[: cut + 1]
+    assert stopped.text["a"] == _text(whole[:cut])
+    longer = run_to_end(made, [Sequence("b", IDS, replace(stopping, min_tokens=12))])
+    assert len(longer.tokens["b"]) >= 12
+    assert {whole[4], whole[9]}.isdisjoint(longer.tokens["b"][:12])
+
+
 def test_logprobs_are_the_models_own() -> None:
     """Before temperature and cuts, with the likeliest in order."""
     sampling = Sampling(max_tokens=6, temperature=0.7, top_k=3, seed=1, logprobs=4)

@@ -62,3 +62,13 @@ def test_a_message_is_never_run_as_a_template() -> None:
     messages = [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}]
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     assert chat_template.render(template, messages, {}) == "{{ 7 * 7 }}{% raw %}"
+
+
+def test_a_request_sets_variables_of_the_template_but_none_of_its_own() -> None:
+    template = (
+        "{{ messages[0].content }}{% if enable_thinking is false %}!{% endif %}{{ bos_token }}"
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    options = {"enable_thinking": False, "bos_token": "<evil>", "messages": []}
+    assert chat_template.render(template, messages, {"bos_token": "<s>"}, None, options) == "hi!<s>"
+    assert chat_template.render(template, messages, {"bos_token": "<s>"}) == "hi<s>"

@@ -54,6 +54,7 @@ def effect(body: Any) -> object:
         return body.input, body.dimensions, body.encoding_format
     chat = isinstance(body, ChatRequest)
     more = (body.template_messages, body.offered_tools, body.forces_tools) if chat else ()
+    more = (*more, body.template_options)
     return body.to_sampling(), body.prompts, body.choice_count, body.lane_priority, more
 
 

@@ -165,7 +165,6 @@ def test_what_is_not_supported_yet_is_refused_unless_it_asks_for_nothing(
         ("functions", [None, []], [[{"name": "f"}]]),
         ("modalities", [None, ["text"]], [["audio"]]),
         ("audio", [None], [{"voice": "alloy"}]),
-        ("reasoning_effort", [None], ["low"]),
     ],
 )
 def test_the_same_holds_for_chats(name: str, neutral: list[Any], asking: list[Any]) -> None:

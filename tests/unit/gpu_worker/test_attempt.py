@@ -22,7 +22,8 @@ GOALS = {
 
 
 def an_attempt(delivery: Delivery, who: WorkerIdentity) -> Attempt:
-    return Attempt(Broker("nats://127.0.0.1:4222", ""), NOBODY, NOBODY, delivery, ENVELOPE, who, NOBODY)
+    broker = Broker("nats://127.0.0.1:4222", "")
+    return Attempt(broker, NOBODY, NOBODY, delivery, ENVELOPE, who, NOBODY)
 
 
 @pytest.mark.parametrize(

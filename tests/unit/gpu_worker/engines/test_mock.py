@@ -1,5 +1,7 @@
 """The mock engine is an engine: paced, deterministic, bounded, and it resumes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +94,21 @@ def test_it_runs_to_max_tokens_and_each_token_is_a_word() -> None:
     assert (len(tokens), last.finish) == (50, "length")
     assert text == "".join(WORDS[token] for token in tokens)
     assert len(set(WORDS)) == 256
+
+
+def test_a_stop_token_ends_the_answer_but_not_too_early() -> None:
+    """It counts as a token and has no text; a resumed answer that had ended ends again."""
+    whole, _, _ = _run(_engine(), Sequence("a", [1], Sampling(50)))
+    ids = [whole[2], whole[9]]
+    stopped = Sampling(50, stop_token_ids=ids)
+    tokens, text, last = _run(_engine(), Sequence("a", [1], stopped))
+    assert (tokens, last.finish) == (whole[:3], "stop")
+    assert text == "".join(WORDS[token] for token in whole[:2])
+    later, _, _ = _run(_engine(), Sequence("a", [1], replace(stopped, min_tokens=3)))
+    assert later == whole[: later.index(later[-1]) + 1]
+    assert len(later) > 3
+    again, more, end = _run(_engine(), Sequence("a", [1], stopped, whole[:3]))
+    assert (again, more, end.finish) == ([], "", "stop")
 
 
 @given(st.integers(0, 20), st.booleans())
