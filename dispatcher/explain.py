@@ -21,11 +21,14 @@ Facts = dict[str, Any]
 def explain_request(
     state: ModelState, request_id: str, version: str | None, now: float
 ) -> Facts | None:
-    """Return facts on where a request stands, as JSON data; None if it neither waits nor runs.
+    """Return facts on where a request stands, as JSON data; None if it is not known here.
 
-    `state` in them is `queued` or `in_flight` (dispatched to the workers and not ended). `version`
-    is the id of the model version that would serve a queued request, None if that is gone; it is
-    not used for one in flight. `now` is epoch seconds.
+    Their entry `state` is `queued` or `in_flight` (dispatched to the workers and not ended). For a
+    queued request they tell how much is ahead of it, its estimated wait, and why it waits; for one
+    in flight, its version, how long ago it was dispatched, and whether a worker has pulled it. None
+    means that it is neither queued nor in flight. `version` is the id of the model version that
+    would serve a queued request, None if that is gone; it is not used for one in flight. `now` is
+    epoch seconds.
     """
     if item := state.queue.get(request_id):
         return _queued(state, item, version, now) | {

@@ -80,12 +80,12 @@ class Leader:
         self._failover = LeaderFailover(broker, self.state)
 
     async def run(self) -> None:
-        """Lead until cancelled; first, all state is rebuilt from the broker.
+        """Rebuild the model's state from the broker, then dispatch requests until cancelled.
 
         Nothing is dispatched before the predecessor's checkpoint is restored and the requests that
-        it dispatched are known. Raises the broker's errors while it starts, and an exception group
-        if one of its tasks fails later, as with `IndexLost`. A leader that has ended cannot be run
-        again: make a new one.
+        it dispatched are known. Raises the broker's errors while it starts. Later, errors of the
+        broker in timers are only logged, but an exception group is raised if a task fails, as with
+        `IndexLost`. A leader that has ended cannot be run again: make a new one.
         """
         async with AsyncExitStack() as stack:
             await self._subscribe(stack, self._event_handlers())

@@ -8,7 +8,7 @@ from hashlib import blake2b
 def assign_models(models: Collection[str], dispatchers: Collection[str]) -> dict[str, str]:
     """Return the dispatcher that should lead each model, by model; empty without dispatchers.
 
-    Each dispatcher gets its equal part of the models, rounded up, at most. The same names give the
+    No dispatcher gets more than its equal part of the models, rounded up. The same names give the
     same result in every process, in whatever order they come. Few models move when a model or a
     dispatcher comes or goes: rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads
     (Mirrokni, Thorup and Zadimoghaddam, 2018).

@@ -76,11 +76,11 @@ class LeaderElection:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Campaign for the lease of every model, also of those registered later, until cancelled.
+        """Campaign for the lease (leadership for a limited time) of every model, until cancelled.
 
-        The campaign for a removed model goes on, because requests still queued for it must be
-        ended. Cancelling releases all leases. Raises an exception group if leading a model fails
-        for a reason other than an unreachable broker.
+        Models that are registered later are included. The campaign for a removed model goes on,
+        because requests still queued for it must be ended. Cancelling releases all leases. Raises
+        an exception group if leading a model fails for a reason other than an unreachable broker.
         """
         self._registry.on_change(self._changed.set)
         self._members.on_change = self._changed.set

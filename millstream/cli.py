@@ -38,16 +38,20 @@ class CommandParser(argparse.ArgumentParser):
     """An `argparse` parser that raises `UsageError` for bad arguments instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UsageError` with argparse's message; argparse itself would print it and exit."""
+        """Raise `UsageError` with `message`, argparse's text about the invalid arguments.
+
+        argparse itself would print the text and exit.
+        """
         raise UsageError(message)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command that `words` name (by default `sys.argv`) and return the exit status.
+    """Run the command that `words` name (by default those of `sys.argv`), until it has ended.
 
-    Blocks until the command has ended. 0 means done, 1 failed, and 2 that the words or settings
-    were not understood (the reason is printed to stderr) or that no command was given. A command
-    may return other statuses of its own.
+    Returns the process's exit status: 0 if the command has done its work, 1 if it failed, and 2 if
+    no command was given or the words or settings are invalid, with the reason on stderr. A command
+    may define other statuses. Invalid arguments raise nothing; `--help` after a command prints its
+    help and raises `SystemExit`.
     """
     words = sys.argv[1:] if words is None else words
     try:
@@ -62,10 +66,12 @@ def main(words: list[str] | None = None) -> int:
 
 
 def parse_settings(command: Command, words: list[str]) -> Settings:
-    """Return the command's settings: `words` parsed as flags, the rest from environment and file.
+    """Return the command's validated settings: `words` parsed as flags, then environment and file.
 
-    Raises `UsageError` if a flag, variable, key or value is not valid. `--help` prints the help and
-    raises `SystemExit`.
+    `words` are the arguments after the command's own words. A flag overrides an environment
+    variable, and a variable a key of the settings file. Raises `UsageError`, whose text names the
+    cause, if a flag, variable, key or value is invalid. `--help` among the words prints the help
+    and raises `SystemExit`.
     """
     settings = command.load_settings()
     options, unknown = make_parser(command).parse_known_args(words)
@@ -110,10 +116,11 @@ def _print_overview(words: list[str]) -> int:
 
 
 def make_parser(command: Command) -> CommandParser:
-    """Return a parser with an option for each field of the command's settings, except tables.
+    """Return a parser with an option for each field of the command's settings class.
 
-    Options may not be abbreviated. An option that is not on the command line is missing from the
-    parsed result, so that environment and file can give it.
+    A field that is a table gets no option, because only the settings file can hold a table. An
+    option must be written in full. An option that is not on the command line is absent from the
+    parsed namespace, so that a value from the environment or the file is used.
     """
     settings = command.load_settings()
     parser = CommandParser(
@@ -183,7 +190,11 @@ def _metavar(key: str, info: FieldInfo) -> str:
 
 
 def describe_option(info: FieldInfo) -> str:
-    """Return an option's text in `--help`: the field's description and, if any, its default."""
+    """Return the `--help` text of one settings field: its description, and its default in brackets.
+
+    The brackets say `required` for a field without a default, and `default: generated` for a
+    default that is made at each start. They are left out if the default is None, False or empty.
+    """
     text = (info.description or "").replace("%", "%%")
     return f"{text} ({_describe_default(info)})".replace(" ()", "")
 

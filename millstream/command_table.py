@@ -16,9 +16,11 @@ CommandFunction = Callable[[Any, Any], Awaitable[int | None]]
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its words, its line in the help, its settings class and its coroutine function.
+    """One command of the command line, such as `millstream models add`: a row of `COMMANDS`.
 
-    `settings` and `run` are written `module:name`, and imported only when they are needed.
+    `name` is the words that call the command and `help` its line in the overview. `settings` and
+    `run` name its settings class and its coroutine function, each as text of the form
+    `module:name`. The modules are imported only by `load_settings` and `load_run`.
     """
 
     name: str
@@ -33,8 +35,8 @@ class Command:
     def load_run(self) -> CommandFunction:
         """Import the module that defines the command's coroutine function, and return the function.
 
-        The caller calls it as `run(settings, stop)`, where `stop` is the event that the first
-        signal sets. The coroutine's result is the process's exit status; None means 0.
+        The function is to be called as `run(settings, stop)`. `stop` is an `asyncio.Event` that the
+        first SIGTERM or SIGINT sets. The coroutine returns the process's exit status; None means 0.
         """
         return cast(CommandFunction, _import_target(self.run))
 
@@ -151,7 +153,10 @@ COMMANDS = (
 
 
 def find_command(words: list[str]) -> tuple[Command, list[str]] | None:
-    """Return the command that `words` begin with, and the words after it; None if there is none."""
+    """Return the command whose name `words` begin with, and the list of the words after the name.
+
+    None if `words` begin with no command's name; for example, `models` alone is none.
+    """
     for command in COMMANDS:
         name = command.name.split()
         if words[: len(name)] == name:

@@ -10,10 +10,11 @@ _PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z")
 
 
 def parse_duration(value: object) -> object:
-    """Return a duration written as text, such as `20s` or `2h`, in seconds.
+    """Return the seconds, as a float, of a duration written as text: `20s`, `15m`, `2h` or `7d`.
 
-    A number alone is in seconds. A value that is not text is returned unchanged, for pydantic to
-    check. Raises `ValueError` for text that is not a duration.
+    Text with a number and no unit, such as `20`, is in seconds. A value that is not a string is
+    returned unchanged, because pydantic checks it afterwards. Raises `ValueError` for any other
+    text.
     """
     if not isinstance(value, str):
         return value

@@ -12,9 +12,10 @@ LAG = Gauge("millstream_event_loop_lag_seconds", "The longest delay of a timer, 
 
 
 async def measure_lag() -> None:
-    """Measure four times a second how late the event loop runs a timer, until cancelled.
+    """Measure about four times a second how late the event loop runs a timer; never returns.
 
-    The gauge `LAG` is set to the longest delay of the last 5 seconds, in seconds.
+    After each measurement the Prometheus gauge `LAG` is set to the longest delay among the last 20,
+    which are about 5 seconds' worth. The delay is in seconds. Runs until cancelled.
     """
     delays = [0.0] * WINDOW
     count = 0

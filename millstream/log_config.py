@@ -23,11 +23,11 @@ _SHARED_PROCESSORS: Sequence[Processor] = (
 
 
 def configure(level: LogLevel, stream: TextIO = sys.stderr) -> None:
-    """Send log events of this process, and those of libraries that use `logging`, to `stream`.
+    """Set up logging of this process: write structlog events and `logging` records to `stream`.
 
-    Both have the same format: colours on a terminal, else one JSON object per line. Events of
-    Millstream are written from `level` on; those of libraries from `level` too, but never below
-    `warning`.
+    Both have the same format: coloured text if `stream` is a terminal, else one JSON object per
+    line. `level` is the least severe level that is written; records of libraries, which use
+    `logging`, must also be at least warnings.
     """
     least = getattr(logging, level.upper())
     renderers = _make_renderers(stream)

@@ -29,7 +29,10 @@ ENGINE_THREADS = ("engine-", "load-")  # name prefixes of a worker's daemon thre
 
 
 class DrainTimeout(MillstreamError):
-    """The process has not ended within the drain timeout, `seconds` after the first signal."""
+    """The process still ran `seconds` after the first SIGTERM or SIGINT, which is too long.
+
+    Raised inside the process, which then ends with exit status 1.
+    """
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"not drained within {seconds:g} s")
@@ -39,12 +42,16 @@ class DrainTimeout(MillstreamError):
 def run_process(run: CommandFunction, settings: Settings) -> int:
     """Run the coroutine `run(settings, stop)` in a new event loop; return the exit status.
 
-    Blocks until the coroutine has ended. The status is what it returned, 0 for None, and 1 after an
-    error. If a worker's engine thread still runs then, the process exits with that status and this
-    does not return. The first SIGTERM or SIGINT sets `stop` and starts the drain timeout; a second
-    one kills the process. No error is raised: a `MillstreamError` or `OSError` is shown to the
-    operator as one sentence or log event, and any other error, a fault of Millstream's own, is
-    logged with its traceback.
+    Blocks until the coroutine has ended. The status is what the coroutine returned, 0 if that was
+    None, and 1 after an error. The first SIGTERM or SIGINT sets `stop`; a second one kills the
+    process. If the coroutine has not ended `settings.shutdown_timeout_seconds` after the first
+    signal, it is cancelled and the status is 1.
+
+    Errors of the coroutine are not raised. A `MillstreamError` or `OSError` is reported without a
+    traceback: a service logs it as an event, any other command prints one sentence to stderr. Any
+    other exception is a fault of Millstream's own and is logged with its traceback. If an engine
+    thread of a worker still runs at the end, this function does not return: it ends the whole
+    process with the status.
     """
     status = FAILED
     log_config.configure(settings.log_level)

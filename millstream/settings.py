@@ -59,9 +59,10 @@ class UpSettings(Settings):
 
     @property
     def shutdown_timeout_seconds(self) -> float:
-        """Seconds after the first signal at which the process ends with an error if it still runs.
+        """Seconds that the process may still run after the first SIGTERM or SIGINT.
 
-        All services must have finished their requests and closed their connections by then.
+        They are `drain_seconds`, in which the services finish their requests, plus 4.5 s in which
+        they close their connections. A process that runs longer ends with an error.
         """
         return self.drain_seconds + CLOSING_SECONDS
 
@@ -100,7 +101,10 @@ class UsageSettings(ClientSettings):
 
 
 class WhySettings(ClientSettings):
-    """Settings of `millstream why`: one request or one tenant."""
+    """Settings of `millstream why`, which explains either one request or one tenant.
+
+    Exactly one of `request_id` and `tenant` must be given; anything else fails validation.
+    """
 
     request_id: RequestId | None = Field(
         None,

@@ -30,50 +30,61 @@ class UsageError(Exception):
 
 @dataclass
 class RawSettings:
-    """Settings before validation: the value of each key, and the place where it was given.
+    """Settings as they were given, before validation.
 
-    `origins` has those places (flag, variable or file) as error messages show them.
+    `values` has the value of each key. `origins` has, for the same keys, the text by which error
+    messages name the place where the value was given: a flag, an environment variable, or a file
+    and its key.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
     def set(self, key: str, value: object, origin: str) -> None:
-        """Set the value of a key and its origin, replacing what an earlier source gave."""
+        """Set the value of `key` and its origin, replacing those that were set before, if any."""
         self.values[key] = value
         self.origins[key] = origin
 
 
 def settings_key(name: str, info: FieldInfo) -> str:
-    """Return the key of a settings field in the file, in flags and in variables.
+    """Return the key by which users name a settings field: its alias if it has one, else `name`.
 
-    The key is the field's alias if there is one, else its name.
+    The file uses the key as it is; the flag and the environment variable are derived from it.
     """
     return info.alias or name
 
 
 def fields_by_key(settings: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return all fields of a settings class, by the keys that a person writes in the file."""
+    """Return all fields of a settings class, by key (see `settings_key`)."""
     return {settings_key(name, info): info for name, info in settings.model_fields.items()}
 
 
 def is_table(info: FieldInfo) -> bool:
-    """Return True if the field is a table of tables, which only the file can hold."""
+    """Return True if the field is a dict of models, such as `[tenants.NAME]` in the settings file.
+
+    Only the settings file can hold such a field; it has no flag and no environment variable.
+    """
     return get_origin(info.annotation) is dict
 
 
 def row_model(table: FieldInfo) -> type[BaseModel]:
-    """Return the model class of the rows of a table field (see `is_table`)."""
+    """Return the pydantic class of the values in a field that `is_table`, one value per table row.
+
+    The field must be a table; this is not checked.
+    """
     return cast(type[BaseModel], get_args(table.annotation)[1])
 
 
 def is_list(info: FieldInfo) -> bool:
-    """Return True if the field has several values: a repeatable flag, or a list in the file."""
+    """Return True if the field holds several values: its flag may be repeated.
+
+    The settings file gives such a field as a list, the environment as text with commas or as JSON.
+    """
     return get_origin(info.annotation) is tuple
 
 
 def is_positional(info: FieldInfo) -> bool:
-    """Return True if the field is given on the command line as a word without a flag."""
+    """Return True if the field is a positional argument: a command-line word without a flag."""
     extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("positional"))
 
@@ -81,7 +92,8 @@ def is_positional(info: FieldInfo) -> bool:
 def is_flag_only(info: FieldInfo) -> bool:
     """Return True if the field can be given only on the command line, not in environment or file.
 
-    Such a field belongs to one call of a command; it is not a setting of an installation.
+    Positional arguments are among these fields. Such a value is meant for one call of a command,
+    not for all commands of an installation.
     """
     extra = info.json_schema_extra
     return is_positional(info) or (isinstance(extra, dict) and bool(extra.get("flag_only")))
@@ -93,7 +105,10 @@ def to_flag(key: str) -> str:
 
 
 def suggest_nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean …?` with the known name most like `name`; empty if none is like it."""
+    """Return the text `; did you mean X?`, in which X is the one of `known` most similar to `name`.
+
+    Returns an empty string if none is similar enough. The text is meant to end an error message.
+    """
     close = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -103,10 +118,12 @@ def load_settings(
 ) -> Settings:
     """Return validated settings of the class `settings` from flags, environment and settings file.
 
-    A flag overrides a variable, and a variable a key of the file. Classes of `DiscoverySettings`
-    take addresses that nobody gave from a running `millstream up`. Raises `UsageError`, which names
-    key, value and origin, for an unknown key, a missing or invalid value, or a file that cannot be
-    read.
+    A flag overrides an environment variable, and a variable overrides a key of the file. For a
+    subclass of `DiscoverySettings`, the addresses `nats` and `url` come from a `millstream up` that
+    runs in the data directory, if one does and they were not given otherwise; with `--data-dir` as
+    a flag, its addresses override those of environment and file. Raises `UsageError`, whose text
+    says where the value was given, for an unknown key or variable, a missing or invalid value, a
+    file that cannot be read, or a `--data-dir` flag without a running `millstream up`.
     """
     path = _find_config_file(flags, environment)
     raw = RawSettings()

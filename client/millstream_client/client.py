@@ -76,11 +76,13 @@ class Client:
         deadline: float | None = None,
         **options: Unpack[GenerationParams],
     ) -> Stream:
-        """Continue a prompt (text or token ids), or answer a chat; return the stream of chunks.
+        """Return a stream that continues a prompt (text or token ids) or answers chat `messages`.
 
-        The request is sent when the stream is first entered, iterated over, or awaited. `deadline`
-        is in seconds, from then to the end of the answer; when it passes, reading raises
-        `DeadlineExceeded`.
+        Nothing is sent yet: the request is sent when the stream is first entered (`async with`),
+        iterated over, or awaited. `deadline` is in seconds, from then to the end of the answer;
+        when it passes, reading raises `DeadlineExceeded`. Reading also raises the `MillstreamError`
+        of a request that was refused or has failed. Raises `RuntimeError` if the client was not
+        entered.
         """
         given = {"prompt": prompt, "messages": messages}
         fields = {name: value for name, value in given.items() if value is not None}
@@ -96,12 +98,12 @@ class Client:
         deadline: float | None = None,
         **options: Unpack[CommonParams],
     ) -> Embeddings:
-        """Compute a vector for each input, each a text or token ids; return them in that order.
+        """Return an embedding vector for each input, in the order of the inputs.
 
-        Waits for the answer. `dimensions` asks for only so many of a vector's first numbers.
-        `deadline` is in seconds; when it passes, `DeadlineExceeded` is raised. Raises the
-        `MillstreamError` of a request that was refused or has failed. Cancelling cancels the
-        request.
+        An input is a text or token ids. Waits for the answer. `dimensions` asks for only so many of
+        a vector's first numbers. `deadline` is in seconds; when it passes, `DeadlineExceeded` is
+        raised. Raises the `MillstreamError` of a request that was refused or has failed, and
+        `RuntimeError` if the client was not entered. Cancelling cancels the request.
         """
         truncation = {} if dimensions is None else {"dimensions": dimensions}
         fields = {"input": input, **truncation, **options}
@@ -115,11 +117,12 @@ class Client:
         deadline: float | None = None,
         **options: Unpack[CommonParams],
     ) -> Classifications:
-        """Classify each input, each a text or token ids: its label and the score of every label.
+        """Return the likeliest label, and the score of every label, for each input in their order.
 
-        Waits for the answer, whose results are in the order of the inputs. `deadline` is in
-        seconds; when it passes, `DeadlineExceeded` is raised. Raises the `MillstreamError` of a
-        request that was refused or has failed. Cancelling cancels the request.
+        An input is a text or token ids. Waits for the answer. `deadline` is in seconds; when it
+        passes, `DeadlineExceeded` is raised. Raises the `MillstreamError` of a request that was
+        refused or has failed, and `RuntimeError` if the client was not entered. Cancelling cancels
+        the request.
         """
         fields = {"input": input, **options}
         return records.parse_classifications(

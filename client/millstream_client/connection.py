@@ -35,7 +35,7 @@ class Connection:
     def send(self, text: str) -> None:
         """Queue a frame and return at once; `run` sends the frames in order.
 
-        A frame is lost without an error if the connection ends before.
+        A frame that is still queued when the connection ends is lost without an error.
         """
         self._outgoing.put_nowait(text)
 
@@ -53,10 +53,10 @@ class Connection:
     async def run(self, receive: OnMessage) -> None:
         """Send queued frames and pass received ones to `receive` until the connection ends.
 
-        It is closed with a protocol error if `receive` raises `ValueError`, `KeyError`, `TypeError`
-        or `AttributeError` for a frame, and dropped if the gateway does not answer a ping within 3
-        s. Returns when the connection is lost or closed, and raises nothing then. Cancelling drops
-        it.
+        The connection is closed with a protocol error if `receive` raises `ValueError`, `KeyError`,
+        `TypeError` or `AttributeError` for a frame, and dropped if the gateway leaves a ping
+        unanswered for `PONG_SECONDS` (3). Returns when the connection is lost or closed, and raises
+        nothing then. Cancelling drops it.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

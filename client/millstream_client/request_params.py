@@ -20,7 +20,10 @@ class CommonParams(TypedDict, total=False):
 
 
 class GenerationParams(CommonParams, total=False):
-    """Optional parameters of a generation; those left out have the gateway's defaults."""
+    """Optional parameters of a generation; those left out have the gateway's defaults.
+
+    `docs/websocket.md` says what each one means and which values it may have.
+    """
 
     tools: Sequence[Mapping[str, Any]]
     max_tokens: int

@@ -84,8 +84,8 @@ class Session:
     def cancel(self, request: RequestState) -> None:
         """Ask the gateway to end the request; returns at once. Idempotent.
 
-        The request then ends as `Done` with the finish reason `cancelled`. A request that waits for
-        a connection is cancelled once it is sent.
+        Unless it ends otherwise before, it ends as `Done` with the finish reason `cancelled`. A
+        request that waits for a connection is cancelled once it is sent.
         """
         if request in self._requests and not request.cancel_requested:
             id = self._requests[request]

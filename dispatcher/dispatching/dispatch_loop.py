@@ -26,12 +26,12 @@ GIVE_UP_SECONDS = 30.0
 
 
 class DispatchLoop:
-    """Moves a model's requests from the stream REQUESTS to WORK, the stream that workers pull from.
+    """Moves a model's queued requests to its workers, in fair order, while `run` runs.
 
-    It does so while `run` runs; call `wake` when a request may have become ready to dispatch.
-    `len()` is the number of requests that were taken from the queue and whose dispatch is not
-    finished. The requests in `vanished` were found missing in REQUESTS; their reader clears the
-    list.
+    To dispatch a request is to publish it to the stream WORK, from which workers pull, and then to
+    acknowledge it in the stream REQUESTS. The leader calls `wake` when anything has changed, since
+    the loop does not look on its own. `len()` counts the requests whose dispatch has begun and is
+    not finished. `vanished` lists requests that REQUESTS no longer had; its reader clears it.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class DispatchLoop:
         return min(self._dispatching.values(), key=lambda item: item.seq, default=None)
 
     async def run(self) -> None:
-        """Dispatch until cancelled, at most `MAX_CONCURRENT_DISPATCHES` requests at a time.
+        """Dispatch until cancelled, at most `MAX_CONCURRENT_DISPATCHES` (32) requests at a time.
 
         Each one is published to WORK, then acknowledged in REQUESTS. Requests that are too late, or
         whose model version is gone, are ended instead. While the broker does not answer, or WORK is
-        full, a request is tried again; after the broker has refused it for `GIVE_UP_SECONDS` it is
-        ended. Cancelling may leave a request published and not acknowledged: the next leader
+        full, a request is tried again; after the broker has refused it for `GIVE_UP_SECONDS` (30 s)
+        it is ended. Cancelling may leave a request published and not acknowledged: the next leader
         publishes it again with the same message id, which the broker recognises.
         """
         async with asyncio.TaskGroup() as tasks:

@@ -82,7 +82,10 @@ def observe_requeue(model: str, why: str) -> None:
 
 
 def observe_blocked(model: str, reason: str, seconds: float) -> None:
-    """Add seconds to the time for which the next request could not be dispatched, by reason."""
+    """Add seconds to the time for which the next request could not be dispatched, by reason.
+
+    `reason` is a word of `explain.find_blocking_reason`.
+    """
     BLOCKED.labels(model, reason).inc(seconds)
 
 

@@ -59,10 +59,12 @@ class ModelState:
         queue.
 
         A request whose version has no room holds back all later requests for that version; where
-        engines preempt batch work, only those that are not more urgent. One that must leave
-        headroom (capacity kept free for other tenants) holds back those of tenants above their
-        share, and batch work that is not preempted. The same does a large one that finds too little
-        room at each single worker, unless its tenant is below its share.
+        engines preempt batch work, only those that are not more urgent. A request is passed over if
+        it would not leave enough capacity free for other tenants (headroom). A large one is also
+        passed over if no single worker is sure to have room for it at once, and its tenant is above
+        its fair share or it is batch work that is not preempted. After either, later requests for
+        the version that must leave headroom are passed over, too, if their tenant is above its
+        share or they are batch work that is not preempted.
         """
         full: dict[str, Priority] = {}
         kept_free: set[str] = set()
@@ -197,7 +199,7 @@ class ModelState:
         return work_priority
 
     def place(self, request_id: str, prefix_hashes: Sequence[int], adapter: str) -> Placement:
-        """Choose the worker that a reserved request is published for: one worker, or any.
+        """Choose the worker that a request is published for, or any; it was reserved before.
 
         A request that was placed on a worker or published before keeps its placement, since the
         broker may have stored it already. `adapter` is the name of its LoRA adapter, or empty.
@@ -234,9 +236,10 @@ class ModelState:
             self._add_published(flight, seq)
 
     def release(self, request_id: str) -> None:
-        """Undo a reservation, and its charge, since the request was not published by this leader.
+        """Give back the room reserved for a request, and its tenant's charge.
 
-        The request does not return to the queue. Ignored for an unknown or a published request.
+        It was not published by this leader, and does not return to the queue. Ignored for an
+        unknown or a published request.
         """
         flight = self.in_flight.get(request_id)
         if flight and flight.stage < Stage.PUBLISHED:
@@ -265,7 +268,8 @@ class ModelState:
     def find_stranded(self, now: float) -> list[StrandedWork]:
         """Return the requests to take back from workers that do not serve them; empty if none.
 
-        For some seconds nothing more is placed on those workers. `now` is epoch seconds.
+        For `AVOID_SECONDS` the prefix router places nothing more on those workers. `now` is epoch
+        seconds.
         """
         found = self._placed.find_stranded(self.fleet, now)
         for work in found:
@@ -282,7 +286,10 @@ class ModelState:
 
     @property
     def published(self) -> Mapping[int, InFlightRequest]:
-        """The requests in flight that are stored in WORK, as far as is known, by sequence there."""
+        """The requests in flight that are stored in WORK, by their sequence there; not a copy.
+
+        An earlier leader's requests are missing until they are adopted.
+        """
         return self._by_seq
 
     def _remove_published(self, flight: InFlightRequest) -> None:
@@ -291,18 +298,19 @@ class ModelState:
         self._placed.remove(flight)
 
     def settle_missing(self, request_id: str, seq: int, now: float) -> None:
-        """Settle a request that the broker does not have in WORK as `seq`; its charge stays.
+        """Record that a request has ended, because the broker no longer has it in WORK as `seq`.
 
-        Ignored if the request is unknown or has another sequence by now. `now` is monotonic
-        seconds.
+        Its tenant's charge stays. Ignored if the request is unknown or has another sequence by now.
+        `now` is monotonic seconds.
         """
         if (flight := self.in_flight.get(request_id)) and flight.seq == seq:
             self.settle(request_id, None, now)
 
     def correct_placement(self, request_id: str, seq: int, placement: str) -> None:
-        """Set the worker of a request, placed by an earlier leader, to the one the broker names.
+        """Set the worker that a request was published for to the one that the broker names.
 
-        `placement` is a worker, or any. Ignored if the request is unknown or has another sequence.
+        The two may differ where an earlier leader published it. `placement` is a worker, or any.
+        Ignored if the request is unknown or has another sequence than `seq`.
         """
         flight = self.in_flight.get(request_id)
         if flight and flight.seq == seq and flight.worker != placement:
@@ -313,8 +321,8 @@ class ModelState:
     def settle(self, request_id: str, service: int | None, now: float) -> None:
         """Record that a published request has ended, and set its tenant's charge to `service`.
 
-        `service` is in virtual tokens; with None the charge stays. Ignored for a request that is
-        unknown or not published. `now` is monotonic seconds.
+        `service` is in virtual tokens (prompt + 2 * generated); with None the charge stays. Ignored
+        for a request that is unknown or not published. `now` is monotonic seconds.
         """
         flight = self.in_flight.get(request_id)
         if flight is None or flight.stage < Stage.PUBLISHED:
@@ -351,7 +359,7 @@ class ModelState:
         """Apply the ledger record of a request that ended after the predecessor's checkpoint.
 
         A request in flight is settled; any other is charged to its tenant. A record that comes
-        again within `SETTLED_MEMORY_SECONDS` is ignored. `now` is monotonic seconds.
+        again within `SETTLED_MEMORY_SECONDS` (10 s) is ignored. `now` is monotonic seconds.
         """
         service = service_tokens(record.prompt_tokens, record.completion_tokens)
         if record.request_id in self.in_flight:
@@ -364,8 +372,9 @@ class ModelState:
     def adopt(self, envelope: Envelope, pool: PoolKey, seq: int, placement: str = ANY) -> None:
         """Count a request that an earlier leader has published as in flight, and charge its tenant.
 
-        `pool` names the version and the priority in WORK, and `seq` its sequence there. Ignored if
-        the request is in flight already, or was settled in the last `SETTLED_MEMORY_SECONDS`.
+        `pool` names the version and the priority in WORK, `seq` its sequence there, and `placement`
+        the worker it is for, or any. Ignored if the request is in flight already, or was settled in
+        the last `SETTLED_MEMORY_SECONDS` (10 s).
         """
         if envelope.request_id in self.in_flight or envelope.request_id in self._settled:
             return
@@ -409,5 +418,8 @@ class ModelState:
         return self._usage.snapshot(self._now)
 
     def build_pressure(self) -> Pressure:
-        """Return the report for gateways: what is queued, and how long new requests would wait."""
+        """Return the load report for gateways: queued requests, and estimated waits of new ones.
+
+        Waits are in seconds, None where they cannot be estimated yet.
+        """
         return self.estimator.build_pressure(self.model, self.queue, self.fleet)

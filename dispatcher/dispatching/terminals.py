@@ -28,8 +28,8 @@ class TerminalWriter:
 
     A request is ended by the last record in its token log (the terminal) and a ledger record, then
     acknowledged in the stream REQUESTS. What the broker refuses, or does not answer, is repeated
-    every `_RETRY_SECONDS`. `len()` counts the requests that are not done yet; `in` finds them by
-    id.
+    every `_RETRY_SECONDS` (0.25 s). `len()` counts the requests that are not done yet; `in` finds
+    them by id.
     """
 
     def __init__(self, broker: Broker, model: str, shards: int) -> None:
@@ -65,7 +65,7 @@ class TerminalWriter:
         self.end_request(item, _ACKNOWLEDGE_ONLY)
 
     async def run(self) -> None:
-        """Write terminals until cancelled, `CONCURRENT_WRITES` at a time.
+        """End requests as they are given, until cancelled; `CONCURRENT_WRITES` (16) at a time.
 
         After a cancellation, the requests that are not acknowledged are delivered to the next
         leader.

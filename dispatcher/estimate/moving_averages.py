@@ -23,7 +23,10 @@ class DecayingRatio:
 
     @property
     def value(self) -> float:
-        """Upper sum over lower sum, with the prior weighed in; `prior` if the lower sum is 0."""
+        """The sum of numerators over that of denominators, with the prior weighed in.
+
+        It is `prior` if nothing was added and the prior has no weight.
+        """
         numerators, denominators = self.sums
         denominator = denominators + self._weight
         return (
@@ -43,7 +46,7 @@ class DecayingLineFit:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """Add the point (`x`, `y`)."""
+        """Add the point (`x`, `y`) with full weight, and let earlier points weigh less."""
         decay = self._decay
         self._n = self._n * decay + 1
         self._x = self._x * decay + x

@@ -12,8 +12,8 @@ class RecentUsage:
     """Service that each tenant has used in about the last minute, counted when its requests end.
 
     Service is in virtual tokens: prompt tokens plus twice the generated tokens. A tenant's sum
-    fades by 1/e in `DECAY_SECONDS`. Times are seconds of any one monotonic clock, given by the
-    caller.
+    fades by 1/e in `DECAY_SECONDS` (60 s). Times are seconds of any one monotonic clock, given by
+    the caller.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,8 @@ class RecentUsage:
     def snapshot(self, now: float) -> dict[str, float]:
         """Return the service of each tenant in virtual tokens, faded until `now`, by tenant.
 
-        Tenants with less than `MIN_TOKENS` are left out.
+        Tenants with less than one virtual token (`MIN_TOKENS`) are left out; empty if there are no
+        others.
         """
         found = {tenant: self.get(tenant, now) for tenant in self._used}
         return {tenant: used for tenant, used in found.items() if used >= MIN_TOKENS}

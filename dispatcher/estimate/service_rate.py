@@ -59,11 +59,10 @@ class RateCheckpoint:
     def from_wire(cls, wire: Any) -> Self:
         """Return the checkpoint that an unpacked map holds.
 
-        Raises KeyError without the field `sums`, TypeError for other missing or unknown fields, as
-        in a checkpoint of another release.
+        Raises TypeError for missing or unknown fields, as in a checkpoint of another release.
         """
-        ratios = {name: tuple(sums) for name, sums in wire.items() if name != "sums"}
-        return cls(RateSums(**wire["sums"]), **ratios)
+        ratios = {name: tuple(each) for name, each in wire.items() if name != "sums"}
+        return cls(RateSums(**wire.get("sums", {})), **ratios)
 
 
 class ServiceRate:
@@ -103,7 +102,10 @@ class ServiceRate:
         )
 
     def record_freed(self, tokens: int) -> None:
-        """Count reserved tokens that came free on the fleet since the last `tick`."""
+        """Count reserved tokens that came free on the fleet since the last `tick`.
+
+        The next `tick` adds them to the rate if requests have waited in the meantime.
+        """
         self._freed_since_tick += tokens
 
     def record_advanced(self, tokens: float) -> None:
@@ -126,9 +128,9 @@ class ServiceRate:
     def record_wait(self, estimated_seconds: float, seconds: float) -> None:
         """Learn from a dispatched request: the wait estimated at its acceptance, and its real wait.
 
-        Estimates below `MIN_ESTIMATE_SECONDS` are ignored. So is every wait until the rate has been
-        measured for `MEASURED_SECONDS` of each worker, because errors before that are those of the
-        early rate, which is taken before requests end.
+        Estimates below `MIN_ESTIMATE_SECONDS` (0.5 s) are ignored. So is every wait until the rate
+        has been measured for `MEASURED_SECONDS` (5 s) of each worker, because errors before that
+        are those of the early rate, which is taken before requests end.
         """
         measured = self._sums.seconds >= MEASURED_SECONDS * self._workers
         if measured and estimated_seconds >= MIN_ESTIMATE_SECONDS:
@@ -139,7 +141,7 @@ class ServiceRate:
     def uncertainty(self) -> float:
         """Root mean square error of estimated waits, as a fraction of the estimate.
 
-        It is `DEFAULT_UNCERTAINTY` until waits have been compared with their estimates.
+        It is `DEFAULT_UNCERTAINTY` (0.5) until waits have been compared with their estimates.
         """
         return math.sqrt(self._squared_errors.value)
 
@@ -187,7 +189,7 @@ class ServiceRate:
     def charge_per_token(self) -> float:
         """Mean service of ended requests, in virtual tokens, per token that they had reserved.
 
-        It is `DEFAULT_CHARGE` before any request has ended.
+        It is `DEFAULT_CHARGE` (2) before any request has ended.
         """
         return self._charge.value
 
@@ -203,9 +205,9 @@ class ServiceRate:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Seconds by which each reserved token ahead delays a request; None while nothing is known.
+        """Seconds by which each reserved token queued ahead of a request delays it.
 
-        It includes `correction`.
+        None while no rate is known. The estimate is already multiplied by `correction`.
         """
         sums, early_rate = self._sums, self._early_rate
         tokens = sums.freed + EARLY_WEIGHT * early_rate

@@ -54,7 +54,10 @@ class TimeModel:
 
     @property
     def compute(self) -> ServiceTime | None:
-        """The learned times as gateways receive them; None until `MIN_REQUESTS` have ended."""
+        """The learned times, in the form in which gateways receive them.
+
+        None until `MIN_REQUESTS` (10) requests have ended.
+        """
         if self._seen < MIN_REQUESTS:
             return None
         base, per_prompt_token = self._first.fit

@@ -37,9 +37,9 @@ class WaitEstimator:
         self._no_worker_seconds = 0.0
 
     def count_reserved(self, cost: int) -> None:
-        """Count `cost` tokens that were reserved on the fleet since the last `tick`, for a request.
+        """Add to the tokens that were reserved on the fleet since the last `tick`, by one request.
 
-        A negative cost takes back the reservation of a request that was not dispatched after all.
+        A negative `cost` takes back the reservation of a request that was not dispatched after all.
         """
         self._reserved_tokens += cost
 
@@ -80,10 +80,11 @@ class WaitEstimator:
             self._time_model.add(_completed_run(dispatched, cost, record))
 
     def will_miss_deadline(self, item: QueuedRequest, now: float) -> bool:
-        """Return whether a queued request, if dispatched now, would give its first output too late.
+        """Return whether a queued request would miss its deadline even if it were dispatched now.
 
-        `now` is epoch seconds. False while run times are unknown, and for a request that has waited
-        less than `LATE_AFTER_SECONDS`, which is tried in any case.
+        That is so if its first output is expected after the deadline. `now` is epoch seconds. False
+        while run times are unknown, and for a request that has waited less than
+        `LATE_AFTER_SECONDS` (1 s), which is tried in any case.
         """
         compute = self._time_model.compute
         if compute is None or now - item.accepted / 1000 < LATE_AFTER_SECONDS:

@@ -195,7 +195,7 @@ class FairQueue:
         return charged
 
     def release(self, tenant: str, priority: Priority, cost: int) -> None:
-        """Stop counting a request as in flight, since it has ended or never ran.
+        """Stop counting a request as in flight (dispatched, not ended): it has ended or never ran.
 
         `cost` is its reserved tokens. Its tenant's charge is left as it is; `charge` corrects that.
         """
@@ -271,9 +271,9 @@ class FairQueue:
     def restore_baseline(self, at: float, mean_output: RunningMean) -> None:
         """Record that the counters come from an earlier leader's checkpoint, taken at `at`.
 
-        Later, `enqueue` takes a tenant with a request accepted before that time as one that has
-        waited since, not as one that returns. `mean_output` is the mean of generated tokens per
-        request over all tenants.
+        `at` is epoch seconds. If a tenant's request was accepted before that time, `enqueue` takes
+        the tenant as one that has waited since, not as one that returns, and leaves its counter as
+        it is. `mean_output` is the mean of generated tokens per request over all tenants.
         """
         self._restored_at, self._mean_output = at, mean_output
 
@@ -287,7 +287,7 @@ class FairQueue:
     def required_headroom(
         self, tenant: str, priority: Priority, cost: int, preempts_batch: bool
     ) -> float:
-        """Return the fraction of the fleet that must stay free for others if this request is sent.
+        """Return the fraction of the fleet that this request must leave free for other tenants.
 
         `cost` is its reserved tokens, and `preempts_batch` True where engines preempt batch work
         for more urgent work. -inf if nothing has to stay free.
@@ -299,8 +299,9 @@ class FairQueue:
     def is_starving(self, priority: Priority, now: float) -> bool:
         """Return True if a priority was overtaken for so long that one request of it is due next.
 
-        It has a queued request, more urgent ones were served since it was last served, and that was
-        `trickle_seconds` ago. The longer it has waited, the fewer seconds are needed.
+        That is so if it has a queued request, more urgent requests were dispatched since the last
+        one of this priority, and that one was dispatched at least `trickle_seconds` ago. The longer
+        the priority has waited, the fewer seconds are needed. `now` is epoch seconds.
         """
         priority_state = self._priorities[priority]
         if not priority_state.queued or now - priority_state.served_at < min(
@@ -316,7 +317,10 @@ class FairQueue:
         return overtaken and now - priority_state.served_at >= due_after
 
     def count_queued(self, priority: Priority) -> tuple[int, int]:
-        """Return how many requests of a priority are queued, and how many tokens they reserve."""
+        """Return how many requests of a priority are queued, and how many tokens they reserve.
+
+        A request reserves its prompt tokens plus the most that it may generate.
+        """
         return self._priorities[priority].queued, self._priorities[priority].tokens
 
     def tenant_queues(self) -> Iterator[tuple[str, Priority, TenantQueue]]:
@@ -331,9 +335,9 @@ class FairQueue:
 
     @property
     def oldest(self) -> QueuedRequest | None:
-        """The queued request with the lowest sequence in the stream REQUESTS; None if none is.
+        """The queued request with the lowest sequence in the stream REQUESTS.
 
-        Looks at every tenant's queues.
+        None if nothing is queued. Looks at every tenant's queues.
         """
         heads = (tenant_queue.head for _, _, tenant_queue in self.tenant_queues())
         return min(heads, key=lambda item: item.seq, default=None)
@@ -344,7 +348,7 @@ class FairQueue:
         return state.counter if state else 0.0
 
     def lowest_counter(self) -> float:
-        """Return the lowest counter of the tenants that have requests queued.
+        """Return the lowest counter (service over weight) of the tenants with queued requests.
 
         If nothing is queued, return the counter of the tenant served last; 0 if there was none.
         """

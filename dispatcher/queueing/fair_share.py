@@ -45,11 +45,13 @@ class _ShareGroup:
 class FairShare:
     """Decides how much of the fleet each tenant of a model may use while others want it.
 
-    Capacity is divided max-min fairly. Tenants below their share ask for less than it; those above
-    it divide what is left by weight. A tenant is classified when something of its own changes, in
-    O(1). Where engines do not preempt, work of tenants above their share must leave headroom, which
-    is free capacity for what tenants below theirs are likely to ask for next; batch work must leave
-    headroom for what any other tenant is likely to ask for. Times are the caller's, in seconds.
+    Capacity is divided max-min fairly by weight: a tenant below its share asks for less than it
+    would get, and those above their share divide what is left. A tenant is classified anew only
+    when something of its own changes, in O(1). Where engines do not preempt, a request of a tenant
+    above its share must leave some capacity free (headroom), for what tenants below theirs are
+    likely to ask for next; a batch request must leave headroom for what any other tenant is likely
+    to ask for. `cost` is a request's reserved tokens: the prompt plus the most that it may
+    generate. Times are seconds of any one clock, given by the caller.
     """
 
     def __init__(self) -> None:
@@ -68,18 +70,21 @@ class FairShare:
 
     @property
     def tenants(self) -> dict[str, TenantState]:
-        """The states of all known tenants by name; not a copy."""
+        """The states of all known tenants by name; not a copy, so that changes are seen here."""
         return self._tenants
 
     def get_tenant(self, tenant: str) -> TenantState:
-        """Return a tenant's state; an unknown tenant is added below its share, with weight 1."""
+        """Return a tenant's state; an unknown tenant gets a new one, with weight 1.
+
+        A new tenant counts as one that asks for less than its fair share.
+        """
         if (state := self._tenants.get(tenant)) is None:
             state = self._tenants[tenant] = TenantState()
             self._below_share.weight += state.weight
         return state
 
     def set_capacity(self, sequences: int, tokens: int) -> None:
-        """Set the capacity of the whole fleet, in use or not: sequences and KV tokens.
+        """Set the capacity of the whole fleet, in use or not: sequences at once, and KV tokens.
 
         Without sequences, as when there are no workers, the capacity counts as infinite.
         """
@@ -101,7 +106,10 @@ class FairShare:
             self._mark_active(tenant, state.weight, demand.at)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight, to which its share of the fleet is proportional."""
+        """Set a tenant's weight, to which its share of the fleet is proportional.
+
+        An unknown tenant is added.
+        """
         state = self.get_tenant(tenant)
         self._group(state).weight += weight - state.weight
         state.weight = weight
@@ -118,7 +126,10 @@ class FairShare:
 
     @property
     def tenants_with_unused_reservation(self) -> list[str]:
-        """The tenants whose requests in flight take less than the tokens reserved for them."""
+        """Names of the tenants that use less than the KV tokens reserved for them.
+
+        Used are the tokens of their requests that were dispatched and have not ended.
+        """
         return [
             name for name in self._reserved_tenants if self._unused_reservation(self._tenants[name])
         ]
@@ -139,8 +150,8 @@ class FairShare:
     def advance(self, now: float) -> None:
         """Advance the time to `now`, and drop the shares of tenants that have become inactive.
 
-        A tenant is inactive after `ACTIVE_SECONDS` without an urgent (not batch) request. It then
-        has no share and no demand, so that nothing is kept free for it.
+        A tenant is inactive after `ACTIVE_SECONDS` (60 s) without an urgent (not batch) request. It
+        then has no share and no demand, so that nothing is kept free for it.
         """
         self._now = now
         while self._active:
@@ -156,27 +167,33 @@ class FairShare:
     # Events of urgent requests, which are all but batch work
 
     def enqueue(self, tenant: str, cost: int, now: float) -> None:
-        """Count an urgent request of `cost` reserved tokens as queued, and its tenant as active."""
+        """Count an urgent (not batch) request of `cost` reserved tokens as queued at `now`.
+
+        Its tenant is then active, and has a share, for the next `ACTIVE_SECONDS` (60 s).
+        """
         state = self.get_tenant(tenant)
         self.advance(now)
         state.queued_load.add(cost)
         self._mark_active(tenant, state.weight, now)
 
     def record_demand(self, tenant: str, cost: int, now: float) -> None:
-        """Add a new request to its tenant's demand, from which its next requests are predicted.
+        """Add a new request's size to its tenant's demand, which predicts its next requests.
 
-        `cost` is its reserved tokens.
+        `cost` is its reserved tokens. Demand fades by 1/e in 30 s.
         """
         state, size = self.get_tenant(tenant), max(cost, self._tokens_per_sequence)
         state.demand.add(size, now)
         self._group(state).demand.add(size, now)
 
     def dequeue(self, tenant: str, cost: int) -> None:
-        """Stop counting an urgent request of `cost` reserved tokens as queued."""
+        """Stop counting an urgent (not batch) request of `cost` reserved tokens as queued."""
         self.get_tenant(tenant).queued_load.remove(cost)
 
     def reserve(self, tenant: str, cost: int) -> None:
-        """Count an urgent request of `cost` reserved tokens as in flight: dispatched, not ended."""
+        """Count an urgent (not batch) request as in flight: dispatched to the workers, not ended.
+
+        `cost` is its reserved tokens.
+        """
         state = self.get_tenant(tenant)
         self._unused_reserved_tokens -= self._unused_reservation(state)
         state.in_flight_load.add(cost)
@@ -185,7 +202,11 @@ class FairShare:
         self._unused_reserved_tokens += self._unused_reservation(state)
 
     def release(self, tenant: str, cost: int) -> None:
-        """Stop counting an urgent request as in flight, since it has ended or never ran."""
+        """Stop counting an urgent request as in flight, since it has ended or never ran.
+
+        Its `cost` in reserved tokens also adds to the rate at which tokens come free, from which
+        the headroom that others must leave is computed.
+        """
         state = self.get_tenant(tenant)
         self._unused_reserved_tokens -= self._unused_reservation(state)
         state.in_flight_load.remove(cost)
@@ -195,11 +216,17 @@ class FairShare:
         self._released.add(max(cost, self._tokens_per_sequence), self._now)
 
     def reserve_batch(self, cost: int) -> None:
-        """Count a batch request of `cost` reserved tokens as in flight, but in no tenant's load."""
+        """Count a batch request as in flight: dispatched to the workers, not ended.
+
+        `cost` is its reserved tokens. They count for the fleet, not for a tenant.
+        """
         self._in_flight.add(cost)
 
     def release_batch(self, cost: int) -> None:
-        """Stop counting a batch request as in flight, since it has ended or never ran."""
+        """Stop counting a batch request of `cost` reserved tokens as in flight.
+
+        It has ended or never ran.
+        """
         self._in_flight.remove(cost)
 
     @property
@@ -284,10 +311,11 @@ class FairShare:
     def required_headroom(self, tenant: str, cost: int, preempts_batch: bool) -> float:
         """Return the fraction of the fleet that an urgent request must leave free for others.
 
-        Where `preempts_batch`, only other tenants' reserved tokens stay free, since engines then
-        preempt work beyond its tenant's share for the others. -inf means that nothing has to stay
-        free, or that the request fits into reserved tokens that its tenant does not use; it may
-        then be sent even where it has to wait for capacity.
+        Urgent is every priority but batch; the others are other tenants. Where `preempts_batch`,
+        only their reserved tokens stay free, since engines then preempt work beyond its tenant's
+        share. -inf means that nothing has to stay free, or that the request fits into reserved
+        tokens that its tenant does not use; it may then be sent even where it has to wait for
+        capacity.
         """
         state = self._tenants.get(tenant, TenantState())
         own = self._unused_reservation(state)
@@ -334,11 +362,12 @@ class FairShare:
         return scale * (self._unused_reserved_tokens - own)
 
     def exceeds_share(self, tenant: str, cost: int) -> bool:
-        """Return True if one more request takes its tenant beyond its weight's share of the fleet.
+        """Return True if one more request takes its tenant beyond its share of the fleet by weight.
 
-        `cost` is the request's reserved tokens. For a tenant that counts as below its share this is
-        so only if the request alone is larger than `BURST_SHARES` shares, which the tenant may ask
-        for at once. False while no other tenant is active.
+        `cost` is the request's reserved tokens. For a tenant above its share, its requests in
+        flight are added. A tenant below its share may ask for `BURST_SHARES` shares at once, so
+        that the result is True only if this request alone is larger than that. False while no other
+        tenant is active.
         """
         if self._active.keys() <= {tenant}:
             return False

@@ -22,7 +22,7 @@ WeightOf = Callable[[str], float]
 
 
 class LaneBacklog(NamedTuple):
-    """One tenant's queued requests of one priority in sum, with the tenant's counter.
+    """Sums over one tenant's queued requests of one priority, with the tenant's counter.
 
     `tokens` are what the requests reserve: prompt tokens plus the most that they may generate. The
     counter is the tenant's service so far over its weight, in virtual tokens.
@@ -36,21 +36,22 @@ class LaneBacklog(NamedTuple):
     def final_counter(self, charge_per_token: float, weight: float) -> float:
         """Return the tenant's counter as it will be once all of this backlog has been served.
 
-        `charge_per_token` is the service, in virtual tokens, that a reserved token turns out to be.
+        `charge_per_token` is the mean service, in virtual tokens, per reserved token; `weight` is
+        the tenant's.
         """
         return self.counter + charge_per_token * self.tokens / weight
 
     def tokens_below(self, level: float, charge_per_token: float, weight: float) -> float:
-        """Return the reserved tokens of it that are served before all counters reach `level`.
+        """Return how many of its reserved tokens are served before all counters reach `level`.
 
-        `charge_per_token` is the service, in virtual tokens, that a reserved token turns out to be;
-        `weight` is the tenant's.
+        `charge_per_token` is the mean service, in virtual tokens, per reserved token; `weight` is
+        the tenant's. At most `tokens`; 0 if the tenant's counter is at `level` or above.
         """
         return min(self.tokens, weight * max(0.0, level - self.counter) / charge_per_token)
 
 
 def collect_backlogs(queue: FairQueue) -> dict[Priority, list[LaneBacklog]]:
-    """Return the backlogs by priority, one for each tenant that has requests queued there.
+    """Return lists of backlogs by priority: what each tenant has queued, one entry per tenant.
 
     A priority without queued requests has an empty list. Takes time in proportion to all tenants'
     queues.

@@ -44,7 +44,7 @@ class QueuedRequest:
 
     @property
     def envelope(self) -> Envelope:
-        """The fields of its headers that are needed to write its end and its ledger record."""
+        """The header fields of the request that are needed to write its end and its bill."""
         return Envelope(
             self.request_id,
             self.tenant,
@@ -140,7 +140,7 @@ class VersionQueue:
     def heads(self) -> list[QueuedRequest]:
         """Return the next request of tenants below their fair share, then that of those above it.
 
-        The list lacks the one for which no request is queued. None is removed.
+        The list has no entry for a side without requests. None is removed.
         """
         return [head for is_above_share in (False, True) if (head := self._head(is_above_share))]
 

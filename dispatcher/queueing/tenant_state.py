@@ -103,7 +103,7 @@ class RunningMean:
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Include one more value in the mean."""
+        """Include one more value in the mean; once the window is full, older values count less."""
         self.count = min(MEAN_WINDOW_REQUESTS, self.count + 1)
         self.value += (value - self.value) / self.count
 

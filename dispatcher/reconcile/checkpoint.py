@@ -37,10 +37,10 @@ class TenantCheckpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tenants of a model, and how fast it is served, at the time `at` (epoch seconds).
+    """The tenants of a model, and how fast their requests are served, at the time `at`.
 
-    A leader stores it for the next one. It includes all requests with records in the stream LEDGER
-    up to the sequence `ledger_seq`, and no request in flight.
+    A leader stores a checkpoint for the next leader. It includes all requests with records in the
+    stream LEDGER up to the sequence `ledger_seq`, and no request in flight. `at` is epoch seconds.
     """
 
     at: float
@@ -56,11 +56,12 @@ class Checkpoint:
     def unpack(cls, data: bytes) -> Self:
         """Return the checkpoint that `pack` encoded.
 
-        Raises TypeError or ValueError for one of another release.
+        Raises TypeError, ValueError or KeyError for a checkpoint of a release that has other
+        fields.
         """
         at, ledger, rows, *rest = messages.unpack(data)
         tenants = {tenant: TenantCheckpoint(*row) for tenant, row in rows.items()}
-        return cls(at, ledger, tenants, RateCheckpoint.from_wire(rest[0]) if rest else None)
+        return cls(at, ledger, tenants, RateCheckpoint.from_wire(rest[0]) if any(rest) else None)
 
 
 def capture(state: ModelState, ledger_seq: int, now: float) -> Checkpoint:
@@ -116,7 +117,11 @@ def _capture_tenant(tenant_state: TenantState, charged: int) -> TenantCheckpoint
 
 
 def restore(state: ModelState, checkpoint: Checkpoint) -> None:
-    """Set a new leader's state, which must be empty, to its predecessor's checkpoint."""
+    """Set the state of a new leader to its predecessor's checkpoint.
+
+    `state` must be empty: call this before anything else is recorded. Requests in flight are not
+    part of a checkpoint, so that the leader has to learn of them otherwise.
+    """
     fair_share = state.queue.fair_share
     for tenant, saved in checkpoint.tenants.items():
         demand = DecayingFlow(saved.demand_tokens, saved.demand_squares, checkpoint.at)

@@ -28,9 +28,9 @@ _MESSAGES = {
 
 
 def is_overdue(deadline: int, now: float) -> bool:
-    """Return True if a deadline passed more than `GRACE_SECONDS` ago: no worker can be at it.
+    """Return True if a deadline passed so long ago that no worker can still be at the request.
 
-    `deadline` is epoch milliseconds, `now` epoch seconds.
+    That is more than `GRACE_SECONDS` (3 s). `deadline` is epoch milliseconds, `now` epoch seconds.
     """
     return deadline / 1000 + GRACE_SECONDS < now
 

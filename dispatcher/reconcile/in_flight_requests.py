@@ -55,13 +55,15 @@ class InFlightReconciler:
         self._stuck = StuckConsumers()
 
     async def reconcile(self) -> None:
-        """Make the leader's state match WORK, and end what no worker will end.
+        """Make the leader's state match the stream WORK, and end what no worker will end.
 
-        Messages that are not known are adopted as requests in flight. Requests whose message is
-        gone are settled, and ended with an error if nobody has ended them. Messages past their
-        deadline, or without deliveries left, are ended and removed; stuck consumers are mended.
-        Most suspicions must hold at two calls in a row. Raises the broker's errors; call it again
-        then.
+        Messages that the leader does not know are adopted as requests in flight. A request whose
+        message is gone is settled, and ended with an error unless it has ended already. Messages
+        past their deadline, or without deliveries left, or that cannot be read, are removed, and
+        their requests ended; stuck consumers are mended. A deadline counts once it is
+        `GRACE_SECONDS` past, and the first call adopts at once. All else must be found at two or
+        more calls in a row, since messages on their way look the same. Raises the broker's errors;
+        the next call goes on.
         """
         sequences_by_subject = self._known_by_subject()
         infos = await self._get_consumers(sequences_by_subject)

@@ -29,10 +29,10 @@ _LOST_MESSAGE = "the request was removed from the broker before a worker had beg
 
 
 class IndexLost(BrokerUnavailable):
-    """The leader's consumer of queued requests is of no more use, so a new leader must begin.
+    """The leader's consumer of queued requests can no longer be used, so a new leader must begin.
 
-    It is gone (another leader leads, or an operator removed it), is stuck, or does not deliver a
-    request that the broker has.
+    The consumer is gone (another leader leads, or an operator removed it), is stuck, or does not
+    deliver a request that the broker has.
     """
 
 
@@ -76,11 +76,12 @@ class QueuedReconciler:
     async def reconcile(self, consumer: str) -> None:
         """Have all queued requests delivered again if a delivery or an acknowledgement was lost.
 
-        `consumer` is the leader's consumer of queued requests (index consumer). A loss counts when
-        two calls in a row find it. Raises `IndexLost` if the consumer is gone, stuck, or past a
-        request that the broker has again. If REQUESTS itself was replaced, the requests that are
-        gone with it are ended first, since only this leader knows of them. Raises
-        `BrokerUnavailable` if no answer comes.
+        `consumer` is the name of the consumer by which this leader reads the stream REQUESTS (index
+        consumer). It is reset only if two calls in a row find the same loss. Raises `IndexLost` if
+        the consumer is gone, stuck, or past a request that the broker has again. If REQUESTS itself
+        was replaced, `IndexLost` is raised only when the requests that are gone with it were ended,
+        which can take several calls; only this leader knows of them. Raises nats-py's
+        `NotFoundError` while there is no REQUESTS, `BrokerUnavailable` if no answer comes.
         """
         info = await self._get_consumer(consumer)
         if info is None:

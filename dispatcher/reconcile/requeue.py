@@ -27,17 +27,17 @@ ACK_WAIT_SECONDS = 5.0  # of a worker's consumer that was removed and is made ag
 
 
 def build_requeue_id(request_id: str, seq: int) -> str:
-    """Return the message id under which work that was stored as `seq` is published again.
+    """Return the message id under which a request that was stored as `seq` is published again.
 
-    The broker recognises a second publication by it.
+    If it is published twice with this id, the broker keeps only the first message.
     """
     return f"{request_id}.{seq}"
 
 
 def parse_requeue_origin(headers: Mapping[str, str]) -> int | None:
-    """Return the sequence that a message of WORK had before it was requeued; None if never.
+    """Return the sequence that a message of WORK had before it was requeued.
 
-    A message was never requeued if its message id is not one of `build_requeue_id`.
+    None if its message id is not one of `build_requeue_id`, so that it was never requeued.
     """
     _, _, seq = headers.get(MESSAGE_ID, "").partition(".")
     return int(seq) if seq.isdecimal() else None
@@ -57,7 +57,7 @@ class Requeuer:
         """Move at most `stranded.count` requests from a worker's own subject to that of any worker.
 
         Only requests that the broker gives out are moved: those delivered to nobody, and those
-        whose worker has let the ack wait pass. Returns when it gives out no more. Raises
+        whose worker has let the ack wait pass. Returns when the broker gives out no more. Raises
         `BrokerUnavailable` or `StoreRefused`. Safe to repeat and to cancel: a request that was not
         moved is given out again after the ack wait.
         """

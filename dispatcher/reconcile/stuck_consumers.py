@@ -12,7 +12,7 @@ class _Seen:
 
 
 class StuckConsumers:
-    """Finds consumers that have delivered nothing for `STUCK_SECONDS` though they should have.
+    """Finds consumers that have delivered nothing for `STUCK_SECONDS` (5 s) though they should.
 
     It remembers the deliveries of each consumer from call to call. Times are the caller's seconds.
     """

@@ -30,13 +30,13 @@ class FailureDetector:
         self._absent_since: dict[str, float] = {}  # monotonic seconds, by worker
 
     async def find_dead(self, late: Sequence[str], now: float) -> list[str]:
-        """Return the workers of `late` that have not been connected for `DEAD_AFTER_SECONDS`.
+        """Return those of the `late` workers that were not connected for `DEAD_AFTER_SECONDS`.
 
-        Call it every `CHECK_SECONDS` with the names of all late workers. A worker must be found
-        absent at every call during that time: its time begins anew when it is connected, or is not
-        in `late`. A worker for which no answer comes within a quarter of a second, the longest that
-        a call waits, counts as connected. Returns an empty list within `SETTLE_SECONDS` of this
-        process's own connection to a broker.
+        Call it every `CHECK_SECONDS` (0.1 s) with all late workers. A worker is dead if at every
+        call for 0.5 s the broker says that it is not connected; the time of a worker that is left
+        out, or is connected, starts anew. Waits a quarter of a second at most; a worker for which
+        no answer comes counts as connected. Returns an empty list within `SETTLE_SECONDS` (2 s) of
+        this process's own connection to a broker.
         """
         if now - self._broker.connected_at < SETTLE_SECONDS:
             late = ()

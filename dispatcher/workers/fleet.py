@@ -23,9 +23,8 @@ _Member = tuple[str, str]  # a worker and a version that it serves: each has its
 
 
 class WorkerCapacity(NamedTuple):
-    """The capacity that one worker has free for requests of one priority.
+    """Free capacity of one worker, less the needs of requests sent to it that it has not pulled.
 
-    Requests that were placed on the worker, and that it has not pulled yet, are subtracted.
     `free_sequences` is negative where requests wait for a sequence. `excess_tokens` are the KV
     tokens by which the worker holds more than its share of what all workers of its version hold.
     """
@@ -35,11 +34,10 @@ class WorkerCapacity(NamedTuple):
     excess_tokens: float
 
     def can_accept(self, cost: int, prefetch: int = 0) -> bool:
-        """Return True if the worker may be sent a request that reserves `cost` tokens.
+        """Return whether the worker may be sent a request that reserves `cost` tokens.
 
-        Without `prefetch`, the request must find a free sequence and enough free tokens. With
-        `prefetch`, it may also wait at the worker: True while fewer than `prefetch` requests wait
-        for a sequence there, however many tokens are free.
+        With a `prefetch` of 0 it must run at once. With more, the request may also wait: True while
+        fewer than `prefetch` requests wait for a sequence there, whatever its cost.
         """
         return self.free_sequences + prefetch > 0 and (prefetch > 0 or cost <= self.free_tokens)
 
@@ -156,32 +154,30 @@ class Fleet:
         pool.pending.mark_pulled_by(beat.worker, beat.pulled_own)
 
     def reserve(self, version: str, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Count a request as pending, since it is about to be published to the stream WORK.
+        """Count a request as pending: about to be published to the stream WORK, or not pulled yet.
 
-        Its sequence and its `cost` in tokens are subtracted from the free capacity of the version.
+        `cost` is its reserved tokens, and `placement` the worker that it is for, or any.
         """
         self._pool(version).pending.reserve(priority, cost, placement)
 
     def place(self, version: str, priority: Priority, cost: int, worker: str) -> None:
-        """Count a pending request that was reserved for any worker as one for `worker` alone."""
+        """Count a request that was reserved for any worker as one for `worker` alone."""
         self._pool(version).pending.place(priority, cost, worker)
 
     def release(self, version: str, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Stop counting a request as pending that was reserved and will not be published.
+        """Stop counting a reserved request that will not be published, or was published earlier.
 
-        It is also called when the broker turns out to have stored the request earlier, so that it
-        may have been pulled already. `placement` is the worker that the request was reserved for or
-        placed on, or `ANY`.
+        One that was published earlier may have been pulled already. `placement` is the worker that
+        the request was reserved for or placed on, or `ANY`.
         """
         self._pool(version).pending.release(priority, cost, placement)
 
     def mark_published(
         self, version: str, priority: Priority, seq: int, cost: int, placement: str = ANY
     ) -> None:
-        """Record that a reserved request is stored in the stream WORK as message `seq`.
+        """Record that a request counted by `reserve` is now stored in the stream WORK as `seq`.
 
-        The request stays pending until a worker reports that it has pulled everything up to that
-        sequence. If a heartbeat has reported that already, the request is no longer pending.
+        It is pending until a worker reports that it has pulled everything up to that sequence.
         """
         pending = self._pool(version).pending
         pending.mark_published(priority, seq, cost, placement)
@@ -227,10 +223,7 @@ class Fleet:
         return set[int]().union(*(pool.pending.sequences for pool in self._pools.values()))
 
     def discard(self, sequences: set[int]) -> None:
-        """Stop counting as pending the requests that the broker no longer holds in the stream WORK.
-
-        `sequences` are their sequences there; those that are not pending are ignored.
-        """
+        """Drop these sequences from the requests not pulled yet: WORK no longer has them."""
         for pool in self._pools.values():
             pool.pending.discard(sequences)
 
@@ -247,7 +240,7 @@ class Fleet:
     def remove_worker(self, worker: str) -> None:
         """Forget a worker and its free capacity, for all versions. Idempotent.
 
-        Requests that were placed on it and not pulled stay pending.
+        Requests that were sent to it and not pulled stay pending.
         """
         for member in [member for member in self._beats if member[0] == worker]:
             self._drop_member(member)
@@ -259,16 +252,17 @@ class Fleet:
     def find_late_workers(self, now: float) -> list[str]:
         """Return the names of workers that hold requests and whose last heartbeat is late.
 
-        It is late after `LATE_HEARTBEAT_SECONDS`. Sorted; an empty list if there are none.
+        It is late after `LATE_HEARTBEAT_SECONDS` (0.35 s). Sorted; an empty list if there are none.
         """
         late = [b for b, at in self._beats.values() if now - at >= LATE_HEARTBEAT_SECONDS]
         return sorted({beat.worker for beat in late if beat.running or beat.waiting})
 
     def remove_stale_workers(self, now: float) -> list[str]:
-        """Remove the workers without a heartbeat for `STALE_HEARTBEAT_SECONDS`; return their names.
+        """Remove the workers whose heartbeats have stopped, and return their names.
 
-        A worker that serves several versions is removed only for those without a heartbeat. Sorted;
-        an empty list if there are none.
+        They have stopped after `STALE_HEARTBEAT_SECONDS` (3 s) without one. A worker that serves
+        several versions is removed only for those without a heartbeat. Sorted; an empty list if
+        there are none.
         """
         stale = [
             each for each, (_, at) in self._beats.items() if now - at >= STALE_HEARTBEAT_SECONDS
@@ -280,18 +274,18 @@ class Fleet:
     def has_room_for(self, version: str, priority: Priority, cost: int) -> bool:
         """Return True if a version's workers may be sent a request of this cost now.
 
-        True if it would run at once. Also true if it would be one of the few requests,
-        `PREFETCH_PER_WORKER` for each worker, that may wait for a sequence, so that a freed one is
-        filled at once. False for a version without workers.
+        It would run at once, or be one of the few (two per worker) that may wait in WORK so that a
+        freed sequence is filled at once. False for a version without workers.
         """
         return version in self._pools and self._pools[version].has_room_for(priority, cost)
 
     def has_worker_with_room(self, version: str, priority: Priority, cost: int) -> bool:
-        """Return True if a request is not large, or if some worker would surely run it at once.
+        """Return True if a request is not large, or if a worker is sure to have room for it now.
 
-        Pending requests for any worker may yet take the room that this one needs. To be sure of a
-        worker for it, more must be free on all such workers, once it is placed, than those requests
-        need. Raises KeyError for an unknown version.
+        A large request (see `is_large`) is sure of room only if two things hold. A worker could run
+        it at once; and after it, all such workers together would still have as many free tokens as
+        the pending requests for any worker need, which could otherwise take the room first. Raises
+        KeyError for an unknown version.
         """
         if not self.is_large(version, cost):
             return True
@@ -299,9 +293,10 @@ class Fleet:
         return bool(left) and sum(left) >= self._pools[version].reserved_for_any(priority)
 
     def is_large(self, version: str, cost: int) -> bool:
-        """Return True if a request takes more than an eighth of the KV tokens of an average worker.
+        """Return True if a request reserves over an eighth of the KV tokens of an average worker.
 
-        Always False where a version has a single worker. Raises KeyError for an unknown version.
+        `cost` is its reserved tokens. Always False where a version has a single worker. Raises
+        KeyError for an unknown version.
         """
         pool = self._pools[version]
         return pool.workers > 1 and cost * pool.workers > LARGE_REQUEST_FRACTION * pool.total.tokens
@@ -326,8 +321,8 @@ class Fleet:
     def free_capacity(self, priority: Priority) -> FleetCapacity:
         """Return the sequences and tokens, over all versions, that would run at once if sent now.
 
-        Pending requests are subtracted, unless they would be preempted for `priority`. Never
-        negative.
+        Requests on their way to a worker are subtracted, unless they would be preempted for
+        `priority`. Never negative.
         """
         free = FleetCapacity()
         for pool in self._pools.values():
@@ -335,10 +330,9 @@ class Fleet:
         return free
 
     def has_reported_room(self, version: str, priority: Priority) -> bool:
-        """Return True if a version's workers report both free sequences and free tokens.
+        """Return True if a version's workers report free sequences and tokens.
 
-        The reports are summed over the workers; pending requests are not subtracted. False for an
-        unknown version.
+        Requests on their way to them are not subtracted. False for an unknown version.
         """
         free = self._pools[version].free[priority] if version in self._pools else FleetCapacity()
         return free.sequences > 0 and free.tokens > 0
@@ -366,9 +360,10 @@ class Fleet:
 
     @property
     def free_tokens(self) -> int:
-        """KV tokens of all workers that neither running nor pending requests need.
+        """KV tokens that neither running requests nor those on their way to a worker need.
 
-        Requests of every priority count. Negative where some wait.
+        Requests of every priority count, and all workers that do not drain. Negative where some
+        wait.
         """
         all_work = Priority.BATCH
         return sum(
@@ -378,7 +373,10 @@ class Fleet:
 
     @property
     def total_capacity(self) -> FleetCapacity:
-        """Sequences and KV tokens of all workers that do not drain, in use or not."""
+        """Sequences and KV tokens of all workers, in use or free.
+
+        Workers that are shutting down (draining) do not count.
+        """
         total = FleetCapacity()
         for pool in self._pools.values():
             total.adjust(+1, pool.total.sequences, pool.total.tokens)

@@ -93,7 +93,11 @@ class PendingWork:
         self._adjust(+1, priority, cost, placement)
 
     def release(self, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Stop counting a reserved request that was not published, or was pulled already."""
+        """Stop counting a reserved request that will not be published, or was published earlier.
+
+        One that was published earlier may have been pulled already. `placement` is the worker that
+        the request was reserved for or placed on, or `ANY`.
+        """
         self._adjust(-1, priority, cost, placement)
 
     def place(self, priority: Priority, cost: int, worker: str) -> None:
@@ -101,11 +105,11 @@ class PendingWork:
         self._get_worker(worker).reserved.adjust(+1, priority, cost)
 
     def mark_published(self, priority: Priority, seq: int, cost: int, placement: str = ANY) -> None:
-        """Record that a reserved request is stored in the stream WORK as message `seq`.
+        """Record that a reserved request is now stored in the stream WORK as message `seq`.
 
-        A request for any worker is no longer pending if workers have reported a pull up to that
-        sequence before. Raises KeyError if `placement` names a worker for which nothing is
-        reserved.
+        The request is pending until it is pulled. If it is for any worker, and a heartbeat has
+        already reported a pull up to that sequence, the request is no longer pending. Raises
+        KeyError if `placement` names a worker for which nothing is reserved.
         """
         if placement != ANY:
             self._by_worker[placement].waiting[seq] = priority, cost
@@ -116,7 +120,11 @@ class PendingWork:
         self.mark_pulled(priority, shared.pulled_up_to)
 
     def mark_pulled(self, priority: Priority, seq: int) -> None:
-        """Drop a priority's requests for any worker up to sequence `seq`: they were pulled."""
+        """Record that workers have pulled everything of a priority up to sequence `seq` in WORK.
+
+        Requests for any worker up to there are no longer pending. Those for one worker alone are
+        not affected.
+        """
         shared = self._shared[priority]
         shared.pulled_up_to = max(shared.pulled_up_to, seq)
         while shared.waiting and shared.waiting[0][0] <= shared.pulled_up_to:
@@ -147,15 +155,15 @@ class PendingWork:
                 self._drop_for_worker(worker, seq)
 
     def reserved_for_worker(self, worker: str) -> ReservedCapacity:
-        """Return the capacity, by priority, that pending requests for this worker alone need.
+        """Return the capacity needed by requests for this worker alone that it has not pulled yet.
 
-        All zero for a worker without such requests. The object is not a copy: do not change it.
+        The caller must not change it.
         """
         own = self._by_worker.get(worker)
         return own.reserved if own else _NOTHING_RESERVED
 
     def reserved_for_any(self, priority: Priority) -> int:
-        """Return the tokens that pending requests for any worker need.
+        """Return the tokens needed by requests for any worker that none has pulled yet.
 
         Only requests that may not be preempted for this priority count.
         """

@@ -46,7 +46,7 @@ class InFlightRequest:
 
     @property
     def stage(self) -> Stage:
-        """The last stage that it is known to have reached."""
+        """The last stage that the request is known to have reached."""
         if self.holder:
             return Stage.PULLED
         if self.seq:
@@ -63,21 +63,21 @@ class InFlightRequest:
 
     @property
     def cost(self) -> int:
-        """Its reserved tokens: the prompt plus the most that it may generate."""
+        """The request's reserved tokens: its prompt plus the most that it may generate."""
         return self.envelope.cost
 
     @property
     def deadline(self) -> int:
-        """The time by which it must be done, in epoch milliseconds."""
+        """The time by which the request must be done, in epoch milliseconds."""
         return self.envelope.deadline
 
 
 @dataclass(frozen=True)
 class StrandedWork:
-    """Requests to take back from the worker that they were placed on: at most `count`.
+    """At most `count` requests that should be taken back from the worker they were placed on.
 
-    `why` is `silent` (no heartbeats), `unloaded` (its engine is not loaded), `draining` (it shuts
-    down) or `not_pulled` (not pulled in time).
+    `why` is the reason: `silent` (no heartbeats), `unloaded` (the worker has not loaded the model),
+    `draining` (it is shutting down) or `not_pulled` (it did not pull them in time).
     """
 
     worker: str
@@ -97,12 +97,12 @@ class PlacedRequests:
         self._placed: dict[tuple[str, str], dict[int, InFlightRequest]] = {}
 
     def add(self, flight: InFlightRequest) -> None:
-        """Add a published request; ignored if it is for any worker."""
+        """Add a request that was published for one worker; ignored if any worker may take it."""
         if flight.worker != ANY:
             self._placed.setdefault((flight.worker, flight.version), {})[flight.seq] = flight
 
     def remove(self, flight: InFlightRequest) -> None:
-        """Remove a request. Idempotent; unknown ones are ignored."""
+        """Remove a request that has ended or was moved elsewhere; an unknown one is ignored."""
         address = flight.worker, flight.version
         if flights := self._placed.get(address):
             flights.pop(flight.seq, None)

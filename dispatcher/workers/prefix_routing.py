@@ -63,17 +63,20 @@ class PrefixRouter:
         self._avoided_until: dict[str, float] = {}
 
     def get_index(self, version: str) -> PrefixIndex:
-        """Return the index of what the workers of a version hold; empty for a new version."""
+        """Return the index of what the workers of a version hold.
+
+        An unknown version gets a new, empty index.
+        """
         return self._indexes.setdefault(version, PrefixIndex())
 
     def apply_heartbeat(self, beat: Heartbeat) -> None:
-        """Record what a worker holds, and no longer holds, of prefixes and adapters."""
+        """Update which prefixes and adapters a worker holds of the heartbeat's version."""
         self.get_index(beat.version).apply_heartbeat(beat)
 
     def remove_worker(self, worker: str) -> None:
-        """Forget what a lost worker holds, but for versions of which it still sends heartbeats.
+        """Forget what a lost worker holds, except for versions of which it still sends heartbeats.
 
-        Call it after the fleet has removed the worker.
+        Call it after the fleet has removed the worker. An unknown worker is ignored.
         """
         for version, index in self._indexes.items():
             if self._fleet.last_heartbeat(worker, version) is None:
@@ -81,7 +84,7 @@ class PrefixRouter:
         self._avoided_until.pop(worker, None)
 
     def avoid(self, worker: str, now: float) -> None:
-        """Keep `choose_worker` from choosing this worker until `AVOID_SECONDS` after `now`.
+        """Keep `choose_worker` from choosing this worker until `AVOID_SECONDS` (5 s) after `now`.
 
         Call it for a worker that did not pull in time what was placed on it.
         """

@@ -12,8 +12,9 @@ DEAD_LETTER_COLUMNS = 240  # ids and errors are long
 
 
 def console_width(piped_columns: int) -> int | None:
-    """Return the `width` to give a rich `Console` that prints to stdout.
+    """Return the `width` in columns to give a rich `Console` that prints to stdout.
 
-    None, which means the terminal's own width, if stdout is a terminal; else `piped_columns`.
+    Returns None if stdout is a terminal, so that rich uses the terminal's own width. Returns
+    `piped_columns` if stdout is a file or pipe, which has no width.
     """
     return None if sys.stdout.isatty() else piped_columns

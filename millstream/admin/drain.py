@@ -17,16 +17,21 @@ Answers = asyncio.Queue[dict[str, Any] | None]
 
 
 class WorkerNotAnswering(MillstreamError):
-    """No worker with this id answers, or it has not reported in time that its requests are gone."""
+    """The worker that was asked to drain does not answer, or has not reported the end in time.
+
+    No answer can mean that no worker with this id runs. A missing report means that the worker
+    agreed to drain and did not say in time that it holds no more requests.
+    """
 
 
 async def run(settings: DrainSettings, stop: asyncio.Event) -> None:
-    """Ask a worker to drain, and wait until it reports that it holds no more requests.
+    """Ask a worker to drain, wait until it reports that it holds no more requests, and print both.
 
-    A worker that drains takes no new work, and finishes its requests or hands them over to others.
-    Once the worker has agreed, setting `stop` ends the wait, and the worker goes on draining.
-    Raises `WorkerNotAnswering` if the worker does not answer within 2 s, or has not reported 5 s
-    after the end of the time given to it.
+    A worker that drains takes no new requests, and finishes those it has or hands them over to
+    other workers. `settings.within` is how many seconds it may take. Raises `WorkerNotAnswering` if
+    the worker does not agree within 2 s, or has not reported 5 s after the time that it has named.
+    Setting `stop` after the worker has agreed ends only the wait: this returns without an error and
+    the worker continues to drain.
     """
     worker = settings.worker
     answers: Answers = asyncio.Queue()

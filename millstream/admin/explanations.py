@@ -20,9 +20,11 @@ _REASONS = {
 
 
 def explain_request(facts: Facts) -> str:
-    """Return sentences, one per line, that say where a request stands or how it ended.
+    """Return sentences, one per line, on why a request waits, where it runs or how it ended.
 
-    `facts` are what `why.collect_facts` returned for it; their `state` decides what is said.
+    `facts` are what `why.collect_facts` returned for the request. Their `state` must be `queued`,
+    `in_flight` (sent to the workers, not ended), `logged`, `finished` or `unknown`; the text says
+    so if nobody knows the request.
     """
     by_state: dict[str, Callable[[Facts], list[str]]] = {
         "queued": _explain_queued,
@@ -35,10 +37,11 @@ def explain_request(facts: Facts) -> str:
 
 
 def explain_tenant(facts: Facts) -> str:
-    """Return sentences about a tenant's requests, one paragraph for each model's dispatcher.
+    """Return sentences about a tenant: one paragraph for each model, one sentence per line.
 
-    `facts` are what `why.collect_facts` returned for the tenant. If no dispatcher has answered, the
-    text says so.
+    A paragraph has the tenant's queued and running requests, its recent use and its estimated
+    waits. `facts` are what `why.collect_facts` returned for the tenant. The text is `No dispatcher
+    answers.` if none did.
     """
     if not facts["models"]:
         return "No dispatcher answers."

@@ -23,10 +23,11 @@ LagReport = dict[str, Any]
 
 
 async def run(settings: LagSettings, stop: asyncio.Event) -> int:
-    """Print all queues and workers once, or with `--watch` every second until `stop` is set.
+    """Print all queues and workers once, or with `settings.watch` every second until `stop` is set.
 
-    Returns the exit status: 1 if the dispatcher of a model does not answer, else 0; with `--watch`
-    always 0.
+    Returns the exit status. Without `watch` it is 1 if the dispatcher of a registered model does
+    not answer within 2 s, else 0. With `watch` it is always 0; a closed pipe on stdout also ends
+    the loop.
     """
     async with connect(settings.nats, "lag") as broker:
         registry = await Registry.open(broker)
@@ -44,11 +45,12 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
 
 
 async def collect_report(broker: Broker, registry: Registry) -> LagReport:
-    """Ask the dispatchers of all registered models for their reports, and return these as one.
+    """Ask the dispatcher of each registered model for its report, and merge the reports into one.
 
-    The result has `lanes` (the queue of one tenant, model and priority each), those with most
-    queued tokens first; `workers`; and `unanswered`, the names of models whose dispatcher did not
-    answer within 2 s.
+    The result has three lists. `lanes` has one entry for each queue of a tenant, model and
+    priority, those with the most queued tokens first. `workers` has one entry for each worker and
+    model. `unanswered` has the names of the models whose dispatcher did not answer within 2 s; that
+    raises nothing.
     """
     models = list(registry.models)
     answers = await asyncio.gather(*(_request_report(broker, model) for model in models))
@@ -108,9 +110,9 @@ def _make_console() -> Console:
 
 
 def render_report(report: LagReport) -> Group:
-    """Return a report as rich tables of lanes and workers.
+    """Return the result of `collect_report` as two rich tables: lanes (queues) and workers.
 
-    Models whose dispatcher did not answer are named in a line below.
+    If dispatchers did not answer, a line below the tables names their models.
     """
     parts: list[Table | str] = [_lane_table(report["lanes"]), _worker_table(report["workers"])]
     if report["unanswered"]:

@@ -24,13 +24,15 @@ Counters = Mapping[str, int]
 
 
 class TenantNotFound(MillstreamError):
-    """No tenant has the name that was given."""
+    """The tenant named in the settings of `millstream usage` does not exist."""
 
 
 async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
-    """Print what each tenant and API key with quotas has used, or only those of one tenant.
+    """Print the used amount and the limit of each quota, for all tenants and API keys with quotas.
 
-    Raises `TenantNotFound` if the tenant in the settings does not exist, and `BrokerUnavailable`.
+    If `settings.tenant` is given, only that tenant and its keys are printed. Raises
+    `TenantNotFound` if that tenant does not exist, and `BrokerUnavailable` if the broker does not
+    answer.
     """
     async with connect(settings.nats, "usage") as broker:
         tenants = await Tenants.open(broker)
@@ -45,10 +47,12 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
 
 
 async def collect_usage(broker: Broker, tenants: Tenants, now: float) -> list[UsageRow]:
-    """Return a row for each tenant and API key with quotas: what is used at `now`, and the limits.
+    """Return a row for each tenant and each API key that has quotas, with its use as of `now`.
 
-    `now` is in epoch seconds. Each quota of a row has `used` and `limit`, None for no limit. Rows
-    are sorted by tenant, the tenant's own before those of its keys.
+    `now` is in epoch seconds. A row has `tenant`, `scope` (the tenant itself or one of its keys),
+    and for each quota a dict of `used` and `limit`, whose `limit` is None where there is none. Rows
+    are sorted by tenant, the tenant's own row before those of its keys. Raises `BrokerUnavailable`
+    if the broker does not answer.
     """
     counters = await _read_counters(broker, quota_windows.utc_day(now))
     scopes: list[tuple[str, str, QuotaLimits]] = [
@@ -102,9 +106,9 @@ def _print_rows(rows: list[UsageRow], as_json: bool) -> None:
 
 
 def render_table(rows: list[UsageRow]) -> Table:
-    """Return rows of `collect_usage` as a rich table with cells such as "20 of 100".
+    """Return rows of `collect_usage` as a rich table, with one cell per quota such as "20 of 100".
 
-    A cell is empty if the quota has no limit.
+    The cell of a quota without a limit is empty, even if something was used.
     """
     table = Table("tenant", "of")
     for title in ("requests / min", "tokens / min", "open", "tokens today", "spent today"):

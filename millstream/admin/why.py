@@ -19,7 +19,8 @@ Facts = dict[str, Any]
 async def run(settings: WhySettings, stop: asyncio.Event) -> int:
     """Print why a request waits or how it ended, or how a tenant's requests stand at each model.
 
-    Returns the exit status: 1 if nobody knows the request, or no dispatcher answers for the tenant,
+    The settings name either one request or one tenant. Returns the exit status: 1 if no dispatcher,
+    token log or ledger record of the request was found, or no dispatcher answered about the tenant;
     else 0.
     """
     async with connect(settings.nats, "why") as broker:
@@ -35,12 +36,13 @@ async def run(settings: WhySettings, stop: asyncio.Event) -> int:
 
 
 async def collect_facts(broker: Broker, models: list[str], settings: WhySettings) -> Facts:
-    """Return what is known about the request or tenant that the settings name.
+    """Return JSON data on the request or tenant that the settings name, asked of `models`.
 
-    About a request, `state` says what the other facts are: `queued`, `in_flight`, `logged`,
-    `finished`, or `unknown` if nobody knows the request. About a tenant, `models` has one report
-    per dispatcher that answered: from the models at which the tenant has requests, or from all if
-    it has none.
+    For a request the entry `state` is `queued`, `in_flight` (sent to the workers, not ended),
+    `logged` (its stored output has no end and no dispatcher answers for it), `finished`, or
+    `unknown` if nobody knows it; the other entries depend on it. For a tenant the entry `models`
+    has one report for each model at which the tenant has requests, or, if it has none, for each
+    model whose dispatcher answered. A dispatcher that does not answer within 2 s is left out.
     """
     if settings.tenant is None:
         assert settings.request_id

@@ -27,14 +27,17 @@ FAILED = 1
 
 
 class NotConfirmed(MillstreamError):
-    """Several dead letters match the filter, and `--yes` was not given; nothing was changed."""
+    """Several dead letters match the filter of a `replay` or `drop`, and `--yes` was not given.
+
+    Raised before anything was changed.
+    """
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} dead letters match; say --yes if all of them are meant")
 
 
 class DeadLetterNotFound(MillstreamError):
-    """No dead letter has the given id, or none matches the filter."""
+    """No stored dead letter has the given request id, or none matches the given filter."""
 
 
 def _make_console() -> Console:
@@ -43,9 +46,10 @@ def _make_console() -> Console:
 
 
 async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
-    """Print one line for each dead letter that matches the filter, the oldest first.
+    """Print one line for each dead letter that matches the filter in the settings, oldest first.
 
-    A dead letter is a request that no worker could finish.
+    A dead letter is a request that no worker could finish, stored with the reason. If none matches,
+    the table or JSON list is empty and nothing is raised.
     """
     async with connect(settings.nats, "dead") as broker:
         replayed = await replays.read_replays(broker)
@@ -60,9 +64,10 @@ async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
 
 
 async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
-    """Print one dead letter in full, but without prompt or other text that the client wrote.
+    """Print one dead letter with its headers, parameters and attempts.
 
-    Raises `DeadLetterNotFound` if none has the id in the settings.
+    The prompt and other text that the client wrote are never printed. Raises `DeadLetterNotFound`
+    if no dead letter has the request id in the settings.
     """
     async with connect(settings.nats, "dead") as broker:
         letter = await _find_letter(broker, settings.request_id)
@@ -74,12 +79,16 @@ async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
 
 
 async def replay(settings: DeadChangeSettings, stop: asyncio.Event) -> int:
-    """Queue the request of each chosen dead letter again, unless that was done before.
+    """Queue the request of each chosen dead letter again, as a new request with a new id.
 
-    Returns the exit status: 1 if one of the letters cannot be replayed because its headers are not
-    those of a request, else 0. Raises `DeadLetterNotFound` if none matches, and `NotConfirmed` if
-    several match a filter without `--yes`. Raises `LaneFull`, `Overloaded` or `BrokerUnavailable`
-    at the first letter whose request could not be queued; the letters before it were replayed.
+    The settings choose one letter by its id, or all that match a filter. A letter that was replayed
+    before is not queued a second time. A letter whose headers are not those of a request is skipped
+    with a message on stderr. Returns the exit status: 1 if a letter was skipped so, else 0.
+
+    Raises `DeadLetterNotFound` if no letter is chosen, and `NotConfirmed` if several match the
+    filter without `--yes`. Raises `LaneFull`, `Overloaded` or `BrokerUnavailable` at the first
+    letter whose request could not be queued; the letters before that one were replayed, those after
+    it were not.
     """
     async with connect(settings.nats, "dead") as broker:
         await sample_once(broker)
@@ -97,10 +106,10 @@ async def _replay_one(broker: Broker, letter: DeadLetter) -> int:
 
 
 async def drop(settings: DeadChangeSettings, stop: asyncio.Event) -> None:
-    """Remove the chosen dead letters for good; one that is gone already is no error.
+    """Delete the chosen dead letters for good: one by its id, or all that match a filter.
 
-    Raises `DeadLetterNotFound` if none matches, and `NotConfirmed` if several match a filter
-    without `--yes`.
+    Raises `DeadLetterNotFound` if none is chosen, and `NotConfirmed` if several match the filter
+    without `--yes`. A letter that somebody else deletes meanwhile raises nothing.
     """
     async with connect(settings.nats, "dead") as broker:
         for letter in await _select(broker, settings):

@@ -21,9 +21,10 @@ _SHOWN_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logpr
 
 
 def summarize(letter: DeadLetter, replay: Replay | None) -> Facts:
-    """Return the facts of a dead letter that `dead list` shows in one row.
+    """Return, as JSON data, the facts of a dead letter that `dead list` shows in one row.
 
-    `replay` is the new request that the letter was replayed as; None if it was not.
+    `replay` is the new request as which the letter was queued again; None if it was not. A fact
+    that is not known, such as the worker of a request without attempts, is None.
     """
     errors = [each.error for each in letter.history.failures]
     tries = letter.history.attempts
@@ -44,10 +45,12 @@ def summarize(letter: DeadLetter, replay: Replay | None) -> Facts:
 
 
 def describe(letter: DeadLetter, replay: Replay | None) -> Facts:
-    """Return all facts of a dead letter, but no text that the client wrote.
+    """Return, as JSON data, all facts of a dead letter, but no text that the client wrote.
 
-    They are those of `summarize`, the request's headers, the sizes and parameters of its payload,
-    and its attempts. For a payload that cannot be read, the error's name is given instead.
+    The result has the entries of `summarize`, and `headers`, `payload` (sizes and sampling
+    parameters of the request) and `tries` (one entry per attempt of a worker). If the payload
+    cannot be decoded, nothing is raised: `payload` then has its size in bytes and the name of the
+    exception. `replay` is as in `summarize`.
     """
     return {
         **summarize(letter, replay),
@@ -60,7 +63,10 @@ def describe(letter: DeadLetter, replay: Replay | None) -> Facts:
 
 
 def format_time(epoch_ms: int) -> str | None:
-    """Return a time in epoch ms as ISO 8601 in UTC, to the second; None for 0, an unknown time."""
+    """Return a time in epoch milliseconds as ISO 8601 text in UTC, to the second.
+
+    Returns None for 0, which stands for an unknown time.
+    """
     if not epoch_ms:
         return None
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -102,7 +108,7 @@ def _describe_sampling(sampling: Sampling) -> Facts:
 
 
 def render_table(rows: list[Facts]) -> Table:
-    """Return facts from `summarize` as a rich table with one row per dead letter."""
+    """Return results of `summarize` as a rich table with one row for each, in the same order."""
     table = Table("when")
     table.add_column("request", no_wrap=True)  # can be copied in one piece
     for title in ("tenant", "model", "priority", "reason"):
@@ -116,7 +122,7 @@ def render_table(rows: list[Facts]) -> Table:
 
 
 def render_letter(facts: Facts) -> Group:
-    """Return facts from `describe` as rich tables: letter, headers, payload, attempts."""
+    """Return the result of `describe` as four rich tables: letter, headers, payload, attempts."""
     nested = ("headers", "payload", "tries")
     plain = {name: value for name, value in facts.items() if name not in nested}
     tries = Table("attempt", "worker", "when", "fault", "error", title="Attempts")

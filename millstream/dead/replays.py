@@ -24,7 +24,7 @@ _REPEATABLE_SECONDS = topology.LOG_SECONDS / 2  # well within the broker's dupli
 
 
 class NotReplayable(MillstreamError):
-    """The dead letter cannot be queued again, because its headers are not those of a request."""
+    """The dead letter cannot be queued again: the request's headers are missing or malformed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} cannot be replayed: its headers are not those of a request")
@@ -42,21 +42,23 @@ class Replay:
 
 
 async def read_replays(broker: Broker) -> dict[str, Replay]:
-    """Return all replays, by the name of the dead letter that was replayed.
+    """Return the replay of each dead letter that was queued again, by the letter's name.
 
-    Raises `BrokerUnavailable`.
+    The name is the id of the request that failed. Raises `BrokerUnavailable` if the broker does not
+    answer.
     """
     stored = await broker.read_subject(topology.REPLAYS, subjects.ALL_REPLAYS)
     return {m.subject.rpartition(".")[2]: _unpack(m.data) for m in stored}
 
 
 async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
-    """Queue a dead letter's request again; return its replay, and True if this call queued it.
+    """Queue a dead letter's request again, as a new request, unless that was done before.
 
-    False means that the letter had been replayed before; then nothing is queued. Raises
-    `NotReplayable` for a letter whose headers are unreadable, and `LaneFull` or `Overloaded` if the
-    request was not queued. `BrokerUnavailable` means that it is unknown whether it was; calling
-    again soon is safe, as no second request is queued.
+    Returns the replay (the new request's id and time), and True if this call queued the request or
+    False if an earlier one had. Raises `NotReplayable` for a letter whose headers are not those of
+    a request, and `LaneFull` or `Overloaded` if the broker refused to queue the request.
+    `BrokerUnavailable` leaves open whether the request was queued. Calling again soon after it is
+    safe, because the broker recognises the same message and does not queue it twice.
     """
     if letter.envelope is None:
         raise NotReplayable(letter.name)

@@ -8,7 +8,10 @@ from streams.subjects import token
 
 
 class DeadFilterSettings(ClientSettings):
-    """A filter of dead letters: by tenant, model and age. What is not given matches all."""
+    """A filter of dead letters by `tenant`, by `model` and by age, all of which must match.
+
+    A field that is not given matches every letter. `since` is the greatest age, in seconds.
+    """
 
     tenant: Slug | None = Field(
         None, description="only of this tenant", json_schema_extra=FLAG_ONLY
@@ -33,7 +36,11 @@ class DeadShowSettings(ClientSettings):
 
 
 class DeadChangeSettings(DeadFilterSettings):
-    """Settings of `millstream dead replay` and `dead drop`: one letter by its id, or a filter."""
+    """Settings of `millstream dead replay` and `millstream dead drop`: which letters to change.
+
+    Either `request_id` chooses one letter, or `tenant`, `model` and `since` choose all that match;
+    giving both or neither fails validation.
+    """
 
     request_id: RequestId | None = Field(
         None,

@@ -25,11 +25,13 @@ CONSOLE = Console(  # names may look like markup
 
 
 async def add(settings: AddSettings, stop: asyncio.Event) -> None:
-    """Register files or a server as a model version, or files as an adapter; print the result.
+    """Register a model version (from files or from a server's URL) or a LoRA adapter (from files).
 
-    Raises `ArtifactRefused` if the files cannot be served, `RemoteRefused` if the options do not
-    fit a server, `VersionExists` or `NameTaken` if a name is in use for something else, and
-    `ModelNotFound` if an adapter's base model is not registered.
+    Prints the registered name. Raises `ArtifactRefused` if the files cannot be served,
+    `RemoteRefused` if the options do not fit a remote server, `VersionExists` if the version's name
+    is registered with other files, `NameTaken` if the alias or the adapter has a name that is in
+    use, `ModelNotFound` if an adapter's base model is not registered, and `BrokerUnavailable` if
+    NATS does not answer.
     """
     if settings.adapter_of:
         await _add_adapter(settings, settings.adapter_of)
@@ -86,7 +88,10 @@ async def _add_adapter(settings: AddSettings, base: str) -> None:
 
 
 async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
-    """Print every registered model with its aliases and adapters, as a table or as JSON."""
+    """Print every registered model with its aliases and adapters, as a table or as a JSON list.
+
+    Raises `BrokerUnavailable` if NATS does not answer.
+    """
     async with open_registry(settings.nats) as registry:
         if settings.as_json:
             print_json(data=[_model_json(registry, model) for model in registry.models.values()])
@@ -95,9 +100,10 @@ async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
 
 
 async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
-    """Print a model with its versions and their files, or an adapter with its files.
+    """Print the model that `settings.name` names, with its versions and files, as tables or JSON.
 
-    Raises `ModelNotFound` if no model, alias or adapter has the name in the settings.
+    The name may also be an alias, which shows its model, or `MODEL:ADAPTER`, which shows that
+    adapter with its files. Raises `ModelNotFound` if nothing has this name.
     """
     async with open_registry(settings.nats) as registry:
         model, _, adapter = registry.resolve_target(settings.name)
@@ -112,8 +118,9 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
 async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
     """Remove a model with its aliases and adapters, or one alias or adapter, from the registry.
 
-    The files stay. Requests that wait for a removed model end with the error `model_not_found`.
-    Raises `ModelNotFound` if nothing has the name in the settings.
+    The files on disk are not deleted. Queued requests of a removed model end with the error
+    `model_not_found`. Raises `ModelNotFound`, and removes nothing, if no model, alias or adapter
+    has the name in the settings.
     """
     async with open_registry(settings.nats) as registry:
         if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
@@ -124,9 +131,10 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def open_registry(url: str) -> AsyncIterator[Registry]:
-    """Connect to NATS at `url` and yield the loaded registry; both are closed after the block.
+    """Connect to NATS at `url` and yield the registry of models, with its contents loaded.
 
-    Raises `BrokerUnavailable` if NATS does not answer.
+    Leaving the `with` block closes the registry and the connection. Raises `BrokerUnavailable` if
+    NATS does not answer.
     """
     async with connect(url, "millstream-models") as broker:
         registry = await Registry.open(broker)

@@ -17,7 +17,11 @@ SERVER: JsonDict = {_SCOPE_KEY: "server"}  # only for a remote model
 
 
 class AddSettings(ClientSettings):
-    """Settings of `millstream models add`: files or a server, its name, limits and goals."""
+    """Settings of `millstream models add`: what to register, and its name, limits and goals.
+
+    Exactly one of `path` (a directory with files) and `remote` (a server's URL) must be given.
+    Flags that do not fit that choice, or that do not fit an adapter, fail validation.
+    """
 
     path: Path | None = Field(
         None,
@@ -118,7 +122,10 @@ class AddSettings(ClientSettings):
 
     @property
     def goals(self) -> dict[Priority, LatencyGoals]:
-        """The goals for the time to first token that were given, by priority; empty if none was."""
+        """The latency goals that were given, by priority: each a longest time to first token.
+
+        A priority without a goal is absent; the dict is empty if no goal was given.
+        """
         goals_ms = {
             Priority.INTERACTIVE: self.interactive_goal_ms,
             Priority.STANDARD: self.standard_goal_ms,

@@ -28,9 +28,10 @@ _LIBC = ctypes.CDLL(None)
 
 
 class StartFailed(MillstreamError):
-    """A child process died `START_ATTEMPTS` times in a row before everything was ready.
+    """A child process died `START_ATTEMPTS` (3) times in a row before all services were ready.
 
-    `status` is its last exit status, `tail` the last lines of its log.
+    `name` is the program's name, `status` its last exit status (negative: the signal that killed
+    it), and `tail` the last lines of its log.
     """
 
     def __init__(self, name: str, status: int, tail: str) -> None:
@@ -51,11 +52,12 @@ OnDeath = Callable[[], Awaitable[None]]
 
 
 class ChildProcess:
-    """Runs one program as a child process, and starts it again whenever it dies.
+    """Runs one program as a child process, and starts it again each time that it ends.
 
-    The owner runs `keep_running` in a task and ends it with `stop`. The program's output is
-    appended to `log_file`, which is emptied at creation. The program dies with this process, even
-    when this process is killed. `on_death` is awaited after each death, before the next start.
+    The owner runs `keep_running` in a task, which `stop` ends. The constructor starts nothing. The
+    program's stdout and stderr are appended to `log_file`, which the constructor empties. The
+    kernel kills the program when this process dies, even by SIGKILL. `on_death` is awaited each
+    time that the program has ended without `stop`, before the next start.
     """
 
     def __init__(self, program: Program, logs: Path, on_death: OnDeath | None = None) -> None:
@@ -69,11 +71,12 @@ class ChildProcess:
         self._stopping = asyncio.Event()
 
     async def keep_running(self) -> None:
-        """Run the program, and again after each death, until `stop` is called.
+        """Start the program, and start it again each time that it ends; return after `stop`.
 
-        The pause before a restart doubles from 0.2 s to 10 s, and is short again after a run of
-        more than 30 s. Cancelling kills the program at once. While `is_starting`, raises
-        `StartFailed` after `START_ATTEMPTS` deaths in a row.
+        The pause before a restart is 0.2 s, doubles with each death in a row up to 10 s, and is 0.2
+        s again after a run of more than 30 s. Any exit counts as a death, whatever its status.
+        While `is_starting` is True, raises `StartFailed` after 3 deaths in a row. Cancelling kills
+        the program with SIGKILL at once.
         """
         deaths = 0
         try:
@@ -90,17 +93,19 @@ class ChildProcess:
         return self._process.pid if self._process else 0
 
     async def stop(self, seconds: float) -> None:
-        """Send SIGTERM and wait until the program has ended; it is not started again. Idempotent.
+        """Send SIGTERM and return when the program has ended; `keep_running` does not restart it.
 
-        If it has not ended after `seconds`, it is killed with SIGKILL.
+        A program that still runs after `seconds` is killed with SIGKILL. Idempotent; returns at
+        once if the program does not run.
         """
         self._stopping.set()
         await self._terminate(seconds)
 
     async def restart(self, seconds: float) -> None:
-        """End the program as `stop` does; a running `keep_running` then starts it again.
+        """Send SIGTERM to the program and return when it has ended, which is before its next start.
 
-        Returns when the old program has ended, which is before the new one has started.
+        A program that still runs after `seconds` is killed with SIGKILL. The owner's `keep_running`
+        starts the program again, with its usual pause, as after any death.
         """
         await self._terminate(seconds)
 
@@ -115,7 +120,11 @@ class ChildProcess:
             await self._wait_for_exit()
 
     def tail(self) -> str:
-        """Return the log's last `TAIL_LINES` lines; escaped newlines of tracebacks are expanded."""
+        """Return the last 10 lines (`TAIL_LINES`) of the log file as one text.
+
+        An escaped newline, as in a JSON-encoded traceback, counts as a line break and is shown so.
+        The text is empty if the program has written nothing.
+        """
         with self.log_file.open(errors="replace") as lines:
             text = "".join(deque(lines, TAIL_LINES)).replace("\\n", "\n")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
@@ -165,10 +174,11 @@ class ChildProcess:
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent, the process with id `parent`, dies.
+    """Have the kernel kill the calling process with SIGKILL when its parent process dies.
 
-    Meant as `preexec_fn`, which runs in the child before the program does. If the parent is dead
-    already, the child exits with status 1. Linux only.
+    `parent` is the parent's process id. Meant as the `preexec_fn` of a subprocess, which runs in
+    the child before the program is loaded. If the parent is dead already, the calling process exits
+    at once with status 1. Linux only.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the prctl call

@@ -14,7 +14,7 @@ API_KEY_FILE = "api-key"
 
 
 class DataDirectoryInUse(MillstreamError):
-    """Another running `millstream up` uses the same data directory."""
+    """Another running process owns the data directory `path`, so a second one must not use it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"another `millstream up` uses {path}; name another one: --data-dir")
@@ -23,7 +23,11 @@ class DataDirectoryInUse(MillstreamError):
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """A data directory that this process owns: logs, NATS's files and the API key."""
+    """The data directory of a running `millstream up`: its logs, streams and API key.
+
+    Obtained from `open_data_directory`, which ensures that no other process uses it. `path` is
+    absolute.
+    """
 
     path: Path
 
@@ -38,14 +42,18 @@ class DataDirectory:
         return self.path / "nats"
 
     def load_api_key(self) -> str:
-        """Return the saved API key; if none was saved, a new random one, which is not saved yet."""
+        """Return the saved API key, or a new random one if none is saved.
+
+        A new key is not saved: without a call of `save_api_key` the next call returns another one.
+        """
         file = self.path / API_KEY_FILE
         return file.read_text().strip() if file.exists() else f"sk-{secrets.token_urlsafe(24)}"
 
     def save_api_key(self, key: str) -> None:
-        """Save the API key for clients and later starts, replacing an earlier one.
+        """Write `key` to the API key file, in place of an earlier key, for clients and later starts.
 
-        Only the file's owner can read it. A reader sees the old key or the new one, never a part.
+        Only the file's owner can read the file. The replacement is atomic: a reader sees the old
+        key or the new one, never a part.
         """
         new_file = (self.path / API_KEY_FILE).with_suffix(".new")
         new_file.unlink(missing_ok=True)
@@ -60,10 +68,11 @@ def _open_owner_only(path: str, flags: int) -> int:
 
 @contextmanager
 def open_data_directory(data_dir: Path) -> Iterator[DataDirectory]:
-    """Own the data directory for the time of the `with` block; create it if it is missing.
+    """Lock the data directory for this process until the `with` block ends, and yield it.
 
-    Yields the directory with `~` expanded. Raises `DataDirectoryInUse` at once if another process
-    owns it; this does not wait. A process that dies no longer owns it.
+    A missing directory is created; `~` in its path is expanded. Raises `DataDirectoryInUse` at
+    once, without waiting, if another process has the lock. The kernel releases the lock of a
+    process that dies.
     """
     directory = DataDirectory(data_dir.expanduser().resolve())
     directory.logs.mkdir(parents=True, exist_ok=True)

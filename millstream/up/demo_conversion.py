@@ -24,7 +24,10 @@ from streams.errors import MillstreamError
 
 
 class ConversionFailed(MillstreamError):
-    """The demo model could not be converted; the message has the last line of the log."""
+    """The conversion of the demo model `name` failed; `log` is the file with its stderr.
+
+    The message ends with the log's last line and path.
+    """
 
     def __init__(self, name: str, log: Path) -> None:
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
@@ -33,20 +36,21 @@ class ConversionFailed(MillstreamError):
 
 
 def cache_directory() -> Path:
-    """Return the directory of converted models, which all data directories of this user share.
+    """Return the directory in which converted demo models are kept, one for all data directories.
 
-    The environment variable `MILLSTREAM_CACHE_DIR` names it; by default it is
-    `~/.cache/millstream`. The directory may not exist yet.
+    The path is that in the environment variable `MILLSTREAM_CACHE_DIR`, else
+    `~/.cache/millstream`, with `~` expanded. The directory is not created.
     """
     return Path(os.environ.get("MILLSTREAM_CACHE_DIR", "~/.cache/millstream")).expanduser()
 
 
 async def convert_demo_model(name: str, log: Path) -> Path:
-    """Convert the demo model `name` unless the cache has it, and return the model's directory.
+    """Convert the demo model `name` if the cache lacks it, and return the converted directory.
 
-    A conversion takes about a minute; a progress bar is shown meanwhile, and its stderr goes to the
-    file `log`. Cancelling kills the conversion and leaves no incomplete model in the cache. Raises
-    `ConversionFailed` if it fails.
+    The conversion runs in a child process and takes about a minute; this waits for its end and
+    shows a progress bar on stderr. The child's stderr is written to the file `log`. Raises
+    `ConversionFailed` if the child fails. Cancelling kills the child and leaves no incomplete model
+    in the cache.
     """
     directory = ""
     async with _conversion_process(name, log) as process:
@@ -98,10 +102,11 @@ def _show_progress(bar: Progress, progress: dict[str, Any]) -> None:
 
 
 def main(name: str, cache: str) -> None:
-    """Convert the demo model `name` into the directory `cache`; the main function of the process.
+    """Convert the demo model `name` into the directory `cache`, unless it is there already.
 
-    Prints JSON lines to stdout: each stage with the part done (0 to 1), and at last the directory.
-    A model that was converted before is not converted again.
+    This is the main function of the child process that `convert_demo_model` starts. Prints JSON
+    lines to stdout: for each stage of the conversion `stage` and `done` (its share, 0 to 1), and
+    last the model's `directory`.
     """
     directory = demo_models.find_model(
         name, Path(cache), lambda stage, done: _print_json(stage=stage, done=done)

@@ -5,9 +5,10 @@ from typing import IO, Any
 
 
 def try_lock(file: IO[Any]) -> bool:
-    """Lock a file for this process, without waiting; return False if another process has the lock.
+    """Try once to lock an open file for this process; return True if this process has the lock now.
 
-    The lock ends when `file` is closed or the process dies.
+    Returns False at once if another process holds the lock. The lock is released when `file` is
+    closed or this process dies.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

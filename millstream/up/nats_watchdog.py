@@ -21,22 +21,27 @@ RESERVE_BYTES = 16 * 2**20  # with less free space a disk counts as full
 
 
 class NatsHealth:
-    """Judges from a row of checks whether the nats-server is unhealthy. Pure."""
+    """Decides from the results of successive health checks whether nats-server is unhealthy.
+
+    One instance follows the server of one `millstream up` across restarts. Pure.
+    """
 
     def __init__(self, pid: int) -> None:
-        """Begin with the server of process id `pid`, which counts as healthy.
+        """Follow the server with process id `pid`.
 
-        All services have started with it.
+        It counts as having been healthy, because all services have started with it.
         """
         self._pid, self._was_healthy = pid, True
         self._failed_checks = 0  # in a row
 
     def record_check(self, pid: int, error: str | None) -> bool:
-        """Record the result of one check; return True if the server has just become unhealthy.
+        """Record the result of one check; return True if the server becomes unhealthy by it.
 
-        `error` is what `fetch_health_error` returned: an empty text means healthy, and None no
-        answer, which ends a row of failed checks as well. A `pid` other than before is a restarted
-        server, which is not judged before its first healthy check.
+        `error` is what `fetch_health_error` returned. A text counts as a failed check; an empty
+        text (healthy) or None (no answer) sets the count of failed checks in a row back to 0. A
+        `pid` other than before is that of a restarted server, which counts as unhealthy only after
+        it has once been healthy. True is returned once, not at further failed checks in the same
+        row.
         """
         if pid != self._pid:
             self._pid, self._was_healthy, self._failed_checks = pid, False, 0
@@ -46,18 +51,20 @@ class NatsHealth:
 
     @property
     def is_unhealthy(self) -> bool:
-        """True after `UNHEALTHY_CHECKS` failed checks in a row of a server that was healthy before.
+        """True while the last 3 checks (`UNHEALTHY_CHECKS`) or more have failed in a row.
 
-        A server that is still starting is therefore not unhealthy.
+        Always False for a server that has not been healthy since its start.
         """
         return self._was_healthy and self._failed_checks >= UNHEALTHY_CHECKS
 
 
 async def restart_when_unhealthy(nats: ChildProcess, store: Path, seconds: float) -> None:
-    """Check nats-server every two seconds, and restart it when it is unhealthy, until cancelled.
+    """Check nats-server's health every two seconds and restart it when it is unhealthy.
 
-    The server is restarted only while the disk of `store` has room, because a restart does not help
-    while the disk is full. `seconds` is how long the server may take to end before it is killed.
+    Never returns; runs until cancelled. Unhealthy means that 3 checks in a row reported an error. A
+    restart waits until the disk of the directory `store` has 16 MiB free, because it does not help
+    while the disk is full. `seconds` is how long the old server may take to end before it is
+    killed.
     """
     health = NatsHealth(nats.pid)
     while True:

@@ -12,9 +12,10 @@ PROMPT = "The old mill by the stream"
 
 
 def render_ready_message(plan: LaunchPlan, data_directory: DataDirectory) -> str:
-    """Return the text that `millstream up` prints when ready: addresses, API key, models, logs.
+    """Return the text that `millstream up` prints when all services are ready.
 
-    Each is on a line of its own; a curl command that can be pasted into a shell comes last.
+    The text lists the addresses, the API key, the models and the log directory, one per line, and
+    then a curl command for a first request, which includes the API key.
     """
     return f"""
 Millstream is ready.

@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class UpState(BaseModel):
-    """The process id and addresses of a running `millstream up`, as its state file has them.
+    """The content of the state file: process id and addresses of a `millstream up`.
 
-    `nats` and `url` are for clients on this machine. The file is stale if no process has this
-    `pid`.
+    `nats` is the URL of nats-server and `url` that of the gateway, both for clients on this
+    machine. The state can be outdated: see `is_alive`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -21,7 +21,10 @@ class UpState(BaseModel):
 
     @property
     def is_alive(self) -> bool:
-        """True if a process with this `pid` exists, whoever owns it and whatever it runs."""
+        """True if a process with this `pid` exists now.
+
+        The process is not examined: after a crash and reuse of the id it may be another program.
+        """
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -37,16 +40,20 @@ def path(data_dir: Path) -> Path:
 
 
 def write(data_dir: Path, state: UpState) -> None:
-    """Write the state file, replacing an earlier one; a reader sees either state as a whole."""
+    """Write the state file in the data directory `data_dir`, replacing an earlier one atomically.
+
+    A reader sees the old content or the new, never a part. The directory must exist.
+    """
     new_file = path(data_dir).with_suffix(".new")
     new_file.write_text(state.model_dump_json())
     new_file.replace(path(data_dir))
 
 
 def read(data_dir: Path) -> UpState | None:
-    """Return the state of the `millstream up` that runs in this data directory.
+    """Return the state of the `millstream up` that runs in the data directory `data_dir`.
 
-    None if there is no state file, if it is not readable, or if its process is gone.
+    Returns None, and raises nothing, if there is no state file, if the file cannot be read or is
+    invalid, or if its process no longer exists.
     """
     try:
         state = UpState.model_validate_json(path(data_dir).read_bytes())
@@ -56,5 +63,5 @@ def read(data_dir: Path) -> UpState | None:
 
 
 def remove(data_dir: Path) -> None:
-    """Delete the state file; a missing one is no error."""
+    """Delete the state file in the data directory `data_dir`, if there is one."""
     path(data_dir).unlink(missing_ok=True)

@@ -28,11 +28,12 @@ ANNOUNCE_SECONDS = 2.0
 
 
 async def run(settings: UpSettings, stop: asyncio.Event) -> None:
-    """Run all services on this machine until `stop` is set, then stop them in order.
+    """Run all services on this machine until `stop` is set, then stop them in order and return.
 
-    If a model, a port or the data directory is not available, a `MillstreamError` is raised before
-    anything starts. Raises `StartFailed`, with the last lines of its log, if a service dies again
-    and again before everything is ready; the other services are then killed.
+    Each service is a child process, which is started again if it dies. Raises a `MillstreamError`
+    before anything starts if a model, a port or the data directory is not available. Raises
+    `StartFailed` (in an exception group) if a service dies 3 times in a row before all are ready;
+    the other services are then killed.
     """
     models = model_registration.resolve_models(settings)
     with open_data_directory(settings.data_dir) as directory:
@@ -55,7 +56,10 @@ def _make_plan(
 
 
 class ProcessManager:
-    """The child processes of one `millstream up`: `add` starts one, `stop` stops all in order."""
+    """The child processes of one `millstream up`, which are kept running in a task group.
+
+    `add` starts a process, and `stop` ends all of them in order.
+    """
 
     def __init__(
         self, tasks: asyncio.TaskGroup, directory: DataDirectory, plan: LaunchPlan
@@ -65,10 +69,11 @@ class ProcessManager:
         self._children: dict[str, list[ChildProcess]] = {}  # by service
 
     def add(self, service: str, program: Program, on_death: OnDeath | None = None) -> ChildProcess:
-        """Start a program as a process of `service`, keep it running, and return it at once.
+        """Start a program as a child process and return at once, before it runs.
 
-        `on_death` is awaited after each of its deaths, before the next start. While everything is
-        starting, repeated deaths end the task group with `StartFailed`.
+        `service` is a key of `DRAIN_SHARES`, by which `stop` orders the processes. The program is
+        started again after each death; `on_death` is awaited before that. Until `mark_started` is
+        called, 3 deaths in a row fail the task group with `StartFailed`.
         """
         child = ChildProcess(program, self.directory.logs, on_death)
         self._children.setdefault(service, []).append(child)
@@ -76,16 +81,20 @@ class ProcessManager:
         return child
 
     def mark_started(self) -> None:
-        """End the starting phase: from now on a process is started again however often it dies."""
+        """End the starting phase of all processes added so far.
+
+        From now on these are started again however often they die; no `StartFailed` is raised.
+        """
         for children in self._children.values():
             for child in children:
                 child.is_starting = False
 
     async def stop(self) -> None:
-        """Stop gateways, then workers, then dispatchers, nats-server last; remove the state file.
+        """Stop all processes, remove the state file, and return when all have ended.
 
-        The processes of one service are stopped together, and each is killed after its
-        `kill_after_seconds`. Returns when all have ended.
+        Gateways are stopped first, then workers, dispatchers and nats-server; the processes of one
+        service are stopped together. Each gets SIGTERM, and SIGKILL if it still runs after its
+        service's `kill_after_seconds`.
         """
         for service in DRAIN_SHARES:
             seconds = self.plan.kill_after_seconds(service)

@@ -11,6 +11,7 @@ from dispatcher.queueing.fair_queue import service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.reconcile import checkpoint
 from dispatcher.reconcile.checkpoint import Checkpoint
+from streams import messages
 from streams.headers import Envelope
 from streams.messages import Heartbeat, LedgerRecord
 from streams.subjects import PoolKey, Priority
@@ -186,3 +187,13 @@ def test_of_too_many_tenants_those_that_wait_are_kept(monkeypatch: pytest.Monkey
         ask(run.books, tenant, 0.0)
     kept = checkpoint.capture(run.books, 0, 1.0)
     assert kept.tenants.keys() == {"x", "y", "gone4"}
+
+
+@pytest.mark.parametrize("rate", [{}, {"sums": {}}, {"sums": {"pace": 1.0}, "charge": [1, 2]}])
+def test_a_service_rate_of_another_release_is_refused(rate: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Checkpoint.unpack(messages.pack((1.0, 2, {}, rate or {"other": [1, 2]})))
+
+
+def test_a_checkpoint_of_an_earlier_release_has_no_service_rate() -> None:
+    assert Checkpoint.unpack(messages.pack((1.0, 2, {}))) == Checkpoint(1.0, 2, {})
