@@ -18,12 +18,6 @@ def error_response(error: MillstreamError) -> Response:
     )
 
 
-def parse_bearer(header: str) -> str | None:
-    """Return the key of an `Authorization: Bearer` header; None for any other scheme."""
-    scheme, _, key = header.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else None
-
-
 async def deny_websocket(send: Send, error: MillstreamError) -> None:
     """Refuse a WebSocket handshake with the HTTP response of an error (ASGI's denial response)."""
     response = error_response(error)

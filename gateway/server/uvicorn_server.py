@@ -80,6 +80,7 @@ def build_config(application: ASGIApp, settings: GatewaySettings) -> ServerConfi
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=2,
+        timeout_keep_alive=settings.idle_seconds,
         backlog=4096,
     )
     config.max_connections = _limit_connections(settings.max_connections)
