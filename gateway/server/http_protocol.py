@@ -2,6 +2,9 @@
 
 import asyncio
 import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import httptools
 from starlette.responses import Response
@@ -10,16 +13,25 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway import error_responses
 from gateway.metrics import CUT_CONNECTIONS
 from gateway.server.response_cycle import ResponseCycle
-from gateway.server.server_config import ServerConfig
+from gateway.server.server_config import TCP_TIMEOUT_SECONDS, ServerConfig
 from gateway.server.write_timeout import WriteTimeout
+from streams import topology
 from streams.errors import BadRequest, HeadTooLarge, MillstreamError, Refused, TooSlow
 
 # Time for the head of a request from its first byte, and for that from the connection's begin
 HEAD_TIMEOUT_SECONDS = 10.0
+PAUSE_SECONDS = float(topology.LOG_SECONDS)  # a client that reads nothing for so long is aborted
 LINGER_SECONDS = 1.0  # a refusal is lost if the connection is closed while its client writes
 MAX_HEAD_BYTES = 32_768
 MAX_LINE_BYTES = 8_000  # as much as `websockets` takes
 MAX_HEADERS = 100
+
+
+@dataclass(eq=False)
+class PausedClient:
+    """A client that does not read its response at the moment."""
+
+    evict: Callable[[], None]
 
 
 class HttpProtocol(WriteTimeout, HttpToolsProtocol):
@@ -34,12 +46,14 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._paused_client = PausedClient(self._abort_stalled)
         self._await_head(HEAD_TIMEOUT_SECONDS)
         if len(self.connections) > self.config.max_connections:
             self.config.idle_connections.evict_longest_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_awaiting_head()
+        self.config.paused_clients.discard(self._paused_client)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -135,6 +149,7 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             self.send_400_response("")
         except httptools.HttpParserUpgrade as upgrade:
             if self._asks_for_websocket():
+                self.scope["method"] = "GET"
                 self.handle_websocket_upgrade()
             else:
                 self._parse(self._restart_without_upgrade() + data[upgrade.args[0] :])
@@ -158,6 +173,30 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
         if self._in_head or self.cycle is None:
             self._write_error(Refused("this gateway has as many connections as it may"))
         self.transport.close()
+
+    @property
+    def write_timeout_seconds(self) -> float:
+        return PAUSE_SECONDS
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._bound_unacknowledged(PAUSE_SECONDS)
+        self.config.paused_clients.add(self._paused_client)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.config.paused_clients.discard(self._paused_client)
+        self._bound_unacknowledged(TCP_TIMEOUT_SECONDS)
+
+    def _bound_unacknowledged(self, seconds: float) -> None:
+        """Have the kernel close the connection after so long without acknowledged bytes.
+
+        It counts what a client's machine has no room for, too.
+        """
+        if connection := self.transport.get_extra_info("socket"):
+            connection.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000)
+            )
 
     def _await_head(self, seconds: float) -> None:
         """Count as idle, and close unless the next step of a head has come after `seconds`."""
