@@ -6,6 +6,9 @@ from typing import Any
 from streams.errors import MillstreamError, http_status
 
 JsonBody = dict[str, Any]
+# Errors with a status that clients try again, where that cannot help: the time that the client gave
+# is over, the day's quota is spent, or the request has broken every worker that tried it
+_FINAL_CODES = {"deadline_exceeded", "insufficient_quota", "attempts_exhausted"}
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -65,10 +68,19 @@ def error_fields(error: MillstreamError) -> JsonBody:
 
 
 def retry_headers(error: MillstreamError) -> dict[str, str]:
-    """Return the header `Retry-After` for an error, in whole seconds and at least 1.
+    """Return the headers that tell a client whether and when to try again; may be empty.
 
-    Empty if the error does not suggest a retry.
+    `Retry-After` is in whole seconds and at least 1. `x-should-retry: false`, which OpenAI's SDKs
+    obey, says that the same request would fail again.
     """
-    if error.retry_after_seconds is None:
-        return {}
-    return {"Retry-After": str(max(1, math.ceil(error.retry_after_seconds)))}
+    headers = {}
+    if error.retry_after_seconds is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
+    if not _may_succeed_later(error.code):
+        headers["X-Should-Retry"] = "false"
+    return headers
+
+
+def _may_succeed_later(code: str) -> bool:
+    status = http_status(code)
+    return code not in _FINAL_CODES and (status in (408, 429) or status >= 500)

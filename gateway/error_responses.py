@@ -21,15 +21,6 @@ def error_response(error: MillstreamError) -> Response:
     )
 
 
-def parse_bearer(header: str) -> str | None:
-    """Return the key in the value of an `Authorization` header.
-
-    None if its scheme is not `Bearer`; an empty text if the key is missing.
-    """
-    scheme, _, key = header.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else None
-
-
 async def deny_websocket(send: Send, error: MillstreamError) -> None:
     """Refuse a WebSocket handshake: send the HTTP response for `error` instead of accepting.
 

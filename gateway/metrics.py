@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.tenant_labels import TenantLabels
-from streams.messages import Record
+from streams.messages import TERMINAL_TYPES, Record
 
 BUCKET_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -131,6 +131,12 @@ class RequestMetrics:
             self._first_token = FIRST_TOKEN.labels(model, priority)
             self._inter_token = INTER_TOKEN.labels(model, priority)
         self._last_chunk_at = 0.0
+
+    def observe_unread(self, record: Record, size: int) -> bool:
+        """Take a record, as the sink of a request whose client has left: only its end counts."""
+        if record["type"] in TERMINAL_TYPES:
+            self.observe(record)
+        return True
 
     @classmethod
     def for_resumed(cls, tenant: str) -> Self:

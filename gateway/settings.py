@@ -20,6 +20,12 @@ class GatewaySettings(ServiceSettings):
     max_connections: int = Field(
         16_384, ge=1, description="open connections, as far as file descriptors allow"
     )
+    idle_seconds: int = Field(
+        620, ge=1, description="time that a connection stays open between requests"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="web origins whose pages may call the API, or *"
+    )
     default_deadline_seconds: float = Field(
         600, gt=0, le=LATEST, description="deadline of a request that names none"
     )

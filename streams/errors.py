@@ -6,7 +6,7 @@
     │   ├── ContextLengthExceeded, InputTooLong, OutputTooLong
     │   ├── Unauthenticated, Forbidden
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
-    │   ├── PayloadTooLarge, HeadTooLarge, TooSlow
+    │   ├── PayloadTooLarge, UnsupportedMediaType, HeadTooLarge, TooSlow
     │   └── LargerThanQuota
     ├── Refused              try again later
     │   ├── LaneFull, TooManyConnections
@@ -42,6 +42,7 @@ HTTP_STATUS: dict[str, int] = {
     "request_timeout": 408,
     "idempotency_conflict": 409,
     "payload_too_large": 413,
+    "unsupported_media_type": 415,
     "queue_full": 429,
     "too_many_connections": 429,
     "rate_limit_exceeded": 429,
@@ -104,6 +105,12 @@ class UnsupportedValue(BadRequest):
     """A known field of the request has a value that is not supported."""
 
     code = "unsupported_value"
+
+
+class UnsupportedMediaType(BadRequest):
+    """The request's body is encoded in a way that is not supported."""
+
+    code = "unsupported_media_type"
 
 
 class ContextLengthExceeded(BadRequest):

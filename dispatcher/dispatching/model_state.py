@@ -199,11 +199,12 @@ class ModelState:
         return work_priority
 
     def place(self, request_id: str, prefix_hashes: Sequence[int], adapter: str) -> Placement:
-        """Choose the worker that a request is published for, or any; it was reserved before.
+        """Choose the worker that a reserved request is published for, or any, and return it.
 
-        A request that was placed on a worker or published before keeps its placement, since the
-        broker may have stored it already. `adapter` is the name of its LoRA adapter, or empty.
-        Raises KeyError for a request that is not in flight.
+        The result also has the reason. A request that was placed on a worker or published before
+        keeps its placement, since the broker may have stored it already. `prefix_hashes` are those
+        of its prompt; `adapter` is the name of its LoRA adapter, or empty. Raises KeyError for a
+        request that is not in flight.
         """
         flight = self.in_flight[request_id]
         if flight.stage > Stage.RESERVED:  # a retry: the broker may have stored it already
@@ -236,10 +237,9 @@ class ModelState:
             self._add_published(flight, seq)
 
     def release(self, request_id: str) -> None:
-        """Give back the room reserved for a request, and its tenant's charge.
+        """Undo a request's reservation, and its charge, since this leader did not publish it.
 
-        It was not published by this leader, and does not return to the queue. Ignored for an
-        unknown or a published request.
+        The request does not return to the queue. Ignored for an unknown or a published request.
         """
         flight = self.in_flight.get(request_id)
         if flight and flight.stage < Stage.PUBLISHED:
@@ -260,7 +260,7 @@ class ModelState:
                 self.mark_published(request_id, previous_seq, duplicate=False)
             self.fleet.discard({flight.seq})
             self._remove_published(flight)
-            flight.worker = ANY
+            flight.worker, flight.holder, flight.reply = ANY, "", ""
             self.fleet.reserve(flight.version, flight.work_priority, flight.cost)
             self.fleet.mark_published(flight.version, flight.work_priority, seq, flight.cost)
             self._add_published(flight, seq)

@@ -59,7 +59,8 @@ class RateCheckpoint:
     def from_wire(cls, wire: Any) -> Self:
         """Return the checkpoint that an unpacked map holds.
 
-        Raises TypeError for missing or unknown fields, as in a checkpoint of another release.
+        Sums that are missing begin at zero. Raises TypeError for a missing ratio or an unknown
+        field, as in a checkpoint of another release.
         """
         ratios = {name: tuple(each) for name, each in wire.items() if name != "sums"}
         return cls(RateSums(**wire.get("sums", {})), **ratios)

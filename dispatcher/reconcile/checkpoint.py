@@ -56,8 +56,7 @@ class Checkpoint:
     def unpack(cls, data: bytes) -> Self:
         """Return the checkpoint that `pack` encoded.
 
-        Raises TypeError, ValueError or KeyError for a checkpoint of a release that has other
-        fields.
+        Raises TypeError or ValueError for a checkpoint of a release that has other fields.
         """
         at, ledger, rows, *rest = messages.unpack(data)
         tenants = {tenant: TenantCheckpoint(*row) for tenant, row in rows.items()}

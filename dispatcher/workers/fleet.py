@@ -23,10 +23,12 @@ _Member = tuple[str, str]  # a worker and a version that it serves: each has its
 
 
 class WorkerCapacity(NamedTuple):
-    """Free capacity of one worker, less the needs of requests sent to it that it has not pulled.
+    """The sequences and tokens that one worker has free for requests of one priority.
 
-    `free_sequences` is negative where requests wait for a sequence. `excess_tokens` are the KV
-    tokens by which the worker holds more than its share of what all workers of its version hold.
+    The needs of requests that were placed on the worker, and that it has not pulled yet, are
+    already subtracted. `free_sequences` is negative where requests wait for a sequence.
+    `excess_tokens` are the KV tokens by which the worker holds more than its share of what all
+    workers of its version hold.
     """
 
     free_sequences: int
@@ -223,7 +225,10 @@ class Fleet:
         return set[int]().union(*(pool.pending.sequences for pool in self._pools.values()))
 
     def discard(self, sequences: set[int]) -> None:
-        """Drop these sequences from the requests not pulled yet: WORK no longer has them."""
+        """Stop counting as pending the requests that the stream WORK no longer holds.
+
+        `sequences` are their sequences there; those that are not pending are ignored.
+        """
         for pool in self._pools.values():
             pool.pending.discard(sequences)
 

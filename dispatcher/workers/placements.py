@@ -87,9 +87,9 @@ class StrandedWork:
 
 
 class PlacedRequests:
-    """The requests in the stream WORK that are for one worker each, by that worker.
+    """The requests in the stream WORK that were placed on one worker, grouped by that worker.
 
-    The owner adds each when it is published and removes it when it has ended or was moved.
+    The owner adds each request when it is published, and removes it when it has ended or was moved.
     """
 
     def __init__(self) -> None:
@@ -110,13 +110,12 @@ class PlacedRequests:
                 del self._placed[address]
 
     def find_stranded(self, fleet: Fleet, now: float) -> list[StrandedWork]:
-        """Return the requests to take back, in one entry per worker and version, with the reason.
+        """Return the requests to take back, one entry per worker and version; empty if none.
 
-        `now` is epoch seconds. From a worker that drains, has no engine loaded or is not there, all
-        requests placed on it are to be taken back; from any other, those that it has not pulled
-        within `PULL_TIMEOUT_SECONDS`. What a worker of the first kind has pulled is given out by
-        the broker only after its ack wait has passed. An empty list if there is nothing to take
-        back.
+        A worker that is shutting down (draining), has not loaded the model, or sends no heartbeats
+        loses all its requests; those that it had pulled are given out by the broker only after its
+        ack wait. Any other worker loses only the requests that it has not pulled within
+        `PULL_TIMEOUT_SECONDS` (1 s) of their dispatch. `now` is epoch seconds.
         """
         if not self._placed:
             return []

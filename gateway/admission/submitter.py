@@ -27,7 +27,7 @@ from streams import messages, subjects, topology
 from streams.broker.connection import Broker, PubAck
 from streams.broker.retry import broker_timeout
 from streams.broker.stream_declarer import StreamDeclarer
-from streams.errors import IdempotencyConflict, MillstreamError, Overloaded
+from streams.errors import IdempotencyConflict, MillstreamError, Overloaded, RequestNotFound
 from streams.headers import MESSAGE_ID
 from streams.messages import Pressure, Record
 from streams.records import lanes
@@ -53,6 +53,7 @@ class Ticket:
     model: Model
     subscription: LogSubscription
     admit_ms: float  # from the submission to the broker's confirmation
+    is_new: bool = True  # False: an idempotency key led to a request that was there already
 
 
 class Submitter:
@@ -115,19 +116,22 @@ class Submitter:
         """Queue a request that was validated before; otherwise as `submit`."""
         with self._relay.recording_refusals():
             async with broker_timeout(ACCEPT_SECONDS):
-                subscription = await self._subscribe_and_publish(validated, sink, key)
+                subscription, is_new = await self._subscribe_and_publish(validated, sink, key)
         admit_ms = (time.monotonic() - validated.started_at) * 1000
-        return Ticket(subscription.request_id, validated.model, subscription, admit_ms)
+        return Ticket(subscription.request_id, validated.model, subscription, admit_ms, is_new)
 
     async def _subscribe_and_publish(
         self, validated: ValidatedRequest, sink: Sink, key: str | None
-    ) -> LogSubscription:
+    ) -> tuple[LogSubscription, bool]:
         subscription, is_new = await self._subscribe(validated, sink, key)
         if subscription.is_durable:
-            return subscription
+            return subscription, is_new
         seconds = validated.deadline_seconds + _EXPIRY_MARGIN_SECONDS
         subscription.expires_at = time.monotonic() + seconds
-        return await self._publish(validated, subscription, is_new=is_new, has_key=key is not None)
+        subscription = await self._publish(
+            validated, subscription, is_new=is_new, has_key=key is not None
+        )
+        return subscription, is_new
 
     async def submit_for_producer(
         self, tenant: Tenant, submission: Submission, key: str, route: str, shards: int
@@ -165,6 +169,13 @@ class Submitter:
                 f"this Nats-Msg-Id is that of the request {request_id}, which answers on the "
                 f"route {first!r}"
             )
+
+    async def check_key_known(self, tenant: str, key: str) -> None:
+        """Raise `RequestNotFound` if an idempotency key stands for no request of the tenant."""
+        with self._relay.recording_refusals():
+            async with broker_timeout(ACCEPT_SECONDS):
+                if await self._idempotency.find(tenant, key) is None:
+                    raise RequestNotFound(f"Idempotency-Key: {key.splitlines()[0]}")
 
     async def find_producer_request(self, tenant: str, key: str) -> str | None:
         """Return the id of the request that a producer's `key` has become; None if there is none.

@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from api import openai_bodies, sse
+from api import event_ids, openai_bodies, sse
+from api.event_ids import ChoicePosition, EventNumbering, StreamPosition
 from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage, total_usage
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.tools import NamedToolChoice
@@ -26,6 +28,7 @@ from gateway.admission.submitter import Ticket
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import collect_stages, format_server_timing, json_response
 from gateway.entrypoints.http_request import HttpRequest, submit_http_request
+from gateway.replies.record_queue import ClientGone
 from registry.models import Model
 from registry.tenant_records import Tenant
 from streams.errors import Ended
@@ -76,16 +79,26 @@ async def serve(
 ) -> Response | None:
     """Answer one request: return the whole response, or send a stream with `send` and return None.
 
-    Before a stream begins, the first record is awaited for `FIRST_RECORD_SECONDS`, so that an early
-    error is raised here and gets its HTTP status. Raises `MillstreamError` if the request is
-    refused or fails, and `ClientGone` if the client leaves.
+    A stream waits a little for its first output, so that an error before it has its own status. A
+    stream with a `Last-Event-ID` goes on behind that event.
     """
-    async with submit_http_request(context, request, tenant, *submissions) as http_request:
+    had = _position_of_client(request, body, sum(each.choices for each in submissions))
+    async with submit_http_request(
+        context, request, tenant, *submissions, resumes=had is not None
+    ) as http_request:
         if not body.stream:
             return await _respond_whole(endpoint, http_request, body)
-        await http_request.await_first_record()
-        await CompletionStream(endpoint, http_request, body, send).run()
+        await http_request.await_first_output()
+        await CompletionStream(endpoint, http_request, body, send, had).run()
         return None
+
+
+def _position_of_client(
+    request: Request, body: CompletionBody, choices: int
+) -> StreamPosition | None:
+    """What the client of a stream has had of it before; None if it begins, or is no stream."""
+    event_id = request.headers.get(event_ids.HEADER)
+    return event_ids.parse_event_id(event_id, choices) if event_id and body.stream else None
 
 
 def _tool_parser(body: CompletionBody, ticket: Ticket) -> ToolParser | None:
@@ -165,11 +178,15 @@ class CompletionStream:
         http_request: HttpRequest,
         body: CompletionBody,
         send: Send,
+        had: StreamPosition | None = None,
     ) -> None:
         self._request, self._body, self._send = http_request, body, send
         self._usages: dict[int, Usage] = {}
         self._is_silent = True
-        self._created = int(time.time())
+        had = had or StreamPosition(
+            int(time.time()), (ChoicePosition(),) * len(http_request.tickets)
+        )
+        self._created, self._numbering = had.created, EventNumbering(had)
         self._events = [
             self._choice_events(endpoint, ticket, index)
             for index, ticket in enumerate(http_request.tickets)
@@ -191,11 +208,18 @@ class CompletionStream:
         Raises `ClientGone` if the client leaves.
         """
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
-        await self._write(b"".join(events.opening() for events in self._events))
-        async with asyncio.TaskGroup() as tasks:
-            pinging = tasks.create_task(self._ping(), name="ping")
-            await self._send_records()
-            pinging.cancel()
+        openings = (events.opening() for events in self._events)
+        await self._write(b"".join(map(self._numbering.other, count(), openings)))
+        has_left = False
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                pinging = tasks.create_task(self._ping(), name="ping")
+                await self._send_records()
+                pinging.cancel()
+        except* ClientGone:
+            has_left = True
+        if has_left:
+            raise ClientGone
 
     async def _send_records(self) -> None:
         try:
@@ -221,20 +245,27 @@ class CompletionStream:
         return ended
 
     def _encode_record(self, record: Record) -> bytes:
-        events = self._events[record["choice"]]
+        choice = record["choice"]
+        events = self._events[choice]
         if record["type"] == "chunk":
-            return events.text(record["text"], record.get("logprobs"))
+            return b"".join(
+                self._numbering.output(
+                    choice, events.text(part["text"], part.get("logprobs")), part
+                )
+                for part in self._numbering.split(record)
+            )
         if record["type"] == "done":
-            self._usages[record["choice"]] = record["usage"]
-            return events.finish(record["finish_reason"])
+            self._usages[choice] = record["usage"]
+            return self._numbering.other(choice, events.finish(record["finish_reason"]))
         return b""
 
     def _encode_end(self) -> bytes:
         """The events that follow the last choice's end."""
         if not self._body.include_usage:
-            return sse.DONE
+            return self._numbering.ending(sse.DONE)
         usages = [self._usages[index] for index in range(len(self._events))]
-        return self._events[0].usage(total_usage(usages, self._body.choice_count)) + sse.DONE
+        usage = self._events[0].usage(total_usage(usages, self._body.choice_count))
+        return self._numbering.ending(usage + sse.DONE)
 
     async def _write(self, data: bytes, last: bool = False) -> None:
         if not data and not last:
@@ -248,6 +279,5 @@ class CompletionStream:
             (b"content-type", sse.MEDIA_TYPE.encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            (b"x-request-id", ticket.request_id.encode()),
             (b"server-timing", format_server_timing(collect_stages(ticket, {})).encode()),
         ]

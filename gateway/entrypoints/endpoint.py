@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from api.content_encoding import decode_content
 from api.schemas.fields import Body
 from api.schemas.parsing import decode, parse
 from api.submission.quota_checks import quota_scopes
@@ -19,6 +20,7 @@ from api.submission.submission import Submission
 from gateway import error_responses
 from gateway.admission.submitter import Ticket
 from gateway.context import GatewayContext
+from gateway.credentials import find_key
 from gateway.replies.record_queue import ClientGone
 from gateway.server.connection_limits import FrameRateLimiter, frame_cost
 from registry.tenant_records import Tenant
@@ -69,13 +71,22 @@ class Endpoint(Generic[B]):
     ) -> None:
         send = _add_rate_limit_headers(self._context.submitter.quotas, tenant, send)
         try:
-            body = await _read_body_in_time(request, self._context.settings.max_body_bytes)
+            body = await self._read_decoded_body(request)
             await _wait_for_rate(rate_limiter, len(body))
             response = await self._respond(request, tenant, body, send)
         except MillstreamError as error:
             response = error_responses.error_response(error)
         if response is not None:
             await response(request.scope, request.receive, send)
+
+    async def _read_decoded_body(self, request: Request) -> bytes:
+        """Return the body, decompressed if it has a `Content-Encoding`."""
+        limit = self._context.settings.max_body_bytes
+        body = await _read_body_in_time(request, limit)
+        encoding = request.headers.get("content-encoding", "")
+        if not encoding:
+            return body
+        return await self._context.offload_thread.run(limit, decode_content, body, encoding, limit)
 
     async def _respond(
         self, request: Request, tenant: Tenant, data: bytes, send: Send
@@ -90,8 +101,8 @@ class Endpoint(Generic[B]):
 
 
 def request_key(request: Request) -> str | None:
-    """Return the API key in a request's `Authorization: Bearer` header; None if it has none."""
-    return error_responses.parse_bearer(request.headers.get("authorization", ""))
+    """Return the API key of a request; None if it has none."""
+    return find_key(request.scope["headers"])
 
 
 def _add_rate_limit_headers(quotas: Quotas, tenant: Tenant, send: Send) -> Send:
@@ -153,10 +164,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def json_response(content: Any, ticket: Ticket, timing: Mapping[str, float]) -> Response:
-    """Return a response with `content` as JSON, its request id, and the times of its stages.
-
-    `timing` is in milliseconds by stage; it is sent in the header Server-Timing.
-    """
+    """Return a whole response with its stages' times in Server-Timing."""
     headers = response_headers(ticket, timing)
     return Response(orjson.dumps(content), headers=headers, media_type="application/json")
 
@@ -167,7 +175,7 @@ def response_headers(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, s
     `timing` is in milliseconds by stage.
     """
     stages = format_server_timing(collect_stages(ticket, timing))
-    return {"X-Request-Id": ticket.request_id, "Server-Timing": stages}
+    return {"Server-Timing": stages}
 
 
 def collect_stages(ticket: Ticket, timing: Mapping[str, float]) -> dict[str, float]:

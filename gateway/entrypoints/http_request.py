@@ -6,6 +6,7 @@ durable request of its own.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
@@ -16,15 +17,17 @@ from api.submission.submission import Submission
 from api.submission.validation import ValidatedRequest
 from gateway.admission.submitter import Ticket
 from gateway.context import GatewayContext
+from gateway.entrypoints.http_middleware import REQUEST_ID
 from gateway.metrics import RequestMetrics, count_refused
-from gateway.replies.log_subscription import Sink
+from gateway.replies.log_subscription import Sink, discard_record
 from gateway.replies.record_queue import ClientGone, RecordQueue
 from registry.tenant_records import Tenant
 from streams.errors import BadRequest, Ended, MillstreamError
 from streams.messages import Record
 
 IDEMPOTENCY_HEADER = "idempotency-key"
-FIRST_RECORD_SECONDS = 5.0  # a stream's headers wait so long, to have an early error's status
+FIRST_OUTPUT_SECONDS = 5.0  # a stream's headers wait so long, to have an early error's status
+_BEFORE_OUTPUT = ("accepted", "started")
 
 
 class HttpRequest:
@@ -40,7 +43,7 @@ class HttpRequest:
         self.tickets = tickets
         self._records, self._metrics = queue, metrics
         self._open_count = len(tickets)
-        self._first_record: Record | None = None
+        self._first_records: deque[Record] = deque()
         self._failure: Ended | None = None
 
     @property
@@ -54,22 +57,17 @@ class HttpRequest:
         return not self._open_count
 
     async def next(self) -> Record:
-        """Wait, without limit, for the next record of any choice and return it.
-
-        Raises `Ended` if a choice has failed or was cancelled, or this gateway shuts down, and
-        `ClientGone` if the client has closed its connection.
-        """
+        """Wait for the next record; raises `Ended` for an error, `ClientGone` if it has left."""
+        if self._first_records:
+            return self._first_records.popleft()
         if self._failure:
             raise self._failure
-        first, self._first_record = self._first_record, None
-        return first if first is not None else self._observe(await self._records.next())
+        return self._observe(await self._records.next())
 
     def next_ready(self) -> list[Record]:
-        """Return the records that are here already, without waiting; empty if there are none.
-
-        An error among them ends the list, and is raised by the next call of `next`.
-        """
-        records = []
+        """Return the records that are here already; an error among them is raised by `next`."""
+        records = [*self._first_records]
+        self._first_records.clear()
         try:
             while record := self._records.next_nowait():
                 records.append(self._observe(record))
@@ -77,18 +75,21 @@ class HttpRequest:
             self._failure = failure
         return records
 
-    async def await_first_record(self) -> None:
-        """Wait for the first record, for at most `FIRST_RECORD_SECONDS`; `next` will return it.
+    async def await_first_output(self) -> None:
+        """Wait a little for the first output, so that an error before it is raised here.
 
-        Call it before the response begins, so that an error that comes early is raised here and
-        decides the HTTP status. Raises as `next` does. Returns without a record if none came in
-        time.
+        Then the response has the error's status. After `FIRST_OUTPUT_SECONDS` this returns without
+        output.
         """
         try:
-            async with asyncio.timeout(FIRST_RECORD_SECONDS):
-                self._first_record = await self.next()
+            async with asyncio.timeout(FIRST_OUTPUT_SECONDS):
+                while True:
+                    record = self._observe(await self._records.next())
+                    self._first_records.append(record)
+                    if record["type"] not in _BEFORE_OUTPUT:
+                        return
         except TimeoutError:
-            pass  # the request is queued: the stream begins without a record
+            pass  # the request is queued, or slow: the stream begins without output
 
     def _observe(self, record: Record) -> Record:
         self._metrics[record["choice"]].observe(record)
@@ -103,15 +104,18 @@ class HttpRequest:
 
 @asynccontextmanager
 async def submit_http_request(
-    context: GatewayContext, request: Request, tenant: Tenant, *submissions: Submission
+    context: GatewayContext,
+    request: Request,
+    tenant: Tenant,
+    *submissions: Submission,
+    resumes: bool = False,
 ) -> AsyncIterator[HttpRequest]:
     """Queue all choices of the submissions, and yield their records as an `HttpRequest`.
 
-    All choices are accepted, or none: if one is refused, the others are given up, and its
-    `BadRequest` or `Refused` is raised. When the block ends, choices that still run are given up.
-    With an idempotency key the client can ask for the answer again, so they are cancelled only
-    after the grace period. Without one nobody can get the answer any more, and they are cancelled
-    at once.
+    If one is refused none is left running, and the refusal is raised. A request with an idempotency
+    key can be asked for again, so it is given up with a grace period; any other is cancelled at
+    once, since nobody can get its answer any more. With `resumes`, a request that its idempotency
+    key does not lead to is refused: `RequestNotFound`.
     """
     arrived = time.perf_counter()
     tickets: list[Ticket] = []
@@ -120,12 +124,15 @@ async def submit_http_request(
     try:
         context.check_not_draining()
         key = _idempotency_key(request)
+        if resumes:
+            await _check_known(context, tenant, key, submissions)
         validate = context.submitter.validator.validate
         validated = [each for s in submissions for each in await validate(tenant, s)]
         tickets += await _submit_all(context, validated, queue, key)
     except MillstreamError as error:
         count_refused(tenant.name, error.code)
         raise
+    request.scope["state"][REQUEST_ID] = tickets[0].request_id
     _unpause(context, tickets)
     priority = submissions[0].priority
     metrics = [RequestMetrics(tenant.name, each.model.name, priority, arrived) for each in tickets]
@@ -134,7 +141,19 @@ async def submit_http_request(
         yield HttpRequest(tickets, queue, metrics)
     finally:
         watching.cancel()
-        _release(context, tickets, cancel=key is None)
+        _release(context, tickets, metrics, cancel=key is None)
+
+
+async def _check_known(
+    context: GatewayContext, tenant: Tenant, key: str | None, submissions: Sequence[Submission]
+) -> None:
+    """Raise unless the key leads to a request for every choice."""
+    if key is None:
+        raise BadRequest("a Last-Event-ID comes with the stream's Idempotency-Key", "Last-Event-ID")
+    for choice in range(sum(each.choices for each in submissions)):
+        choice_key = _choice_key(key, choice)
+        assert choice_key
+        await context.submitter.check_key_known(tenant.name, choice_key)
 
 
 async def _submit_all(
@@ -156,7 +175,7 @@ async def _submit_all(
             if failure is not None:
                 raise failure
     except BaseException:
-        _release(context, accepted.values(), cancel=key is None)
+        _release(context, accepted.values(), None, cancel=key is None)
         raise
     return [ticket for _, ticket in sorted(accepted.items())]
 
@@ -195,10 +214,19 @@ def _unpause(context: GatewayContext, tickets: Iterable[Ticket]) -> None:
         context.relay.unpause(ticket.subscription)
 
 
-def _release(context: GatewayContext, tickets: Iterable[Ticket], *, cancel: bool) -> None:
-    for ticket in tickets:
+def _release(
+    context: GatewayContext,
+    tickets: Iterable[Ticket],
+    metrics: Sequence[RequestMetrics] | None,
+    *,
+    cancel: bool,
+) -> None:
+    """Give up the requests that run on; the gateway that accepted one still counts its end."""
+    for choice, ticket in enumerate(tickets):
         if not ticket.subscription.is_ended:
-            context.relay.orphan(ticket.subscription)
+            counts = metrics and ticket.is_new
+            sink = metrics[choice].observe_unread if metrics and counts else discard_record
+            context.relay.orphan(ticket.subscription, sink)
             if cancel:
                 context.relay.cancel(ticket.subscription)
 

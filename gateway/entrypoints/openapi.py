@@ -28,6 +28,7 @@ _ERRORS = {
     408: "The body did not come in time",
     409: "The idempotency key was used with a different request",
     413: "The body is too large",
+    415: "The body has a Content-Encoding that is not supported",
     429: "The tenant has as much queued, open or used as it may; see Retry-After",
     431: "The head of the request is too large",
     499: "The request was cancelled",
@@ -67,6 +68,8 @@ def build_document() -> dict[str, Any]:
             "/v1/models": {"get": _get_operation("List the models", [401])},
             "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
+            "/health": {"get": _get_operation("The process is alive", [], public=True)},
+            "/version": {"get": _get_operation("Tell the version", [], public=True)},
             "/readyz": {"get": _get_operation("It can serve requests", [503], public=True)},
         },
         "components": {
@@ -79,9 +82,10 @@ def build_document() -> dict[str, Any]:
 def _post_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
     reference = {"$ref": _REF.format(model=schema.__name__)}
     key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}}
+    last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
     return {
         "summary": summary,
-        "parameters": [key],
+        "parameters": [key, last],
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
         "responses": _responses(_ERRORS, {"text/event-stream": {"schema": {"type": "string"}}}),
     }

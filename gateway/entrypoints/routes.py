@@ -1,6 +1,7 @@
 """The gateway's HTTP and WebSocket routes, with models, health, metrics and error handlers."""
 
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import orjson
@@ -19,7 +20,13 @@ from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.embeddings import EmbeddingRequest
 from gateway import error_responses
 from gateway.context import GatewayContext
-from gateway.entrypoints import completions, embed_classify_rerank, openapi, websocket
+from gateway.entrypoints import (
+    completions,
+    embed_classify_rerank,
+    http_middleware,
+    openapi,
+    websocket,
+)
 from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.metrics import FOLLOWED_REQUESTS
 from streams.errors import MillstreamError
@@ -50,15 +57,17 @@ class InternalError(MillstreamError):
     """The gateway failed by a fault of its own; its log has the details."""
 
 
-def build_app(context: GatewayContext) -> Starlette:
-    """Return the ASGI application of one gateway, with all routes and error handlers."""
-    return Starlette(
+def build_app(context: GatewayContext) -> ASGIApp:
+    """Return the ASGI application of one gateway."""
+    application = Starlette(
         routes=[
             *_inference_routes(context),
             WebSocketRoute("/v1/stream", _WebSocketApp(context)),
             Route("/v1/models", partial(_list_models, context)),
             Route("/v1/models/{model:path}", partial(_show_model, context)),
             Route("/healthz", _healthz),
+            Route("/health", _healthz),
+            Route("/version", _version),
             Route("/readyz", partial(_readyz, context)),
             Route("/metrics", partial(_metrics, context)),
             Route("/openapi.json", _openapi),
@@ -71,6 +80,9 @@ def build_app(context: GatewayContext) -> Starlette:
             Exception: _handle_fault,
         },
     )
+    application.router.redirect_slashes = False
+    application.router.default = _serve_not_found
+    return http_middleware.wrap(application, context.settings.cors_origins)
 
 
 def _inference_routes(context: GatewayContext) -> list[BaseRoute]:
@@ -151,6 +163,19 @@ async def _show_model(context: GatewayContext, request: Request) -> Response:
 
 async def _healthz(request: Request) -> Response:
     return _json_response({"status": "ok"})
+
+
+async def _version(request: Request) -> Response:
+    return _json_response({"version": version("millstream")})
+
+
+async def _serve_not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at a path that does not exist, also where a WebSocket was asked for."""
+    if scope["type"] == "http":
+        raise HTTPException(404)
+    await receive()  # websocket.connect
+    error = NotFound(f"there is no WebSocket at {scope['path']}")
+    await error_responses.deny_websocket(send, error)
 
 
 async def _readyz(context: GatewayContext, request: Request) -> Response:

@@ -21,6 +21,7 @@ from api.schemas.websocket_frames import CancelFrame, ResumeFrame, WorkFrame
 from api.submission.submission import Submission
 from gateway import error_responses
 from gateway.context import GatewayContext
+from gateway.credentials import find_key
 from gateway.entrypoints.byte_budget import ByteBudget
 from gateway.entrypoints.result_frame import ResultFrame
 from gateway.entrypoints.ws_request import WebSocketRequest
@@ -84,12 +85,8 @@ async def serve_websocket(
 
 
 def _find_credential(scope: Scope, offered: list[str]) -> str | None:
-    """The credential: the Authorization header, or for browsers a subprotocol `bearer.<key>`."""
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    for name, value in headers:
-        if name == b"authorization":
-            return error_responses.parse_bearer(value.decode("latin-1"))
-    return next(
+    """The credential: a header's, or for browsers a subprotocol `bearer.<key>`."""
+    return find_key(scope["headers"]) or next(
         (p.removeprefix(BEARER_PREFIX) for p in offered if p.startswith(BEARER_PREFIX)), None
     )
 

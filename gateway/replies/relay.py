@@ -210,13 +210,13 @@ class Relay:
             subscription.is_paused = False
             self._catchup.schedule(subscription)
 
-    def orphan(self, subscription: LogSubscription) -> None:
-        """Mark a request whose reader has left, and return at once. Idempotent.
+    def orphan(self, subscription: LogSubscription, sink: Sink = discard_record) -> None:
+        """Note that the reader is gone: after the grace period the request is cancelled.
 
-        After the grace period the request is cancelled, unless another reader, here or at another
-        gateway, has resumed it by then. The sink gets no more records.
+        `sink` takes the rest of the records. Idempotent. A reader that resumes the request
+        meanwhile has a subscription of its own.
         """
-        subscription.sink = discard_record
+        subscription.sink = sink
         self.unpause(subscription)
         if subscription.orphaned_until is None:
             subscription.orphaned_until = time.monotonic() + self._grace

@@ -1,22 +1,37 @@
 """HTTP/1.1 protocol that bounds heads in bytes and time, and idle connections in number."""
 
 import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import httptools
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import error_responses
 from gateway.metrics import CUT_CONNECTIONS
-from gateway.server.server_config import ServerConfig
+from gateway.server.response_cycle import ResponseCycle
+from gateway.server.server_config import TCP_TIMEOUT_SECONDS, ServerConfig
 from gateway.server.write_timeout import WriteTimeout
+from streams import topology
 from streams.errors import BadRequest, HeadTooLarge, MillstreamError, Refused, TooSlow
 
-# Time for the head of a request, from the last response or from the connection's begin
+# Time for the head of a request from its first byte, and for that from the connection's begin
 HEAD_TIMEOUT_SECONDS = 10.0
+PAUSE_SECONDS = float(topology.LOG_SECONDS)  # a client that reads nothing for so long is aborted
 LINGER_SECONDS = 1.0  # a refusal is lost if the connection is closed while its client writes
 MAX_HEAD_BYTES = 32_768
 MAX_LINE_BYTES = 8_000  # as much as `websockets` takes
 MAX_HEADERS = 100
+
+
+@dataclass(eq=False)
+class PausedClient:
+    """A client that does not read its response at the moment."""
+
+    evict: Callable[[], None]
 
 
 class HttpProtocol(WriteTimeout, HttpToolsProtocol):
@@ -35,18 +50,21 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._paused_client = PausedClient(self._abort_stalled)
+        self._await_head(HEAD_TIMEOUT_SECONDS)
         if len(self.connections) > self.config.max_connections:
             self.config.idle_connections.evict_longest_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_awaiting_head()
+        self.config.paused_clients.discard(self._paused_client)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._refusal:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._in_head and not self._refusal:
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > MAX_HEAD_BYTES:
@@ -55,6 +73,8 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._unfinished_bytes, self._head_bytes = True, 0, 0
+        if self._head_timer:
+            self._await_head(HEAD_TIMEOUT_SECONDS)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -67,12 +87,32 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_awaiting_head()
+        if problem := self._find_head_problem():
+            self._refusal = BadRequest(problem)
+            raise self._refusal
+        if self.parser.should_upgrade():
+            return  # without the request's body, which the parser takes for another protocol's
         super().on_headers_complete()
+        self.cycle = ResponseCycle.adopt(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        if not self.parser.should_upgrade():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        is_last = not self.pipeline
         super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
-            self._await_head()
+        if self.transport.is_closing():
+            return
+        if is_last and self._refusal:
+            self._end(self._refusal)
+        elif self.cycle.response_complete:
+            rest_is_due = self.cycle.more_body  # a body that is dropped as it comes
+            self._await_head(HEAD_TIMEOUT_SECONDS if rest_is_due else self.timeout_keep_alive)
 
     def send_400_response(self, msg: str) -> None:
         """Answer with an error and close the connection; called when uvicorn's parser has stopped.
@@ -81,6 +121,56 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
         `msg`, uvicorn's own text, is not used.
         """
         self._refuse(self._refusal or BadRequest("this is not HTTP/1.1"))
+
+    def _find_head_problem(self) -> str | None:
+        """What makes the head of a request invalid (RFC 9110, 9112); None if nothing does."""
+        is_http_1_1 = self.parser.get_http_version() == "1.1"
+        hosts, codings = self._header_values(b"host"), self._header_tokens(b"transfer-encoding")
+        if len(hosts) > 1 or (is_http_1_1 and not hosts):
+            return f"a request has one Host header, this one has {len(hosts)}"
+        if codings and (codings != [b"chunked"] or not is_http_1_1):
+            return "the only transfer coding is `chunked`, in HTTP/1.1"
+        if self._asks_for_websocket() and self.parser.get_method() != b"GET":
+            return "a WebSocket handshake is a GET"
+        return None
+
+    def _header_values(self, name: bytes) -> list[bytes]:
+        return [value for header, value in self.headers if header == name]
+
+    def _header_tokens(self, name: bytes) -> list[bytes]:
+        """The comma-separated tokens of a header, in lower case."""
+        values = b",".join(self._header_values(name)).lower().split(b",")
+        return [token.strip() for token in values if token.strip()]
+
+    def _asks_for_websocket(self) -> bool:
+        return (
+            self.parser.get_http_version() == "1.1"
+            and b"upgrade" in self._header_tokens(b"connection")
+            and b"websocket" in self._header_tokens(b"upgrade")
+        )
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser; a request to upgrade to anything but WebSocket is parsed without it."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._asks_for_websocket():
+                self.scope["method"] = "GET"
+                self.handle_websocket_upgrade()
+            else:
+                self._parse(self._restart_without_upgrade() + data[upgrade.args[0] :])
+
+    def _restart_without_upgrade(self) -> bytes:
+        """Start a new parser; returns the head of the request that was parsed, without upgrade."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        dropped = (b"upgrade", b"http2-settings")
+        lines += [b"%s: %s" % each for each in self.headers if each[0] not in dropped]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join([*lines, b"", b""])
 
     def evict(self) -> None:
         """Close this idle connection, because another one needs its place.
@@ -93,16 +183,41 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             self._write_error(Refused("this gateway has as many connections as it may"))
         self.transport.close()
 
-    def _await_head(self) -> None:
-        """Count as idle, and start the timer for the head of the next request."""
+    @property
+    def write_timeout_seconds(self) -> float:
+        return PAUSE_SECONDS
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._bound_unacknowledged(PAUSE_SECONDS)
+        self.config.paused_clients.add(self._paused_client)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.config.paused_clients.discard(self._paused_client)
+        self._bound_unacknowledged(TCP_TIMEOUT_SECONDS)
+
+    def _bound_unacknowledged(self, seconds: float) -> None:
+        """Have the kernel close the connection after so long without acknowledged bytes.
+
+        It counts what a client's machine has no room for, too.
+        """
+        if connection := self.transport.get_extra_info("socket"):
+            connection.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000)
+            )
+
+    def _await_head(self, seconds: float) -> None:
+        """Count as idle, and close unless the next step of a head has come after `seconds`."""
         self._stop_awaiting_head()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self._on_head_timeout)
+        self._head_timer = self.loop.call_later(seconds, self._on_head_timeout)
         self.config.idle_connections.add(self)
 
     def _stop_awaiting_head(self) -> None:
         self.config.idle_connections.discard(self)
         if self._head_timer:
             self._head_timer.cancel()
+            self._head_timer = None
 
     def _on_head_timeout(self) -> None:
         if self._in_head:
@@ -124,13 +239,31 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             raise self._refusal
 
     def _refuse(self, error: MillstreamError) -> None:
-        """Answer an incomplete request with an error, and take no other request."""
+        """Answer an incomplete request with an error, and take no other request.
+
+        The requests before it get their responses first.
+        """
         self._refusal = error
         self._stop_awaiting_head()
-        if self.cycle and not self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._end(None if cycle and cycle.more_body else error)
+        elif not cycle.more_body:
+            pass  # an earlier request, whole: `on_response_complete` goes on
+        elif self.pipeline:
+            self.pipeline.popleft()  # the request at fault, which has not begun
+        elif cycle.response_started:
             self.transport.abort()  # the error would become a part of the response under way
-        elif not self.transport.is_closing():
-            self._write_error(error)
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self._end(error)
+
+    def _end(self, error: MillstreamError | None) -> None:
+        """Write the error, if any, as the last response, and close once the client may have it."""
+        if not self.transport.is_closing():
+            if error:
+                self._write_error(error)
             self.transport.write_eof()
             self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
@@ -144,6 +277,7 @@ def _head_too_large(what: str, limit: int, unit: str) -> HeadTooLarge:
 
 def _encode_response(response: Response) -> bytes:
     """The bytes of a whole response after which the connection closes."""
-    headers = [*response.raw_headers, (b"connection", b"close")]
+    request_id = (b"x-request-id", secrets.token_hex(16).encode())
+    headers = [*response.raw_headers, request_id, (b"connection", b"close")]
     lines = b"".join(b"%s: %s\r\n" % header for header in headers)
     return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)

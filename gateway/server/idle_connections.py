@@ -1,4 +1,6 @@
-"""Idle connections: those without a request under way, of which the longest idle one is evicted.
+"""Idle connections: those where nothing happens, of which the longest idle one is evicted.
+
+They wait for a request, or for their client to read.
 
 Opening them takes no credential, so their number is bounded. The connection that has been idle
 longest gives way to a new one: an honest client's request comes within moments, so under a flood it
@@ -9,7 +11,7 @@ from typing import Protocol
 
 
 class IdleConnection(Protocol):
-    """A connection on which no request is under way."""
+    """A connection on which nothing happens."""
 
     def evict(self) -> None:
         """Close the connection, because there are too many; called by `IdleConnections`."""

@@ -4,12 +4,15 @@ import uvicorn
 
 from gateway.server.idle_connections import IdleConnections
 
+TCP_TIMEOUT_SECONDS = 20  # for so long the client's machine may leave bytes unacknowledged
+
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's configuration, with two things that all connections of the gateway share.
+    """uvicorn's configuration with what all connections share, and the most of them at once.
 
-    These are the table of idle connections, and the most connections that may be open at once.
+    `paused_clients` are those of HTTP that do not read at the moment.
     """
 
     idle_connections: IdleConnections
+    paused_clients: IdleConnections
     max_connections: int

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from gateway.server.http_protocol import HttpProtocol
 from gateway.server.idle_connections import IdleConnections
-from gateway.server.server_config import ServerConfig
+from gateway.server.server_config import TCP_TIMEOUT_SECONDS, ServerConfig
 from gateway.server.websocket_protocol import WebSocketProtocol
 from gateway.settings import GatewaySettings
 from streams.errors import MillstreamError
@@ -19,10 +19,10 @@ from streams.errors import MillstreamError
 log = structlog.get_logger()
 
 MAX_IDLE_CONNECTIONS = 2048  # connections without a request
+MAX_PAUSED_CLIENTS = 1024  # of HTTP, which do not read: some 256 KiB each
 RESERVED_DESCRIPTORS = 256  # for all that is not a client
 RECEIVE_BUFFER_BYTES = 128 * 1024  # the kernel's buffer for what we have not read
 UNSENT_BYTES = 32 * 1024  # the kernel's buffer for what it has not sent; the rest is ours to count
-TCP_TIMEOUT_SECONDS = 20  # for so long the client's machine may leave bytes unacknowledged
 
 
 class AddressInUse(MillstreamError):
@@ -89,10 +89,12 @@ def build_config(application: ASGIApp, settings: GatewaySettings) -> ServerConfi
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=2,
+        timeout_keep_alive=settings.idle_seconds,
         backlog=4096,
     )
     config.max_connections = _limit_connections(settings.max_connections)
     config.idle_connections = IdleConnections(MAX_IDLE_CONNECTIONS)
+    config.paused_clients = IdleConnections(MAX_PAUSED_CLIENTS)
     return config
 
 

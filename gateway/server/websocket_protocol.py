@@ -7,16 +7,22 @@ has not taken the last message.
 
 import asyncio
 import random
+import secrets
 
+import orjson
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Response
 from websockets.server import ServerProtocol
+from websockets.typing import StatusLike
 
+from api.error_bodies import error_body
 from gateway.metrics import CUT_CONNECTIONS
 from gateway.server.rate_limiter import RateLimiter
 from gateway.server.write_coalescer import CoalescingTransport
 from gateway.server.write_timeout import WriteTimeout
+from streams.errors import BadRequest
 
 SLICE_BYTES = 2048  # parsed at a time: some ms of work if it holds nothing but tiny frames
 MESSAGE_TIMEOUT_SECONDS = 30.0  # for the rest of a message that has begun
@@ -27,10 +33,20 @@ PING_INTERVAL_SECONDS = (30.0, 50.0)
 
 
 class LenientServerProtocol(ServerProtocol):
-    """WebSocket parser that accepts a close frame between the fragments of a message.
+    """Accepts a close between fragments (RFC 6455 §5.4), which `websockets` takes for an error.
 
-    RFC 6455 §5.4 allows that; `websockets` itself treats it as an error.
+    A handshake that it refuses gets an error in OpenAI's shape.
     """
+
+    def reject(self, status: StatusLike, text: str) -> Response:
+        response = super().reject(status, text)
+        if response.status_code < 500:
+            response.body = orjson.dumps(error_body(BadRequest(text.strip())))
+            del response.headers["Content-Length"], response.headers["Content-Type"]
+            response.headers["Content-Length"] = str(len(response.body))
+            response.headers["Content-Type"] = "application/json"
+        response.headers["X-Request-Id"] = secrets.token_hex(16)
+        return response
 
     def recv_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:

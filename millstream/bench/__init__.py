@@ -15,9 +15,10 @@ from millstream.bench.settings import BenchSettings
 
 
 async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
-    """Run the load until it ends or `stop` is set; print its report.
+    """Run the load until it ends or `stop` is set, print its report, and return the exit status.
 
-    Returns 1 if no request was completed, else 0. Raises as `load_generator.run` does.
+    The status is 1 if no request was completed, else 0. The errors raised are those of
+    `load_generator.run`; requests that fail are counted in the report and not raised.
     """
     # Imported here: every command imports this package for its settings, only bench needs the rest.
     from millstream.bench.load_generator import run

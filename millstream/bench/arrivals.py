@@ -15,12 +15,15 @@ COLUMNS = ("t_s", "prompt_tokens", "output_tokens")
 
 
 class TraceError(BadRequest):
-    """The trace cannot be replayed; the message names the line or the missing column."""
+    """The CSV trace is invalid, so that it cannot be replayed.
+
+    The message says why, and names the line or the missing column.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that a load will send `at` seconds after its start, with its lengths in tokens."""
+    """One request that a load is to send: `at` seconds after the load's start, with its lengths."""
 
     at: float
     prompt_tokens: int
@@ -28,10 +31,11 @@ class Arrival:
 
 
 def read_trace(lines: Iterable[str]) -> list[Arrival]:
-    """Return the arrivals in a CSV file's lines, sorted by time and shifted to begin at 0 s.
+    """Return the requests of a CSV trace, sorted by time; the first one's time becomes 0 s.
 
-    The columns `COLUMNS` are needed, others are ignored. Raises `TraceError` if one of them is
-    missing, if a value is not a number or a length is below 1, or if there are no rows.
+    `lines` are the lines of the file, the header first. The columns `t_s`, `prompt_tokens` and
+    `output_tokens` are needed; others are ignored. Raises `TraceError` if a column is missing, a
+    value is not a number, a length is below 1, or there are no rows.
     """
     reader = csv.DictReader(lines)
     missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
@@ -54,7 +58,10 @@ def _parse_row(row: dict[str, str], line: int) -> Arrival:
 
 
 def mean_rate(trace: list[Arrival]) -> float:
-    """Return the mean arrivals per second of a trace; infinity if all have the same time."""
+    """Return the mean number of arrivals per second of a trace that begins at 0 s.
+
+    Returns infinity if all arrivals have the same time. The trace must not be empty.
+    """
     span = trace[-1].at
     return (len(trace) - 1) / span if span else float("inf")
 
@@ -65,20 +72,20 @@ def replay_at_speed(trace: Iterable[Arrival], speed: float) -> Iterator[Arrival]
 
 
 def replay_at_rate(trace: list[Arrival], rate: float) -> Iterator[Arrival]:
-    """Return an iterator over the trace's arrivals, at a mean of `rate` arrivals a second.
+    """Return an iterator over the trace's arrivals, with a mean of `rate` arrivals per second.
 
-    All times are scaled by one factor, so bursts stay. A trace whose arrivals all have the same
-    time is left as it is.
+    All times are scaled by one factor, so that bursts remain. If all arrivals have the same time,
+    they are returned unchanged.
     """
     natural = mean_rate(trace)
     return replay_at_speed(trace, rate / natural) if natural < float("inf") else iter(trace)
 
 
 def poisson_arrivals(rate: float, sizes: Arrival, random: Random) -> Iterator[Arrival]:
-    """Yield arrivals of a Poisson process without end, all of the same sizes.
+    """Yield an endless Poisson process of arrivals, with the token lengths of `sizes`.
 
-    The gaps are drawn from `random`, with a mean of 1 / `rate` seconds. The time in `sizes` is not
-    used.
+    The gaps between arrivals, and that before the first, are drawn from `random` with a mean of
+    1 / `rate` seconds. The time in `sizes` is not used.
     """
     at = 0.0
     while True:
@@ -87,9 +94,10 @@ def poisson_arrivals(rate: float, sizes: Arrival, random: Random) -> Iterator[Ar
 
 
 def repeat_sizes(trace: list[Arrival]) -> Iterator[Arrival]:
-    """Return an endless iterator over the trace's sizes, again and again, all at time 0.
+    """Return an endless iterator over the trace's arrivals in order, again and again, at time 0.
 
-    For a closed loop, which sends a request when an earlier one has ended.
+    Only the lengths matter: this is for a closed loop, which sends a request when an earlier one
+    has ended.
     """
     return (replace(arrival, at=0.0) for arrival in itertools.cycle(trace))
 
@@ -97,9 +105,9 @@ def repeat_sizes(trace: list[Arrival]) -> Iterator[Arrival]:
 def limit_arrivals(
     arrivals: Iterable[Arrival], seconds: float | None, requests: int | None
 ) -> Iterator[Arrival]:
-    """Return an iterator over the first arrivals: those before `seconds`, at most `requests`.
+    """Return an iterator that ends before the first arrival due at `seconds` or later.
 
-    None means no limit.
+    It also ends after `requests` arrivals. None as `seconds` or as `requests` means no such limit.
     """
     within = arrivals
     if seconds is not None:
@@ -109,9 +117,9 @@ def limit_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """The longest prompt and output that a load may send, in tokens; None means no limit.
+    """The limits, in tokens, on the lengths of each request of a load; None means no limit.
 
-    `context` limits their sum.
+    `context` limits the sum of prompt and output.
     """
 
     prompt_tokens: int | None = None
@@ -119,9 +127,10 @@ class LengthLimits:
     context: int | None = None
 
     def shorten(self, arrival: Arrival) -> Arrival:
-        """Return the arrival with its lengths cut to the limits; the time stays.
+        """Return a copy of `arrival` with its lengths cut to the limits and the same time.
 
-        To fit `context` the output is cut first, then the prompt. Both keep at least one token.
+        If prompt and output together exceed `context`, the prompt is cut, and the output only as
+        far as it alone exceeds `context` less one token. Both keep at least one token.
         """
         room = self.context or float("inf")
         output = int(min(arrival.output_tokens, self.output_tokens or room, max(1, room - 1)))

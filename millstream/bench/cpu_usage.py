@@ -10,7 +10,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessNotFound(BadRequest):
-    """A value of `--pids` names no running process of this machine."""
+    """A value of `--pids` is not the process id of a running process on this machine."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ OWN_PROCESS = MeasuredProcess("bench", os.getpid())
 
 
 def parse_processes(words: tuple[str, ...]) -> list[MeasuredProcess]:
-    """Return the processes that words such as `123`, `gateway=123` or `123,gateway=456` name.
+    """Return the processes that the values of `--pids` name, in order.
 
-    A process without a given name is called by its program and pid. Raises `ProcessNotFound` if a
-    word is not a pid of a running process.
+    A value is `123` or `gateway=123`, or several of these with commas. A process without a given
+    name is named after its program and process id. Raises `ProcessNotFound` if a process id is not
+    a number or no such process runs.
     """
     return [_parse_process(word) for group in words for word in group.split(",")]
 
@@ -56,19 +57,22 @@ def _parse_process(word: str) -> MeasuredProcess:
 
 @dataclass(frozen=True)
 class CpuMeter:
-    """Measures the CPU time that some processes use per token, from `start` on."""
+    """Measures the CPU time that some processes use per token; make it with `start`.
+
+    `before` has the CPU seconds that each process had used at the start; None if it had ended.
+    """
 
     before: dict[MeasuredProcess, float | None]
 
     @classmethod
     def start(cls, processes: list[MeasuredProcess]) -> "CpuMeter":
-        """Return a meter that begins now with the CPU time of these processes."""
+        """Return a meter that counts the CPU time of `processes` from now on."""
         return cls({process: process.cpu_seconds() for process in processes})
 
     def us_per_token(self, tokens: int) -> dict[str, float | None]:
-        """Return by process name the CPU time used since the start, divided by `tokens`, in µs.
+        """Return each process's CPU time since the start in µs, divided by `tokens`, by its name.
 
-        The value is None for a process that has ended, and for all if `tokens` is 0.
+        The value is None for a process that has ended, and for every process if `tokens` is 0.
         """
         return {
             process.name: _us_per_token(process, start, tokens)

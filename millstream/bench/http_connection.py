@@ -17,10 +17,11 @@ OnBody = Callable[[bytes, float], None]
 
 
 class KeepAliveConnection(asyncio.Protocol):
-    """An HTTP/1.1 connection that carries one request at a time, with many in a row.
+    """An HTTP/1.1 connection that is used for many requests, one at a time.
 
-    `is_open` is False once the server has closed it or has announced that it will. `clock` gives
-    the times in seconds.
+    Get one from `open_connection` and call `exchange` for each request. `is_open` is False once the
+    connection is closed, or the server has announced in a response that it will close it; then no
+    further request can be sent. `clock` returns the time, in seconds, that `on_body` gets.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -31,11 +32,12 @@ class KeepAliveConnection(asyncio.Protocol):
         self.is_open = False
 
     async def exchange(self, request: bytes, on_body: OnBody) -> int:
-        """Send a request, wait for the whole response, and return its HTTP status.
+        """Send the bytes of one request, wait for the whole response, and return its HTTP status.
 
-        `on_body` is called with each piece of the body and the clock's time of its arrival. Waits
-        without limit. Raises `ConnectionError` if the connection ends before the response does, or
-        the response is not HTTP. Cancelling closes the connection.
+        `on_body` is called with each piece of the body and the clock's time at its arrival. Waits
+        without a time limit. Raises `ConnectionError` if the connection ends before the response is
+        complete, or if the response is not HTTP; an error status raises nothing. Cancelling closes
+        the connection. Must not be called again before it has returned.
         """
         self._parser = httptools.HttpResponseParser(self)
         self._body_callback = on_body
@@ -48,7 +50,10 @@ class KeepAliveConnection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Drop the connection at once, with what is not sent yet. Idempotent."""
+        """Drop the connection at once, discarding bytes that are not sent yet. Idempotent.
+
+        A running `exchange` then raises `ConnectionError`.
+        """
         self.is_open = False
         self._transport.abort()
 
@@ -81,9 +86,10 @@ class KeepAliveConnection(asyncio.Protocol):
 
 
 async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveConnection:
-    """Return a new connection to the gateway, with TLS for an https URL.
+    """Open a new connection to the gateway, with TLS if its URL is https, and return it.
 
-    Raises `Unreachable` if that fails or takes more than 10 s.
+    `clock` is given to the connection. Raises `Unreachable` if connecting fails or takes longer
+    than 10 s.
     """
     context = ssl.create_default_context() if address.uses_tls else None
     loop = asyncio.get_running_loop()
@@ -98,9 +104,10 @@ async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveCon
 
 
 def encode_request(method: str, address: GatewayAddress, path: str, body: bytes = b"") -> bytes:
-    """Return the bytes of an HTTP request; a `body`, if any, is declared as JSON.
+    """Return the bytes of an HTTP/1.1 request to the gateway, ready for `exchange`.
 
-    `path` is appended to the path of the gateway's URL, and its API key is sent if there is one.
+    `path` is appended to the path of the gateway's URL. The API key of `address` is included if
+    there is one. A non-empty `body` is declared as JSON.
     """
     fields = {"Host": f"{address.host}:{address.port}", **address.headers}
     if body:

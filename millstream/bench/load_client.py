@@ -15,14 +15,21 @@ GAP = "token_gap"  # a chunk did not continue where the last one ended
 
 
 class Unreachable(MillstreamError):
-    """The gateway cannot be reached or refuses the load; the message says which one and why."""
+    """The gateway cannot be reached, or it refused a connection or the list of its models.
+
+    Also raised if a warm-up request fails. The message says why.
+    """
 
     code = "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A request of a load, ready to send; it asks for exactly `output_tokens` tokens of output."""
+    """One request of a load, ready to send.
+
+    `prompt` is a list of token ids or a text. The model is told to generate exactly `output_tokens`
+    tokens, even past its end-of-text token.
+    """
 
     model: str
     prompt: list[int] | str
@@ -58,7 +65,10 @@ class GatewayAddress:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     def request_path(self, tail: str) -> str:
-        """Return the path for an HTTP request: the base URL's path, followed by `tail`."""
+        """Return the path for an HTTP request: the path of the base URL, followed by `tail`.
+
+        `tail` begins with a slash; a slash at the end of the base URL is dropped.
+        """
         return urlsplit(self.url).path.rstrip("/") + tail
 
 
@@ -83,7 +93,8 @@ class BenchClient(Protocol):
     async def run_request(self, request: LoadRequest, sample: Sample) -> None:
         """Send one request, record the answer in `sample`, and return when the request has ended.
 
-        A request that fails is no exception: its error code is in `sample.code`, empty for success.
-        Cancelling cancels the request, too. Raises `Unreachable` only if no connection can be
-        opened.
+        `sample` then has the time of sending, the arrival of each chunk, and the end. A request
+        that fails raises nothing: its error code is in `sample.code`, which is empty after success.
+        Raises `Unreachable` only if no connection can be opened. Cancelling ends the request at the
+        gateway, too.
         """

@@ -30,11 +30,13 @@ OnDone = Callable[[], None]
 
 
 async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
-    """Run the load until it ends or `stop` is set, and print its report.
+    """Run the load that the settings describe, print its report, and return the exit status.
 
-    Returns 1 if no request was completed, else 0. Requests that fail during the load are counted,
-    not raised. Raises `PlotUnavailable`, `ProcessNotFound`, `TraceError`, `ModelNotFound`, or
-    `Unreachable`, the last one also if a warm-up request fails.
+    The status is 1 if no request was completed, else 0. If `stop` is set, running requests are
+    cancelled and the report is still printed. Requests that fail during the load are counted in
+    the report and not raised. Raises, before the load begins, `PlotUnavailable`,
+    `ProcessNotFound` (`--pids`), `TraceError`, `ModelNotFound`, or `Unreachable` if the gateway
+    does not answer or a warm-up request fails.
     """
     if settings.plot:
         plot.require_matplotlib()
@@ -119,11 +121,12 @@ async def _run_load(
 
 
 class LoadGenerator:
-    """Sends requests through a client at the times of their arrivals, and keeps a record of each.
+    """Sends the requests of one load through a client, and keeps a record of each.
 
-    There is one for each load; `samples` has the records, in the order of sending. `began` is the
-    clock's time at the start. `window` is for how many seconds the load was kept up; None if it
-    ended because its arrivals did.
+    Call `run` once, with `send_open_loop` or `send_closed_loop`. `samples` has the records of all
+    requests but warm-up, in the order of sending; `tally` counts those that have ended. `began` is
+    the time of `clock`, in seconds, at the start of `run`. `window` is the number of seconds after
+    which a closed loop stopped sending; None if no time limit stopped it.
     """
 
     def __init__(
@@ -147,9 +150,10 @@ class LoadGenerator:
         return self._clock() - self.began
 
     async def warm_up(self, arrival: Arrival, requests: int) -> None:
-        """Send `requests` requests of this size, one after another; none of them is recorded.
+        """Send `requests` requests with the lengths of `arrival`, one after another, unrecorded.
 
-        Raises `Unreachable` if one fails, because the requests of the load would fail, too.
+        Returns when the last one has ended. Raises `Unreachable`, with the error code, as soon as
+        one fails, because the requests of the load would fail, too.
         """
         for _ in range(requests):
             sample = Sample(self._clock())
@@ -164,11 +168,12 @@ class LoadGenerator:
         stop: asyncio.Event,
         refresh: Callable[[], None] | None = None,
     ) -> None:
-        """Run the coroutine `sender`, wait up to `drain` seconds for answers, and cancel the rest.
+        """Run `sender` to its end, wait up to `drain` seconds for running requests, then return.
 
-        `sender` is from `send_open_loop` or `send_closed_loop`. If `stop` is set, the sender and
-        all requests are cancelled at once. Cancelled requests are recorded with the code
-        `unfinished`. Meanwhile `refresh` is called every 0.25 s.
+        `sender` is the coroutine of `send_open_loop` or `send_closed_loop`. Requests that still run
+        after `drain` seconds are cancelled and recorded with the code `unfinished`. If `stop` is
+        set, the sender and all running requests are cancelled at once. `refresh` is called every
+        0.25 s until the end, to show progress.
         """
         async with asyncio.TaskGroup() as group:
             self._group, self.began = group, self._clock()
@@ -183,9 +188,10 @@ class LoadGenerator:
                 task.cancel()
 
     async def send_open_loop(self, schedule: Iterator[Arrival]) -> None:
-        """Send each request at its time, whether or not earlier ones have ended.
+        """Send each request of `schedule` at its time, whether or not earlier ones have ended.
 
-        Returns when the last one was sent. Only for `run`.
+        Returns when the last request was sent, without waiting for answers. A request whose time
+        has passed is sent at once. Only to be passed to `run` as its `sender`.
         """
         for arrival in schedule:
             await asyncio.sleep(max(0.0, arrival.at - self.elapsed))
@@ -196,8 +202,10 @@ class LoadGenerator:
     ) -> None:
         """Keep `concurrency` requests running, for `seconds` or until `schedule` is at its end.
 
-        A request is sent as soon as an earlier one has ended, or 0.1 s after one that failed.
-        `window` is set to `seconds` if the time ended the load. Only for `run`.
+        None as `seconds` means no time limit. A request is sent as soon as an earlier one has
+        ended, or 0.1 s after one that failed. Returns when no more are to be sent, without waiting
+        for those that run. `window` is set to `seconds` if the time limit ended the sending. Only
+        to be passed to `run` as its `sender`.
         """
         slots = asyncio.Semaphore(concurrency)
         try:

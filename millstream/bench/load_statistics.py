@@ -13,11 +13,12 @@ UNFINISHED = "unfinished"  # still running when the drain was over
 class Sample:
     """The record of one request of a load, as its client saw it. Times are seconds of one clock.
 
-    `due` is when it should have been sent, `sent` when it was. The latencies of an open loop count
-    from `due`, since a client that falls behind must not make the server look good. `accepted` and
-    `request_id` are set only where the protocol confirms that a request was accepted. `times` and
+    `due` is when the request should have been sent, `sent` when it was. The time to first token and
+    the whole time count from `due`, since a client that falls behind must not make the server look
+    good. `accepted` and `request_id` are set only where the protocol confirms that a request was accepted. `times` and
     `counts` have the arrival and the number of tokens of each chunk. `ended` is None while the
-    request runs. `code` is its error, empty for none.
+    request runs. `code` is the error code of a failed request, else empty. `timing` has the
+    milliseconds that the gateway reports for each stage.
     """
 
     due: float
@@ -34,15 +35,16 @@ class Sample:
     timing: Mapping[str, float] = field(default_factory=dict)
 
     def add_chunk(self, now: float, count: int) -> None:
-        """Record a chunk of `count` tokens that arrived at `now`."""
+        """Record a chunk of `count` tokens that arrived at `now`, in seconds of the samples' clock."""
         self.times.append(now)
         self.counts.append(count)
         self.tokens += count
 
     def spread_tokens(self, tokens: int) -> None:
-        """Distribute `tokens` evenly over the recorded chunks, replacing their counts.
+        """Set the counts of all recorded chunks so that `tokens` are spread evenly over them.
 
-        For a protocol that tells only the sum of all chunks, at the end.
+        Meant for a protocol that reports only the total, at the end. `tokens` replaces the total
+        recorded so far, too.
         """
         chunks = len(self.counts)
         self.tokens = tokens
@@ -51,12 +53,15 @@ class Sample:
         )
 
     def finish(self, now: float, code: str = "") -> None:
-        """Record that the request ended at `now`; an empty `code` means that it succeeded."""
+        """Record that the request ended at `now`, in seconds of the samples' clock.
+
+        `code` is the error code with which it failed; an empty one means that it succeeded.
+        """
         self.ended, self.code = now, code
 
     @property
     def is_ok(self) -> bool:
-        """True if the request has ended, without an error."""
+        """True if the request has ended without an error; False while it runs or if it failed."""
         return self.ended is not None and not self.code
 
     def gaps(self) -> Iterable[float]:
@@ -66,7 +71,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of a measure, in milliseconds unless its name says another unit."""
+    """The distribution of `count` measured values; the other fields are in the values' unit.
+
+    In a `LoadReport` that unit is milliseconds. `p50`, `p95` and `p99` are percentiles.
+    """
 
     count: int
     mean: float
@@ -78,13 +86,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The results of one load. Latencies are of completed requests only; `errors` counts by code.
+    """The results of one load.
 
-    `seconds` is the time that was measured; `tokens_per_second` counts the tokens that arrived
-    within it. In `latencies_ms`, names with `_since_sent` count from the sending of a request and
-    describe the server alone; the others count from the time at which it was due, and describe what
-    a user would experience. `stages_ms` are the times that the gateway reports in `timing`.
-    `later_attempts` counts attempts of workers after the first one for a request.
+    `completed` counts the requests that ended without an error; latencies and stages are of these
+    only. `errors` counts the others by error code. `seconds` is the length of the measured time;
+    tokens and requests per second count what arrived or ended within it. In `latencies_ms`, names
+    with `_since_sent` count from the sending of a request and describe the server alone. The others
+    count from the time at which it was due and describe what a user would experience. `stages_ms`
+    are the times that the gateway reports in `timing`. `later_attempts` counts workers' attempts
+    after the first one at each request, which follow a failure.
     """
 
     seconds: float
@@ -121,11 +131,12 @@ def compute_spread(values: Iterable[float], scale: float = 1.0) -> Spread | None
 def make_report(
     samples: Sequence[Sample], began: float, window: float | None, is_open: bool
 ) -> LoadReport:
-    """Return the report of a load that began at `began`, from the records of its requests.
+    """Return the report of a load from `samples`, the records of its requests.
 
-    `window` is for how many seconds it was kept up. With None, the time is measured until the last
-    request ended, since a load of a given number of requests has no other end. Only the report of
-    an open loop (`is_open`) has latencies since sending, apart from those since the due time.
+    `began` is the time of the load's start, in seconds of the samples' clock. `window` is the
+    number of seconds to measure from then. With None the measured time lasts until the last request
+    ended, since a load of a given number of requests has no other end. Latencies since sending are
+    included only for an open loop (`is_open`), which sends each request at a set time.
     """
     good = [sample for sample in samples if sample.is_ok]
     last = max((sample.ended for sample in samples if sample.ended is not None), default=began)
@@ -194,14 +205,17 @@ def _stages(good: Iterable[Sample]) -> dict[str, Spread]:
 
 @dataclass
 class Tally:
-    """Counts of ended requests and their tokens so far, so that a progress bar reads no samples."""
+    """The counts of a load's ended requests and of their tokens so far, for a progress bar.
+
+    `done` counts requests that succeeded, `failed` the others.
+    """
 
     done: int = 0
     failed: int = 0
     tokens: int = 0
 
     def add(self, sample: Sample) -> None:
-        """Count a request that has ended, by success or failure, and its tokens."""
+        """Add a request that has ended to `done` or `failed`, and its tokens to `tokens`."""
         self.done += sample.is_ok
         self.failed += not sample.is_ok
         self.tokens += sample.tokens

@@ -20,9 +20,9 @@ class PlotUnavailable(MillstreamError):
 
 
 def require_matplotlib() -> None:
-    """Raise `PlotUnavailable` if matplotlib is not installed.
+    """Raise `PlotUnavailable` if matplotlib is not installed; otherwise do nothing.
 
-    Called before the load, so that a missing library is found before the load has run.
+    To be called before the load, so that a missing library does not fail the plot after it.
     """
     try:
         import matplotlib  # noqa: F401  # imported only to check that it is installed
@@ -31,11 +31,11 @@ def require_matplotlib() -> None:
 
 
 def draw_plot(path: Path, samples: Sequence[Sample], began: float) -> None:
-    """Write a PNG file with the latencies of the completed requests of a load.
+    """Write a PNG file to `path` with plots of the latencies of a load's completed requests.
 
     The plots show the time to first token and the time between tokens, each as a distribution and
-    over time. `began` is the clock's time at the start of the load. Without completed requests the
-    axes are empty.
+    over time. `began` is the time at the start of the load, in seconds of the samples' clock. If no
+    request was completed, the plots are empty. An existing file is replaced. Needs matplotlib.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 class Prompts:
     """Makes the prompts of a load: random token ids, or random letters for an unknown vocabulary.
 
-    `vocabulary` is the number of token ids; with None a prompt is text, of one letter for each
-    token asked for. Each prompt is a slice of one random pool, since drawing every token would cost
-    more than sending it. A slice begins where another one did only after all `POOL` begins were
-    used.
+    `vocabulary` is the number of token ids of the model; with None a prompt is text, with one
+    letter for each token asked for. The same `seed` gives the same prompts. Each prompt is a slice
+    of one random pool, because drawing every token would cost more than sending it. Of 65,536
+    (`POOL`) prompts in a row, no two begin at the same place in the pool.
     """
 
     def __init__(self, vocabulary: int | None, seed: int) -> None:
@@ -23,7 +23,10 @@ class Prompts:
         self._start = 0
 
     def make_prompt(self, tokens: int) -> list[int] | str:
-        """Return the next prompt: a list of `tokens` token ids, or a text of as many letters."""
+        """Return the next prompt: a list of `tokens` token ids, or a text of `tokens` letters.
+
+        It is a text only if the vocabulary is unknown.
+        """
         self._start = (self._start + STRIDE) % POOL
         ids = self._ids[self._start : self._start + tokens]
         while len(ids) < tokens:

@@ -26,10 +26,10 @@ RATE = "{task.fields[rate]:,.0f} tokens/s"
 
 
 class RunningLoad(Protocol):
-    """A load in progress, as the progress bar reads it.
+    """The interface by which a progress bar reads a load in progress; `LoadGenerator` has it.
 
-    `elapsed` is in seconds, `running` is the number of requests that have not ended, and `tally`
-    counts those that have.
+    `elapsed` is the number of seconds since the start, `running` the number of requests that were
+    sent and have not ended, and `tally` the counts of those that have ended.
     """
 
     tally: Tally
@@ -47,9 +47,10 @@ def print_report(
     summary: LoadReport,
     cpu: Mapping[str, float | None],
 ) -> None:
-    """Print a load's report to stdout, as tables or as JSON.
+    """Print a load's report to stdout, as JSON if `settings.as_json`, else as tables.
 
-    `cpu` has the CPU time in µs per token by process name; it is added to the report.
+    `cpu` is added to the report: the CPU time in µs per token by process name, None for a process
+    that has ended.
     """
     summary = replace(summary, cpu_us_per_token=dict(cpu))
     if settings.as_json:
@@ -59,9 +60,10 @@ def print_report(
 
 
 def to_json(settings: BenchSettings, models: list[TargetModel], summary: LoadReport) -> str:
-    """Return the load's settings and its report as indented JSON.
+    """Return the settings of a load and its report as one indented JSON text.
 
-    The API key, and settings that do not describe the load, are left out.
+    The object has the entries `load` and `report`. The API key is never included, nor are settings
+    that do not describe the load, such as `log_level`.
     """
     load = settings.model_dump(
         mode="json", exclude={"api_key", "as_json", "config", "log_level", "plot", "pids"}
@@ -73,7 +75,7 @@ def to_json(settings: BenchSettings, models: list[TargetModel], summary: LoadRep
 
 
 def render_report(models: list[TargetModel], summary: LoadReport) -> Group:
-    """Return the report as rich lines and tables for a terminal."""
+    """Return a load's report for a terminal: lines of totals, and tables of the distributions."""
     parts: list[RenderableType] = [*_summary_lines(models, summary)]
     parts.append(_spread_table("latency, ms", summary.latencies_ms))
     if summary.stages_ms:
@@ -121,7 +123,10 @@ def _cpu_table(cpu: Mapping[str, float | None]) -> Table:
 
 @contextmanager
 def show_progress(settings: BenchSettings, load: RunningLoad) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on stderr during the `with` block; yield the function that updates it."""
+    """Show a progress bar on stderr during the `with` block; yield a function that redraws it.
+
+    The function takes no argument and reads `load`. The bar is not redrawn unless it is called.
+    """
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn(COUNTS), TextColumn(RATE))
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task(

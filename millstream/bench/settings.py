@@ -88,15 +88,24 @@ class BenchSettings(DiscoverySettings):
 
     @property
     def is_open(self) -> bool:
-        """True for an open loop, which sends each request at its time, whatever else runs."""
+        """True for an open loop, which sends each request at a set time, whatever else runs.
+
+        False for a closed loop, which sends a request when an earlier one has ended.
+        """
         return not self.concurrency and bool(self.rate or self.trace)
 
     @property
     def open_seconds(self) -> float | None:
-        """Seconds after which an open loop sends no more; None for a closed loop, or no limit."""
+        """Seconds after which an open loop sends no more requests.
+
+        None for a closed loop, and for an open one that only the number of requests ends.
+        """
         return self.seconds if self.is_open else None
 
     @property
     def seconds(self) -> float | None:
-        """Seconds for which the load is kept up; None if only `requests` ends it."""
+        """Seconds after which the load sends no more: `duration`, or 30 if nothing limits it.
+
+        None if `requests` is given and `duration` is not, so that only the number ends the load.
+        """
         return self.duration if self.duration or self.requests else DEFAULT_SECONDS

@@ -13,10 +13,13 @@ DONE = b"[DONE]"
 
 
 class SseReader:
-    """Reads the streamed answer to one request, piece by piece, into `sample`.
+    """Parses the SSE answer to one request and records its chunks in `sample`.
 
-    The events do not say how many tokens they carry, so the sum in `usage`, which comes at the end,
-    is spread evenly over them. An error that comes as an event is kept in `error_code`.
+    One instance is for one request: the caller passes each piece of the body to `feed` and then
+    asks `final_code` how the request went. The events do not say how many tokens they carry, so
+    each counts as one token until the total in `usage`, which comes at the end, is spread evenly
+    over them. `error_code` is the code of an error that came as an event, else empty; `is_complete`
+    is True once the last event (`[DONE]`) has come.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -25,9 +28,10 @@ class SseReader:
         self.is_complete = False
 
     def feed(self, body: bytes, now: float) -> None:
-        """Read the next piece of the response's body, which arrived at `now`.
+        """Parse the next piece of the response's body and record the events it completes.
 
-        Raises `ValueError` for an event that is not JSON.
+        `now` is the piece's time of arrival, in the clock's seconds. An incomplete line is kept for
+        the next piece. Raises `ValueError` for an event that is not JSON.
         """
         *lines, self._buffer = (self._buffer + body).split(b"\n")
         for line in lines:
@@ -48,10 +52,11 @@ class SseReader:
             self._sample.spread_tokens(usage["completion_tokens"])
 
     def final_code(self, status: int) -> str:
-        """Return the error code of the answer, once it has ended; empty if it was successful.
+        """Return the error code of an answer that has ended; empty if it was complete.
 
-        `status` is the response's HTTP status. A stream without its last event is
-        `connection_closed`; an error response that names no code is `http_` and the status.
+        `status` is the response's HTTP status. For a status other than 200 the code is that of the
+        body's error, or `http_` and the status if it has none. For 200 it is `error_code`, or
+        `connection_closed` for a stream without its last event. Raises nothing.
         """
         if status != 200:
             return _parse_error_code(self._buffer, status)
@@ -66,9 +71,10 @@ def _parse_error_code(body: bytes, status: int) -> str:
 
 
 class SseClient:
-    """The load client over HTTP with SSE, which sends one request at a time on each connection.
+    """The `BenchClient` over HTTP with SSE, which sends one request at a time on each connection.
 
-    Connections that are idle are used again; another one is opened when all are busy.
+    Entering the context opens one connection. An idle connection is used again, and a new one is
+    opened when all are busy, without a limit.
     """
 
     def __init__(self, address: GatewayAddress, clock: Clock) -> None:

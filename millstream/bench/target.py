@@ -13,9 +13,10 @@ from streams.errors import ModelNotFound
 
 @dataclass(frozen=True)
 class TargetModel:
-    """A model that the gateway offers: its name, vocabulary size and context length in tokens.
+    """A model to which a load is sent, as the gateway's `/v1/models` describes it.
 
-    Vocabulary and context are None if the gateway does not say.
+    `vocabulary` is its number of token ids and `context` its context length in tokens; each is None
+    if the gateway does not say.
     """
 
     name: str
@@ -24,10 +25,10 @@ class TargetModel:
 
 
 def resolve_address(settings: BenchSettings) -> GatewayAddress:
-    """Return the gateway's address, with the API key of the settings.
+    """Return the gateway's URL from the settings, with the API key to use.
 
-    If the settings have none, it is the key that `millstream up` saved in the data directory; if
-    there is none either, no key is sent.
+    The key is that of the settings, else the one that `millstream up` has saved in the data
+    directory, else None, with which no key is sent. Whether the gateway answers is not checked.
     """
     key = settings.api_key
     text = key.get_secret_value() if key else _read_saved_key(settings.data_dir)
@@ -42,12 +43,12 @@ def _read_saved_key(data_dir: Path) -> str | None:
 async def fetch_models(
     address: GatewayAddress, names: tuple[str, ...], clock: Clock
 ) -> list[TargetModel]:
-    """Ask the gateway for its models and return the named ones, in the order of `names`.
+    """Ask the gateway for its models and return those named in `names`, in that order.
 
-    Without names, return one model that generates text, if possible one that has workers. Raises
-    `ModelNotFound` for a name that the gateway does not offer. Raises `Unreachable` if the gateway
-    does not answer, answers with an error (the message has its words), or has no model that
-    generates.
+    If `names` is empty, the list has one model that generates text: the first one that has workers,
+    else the first. Raises `ModelNotFound` for a name that the gateway does not offer. Raises
+    `Unreachable` if the gateway cannot be reached or answers with an error, whose message is
+    included, or if `names` is empty and no model generates text.
     """
     status, body = await get_json(address, "/v1/models", clock)
     if status != 200:

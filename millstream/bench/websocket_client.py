@@ -35,7 +35,11 @@ DATA = (Opcode.TEXT, Opcode.BINARY)
 
 @dataclass(frozen=True)
 class Codec:
-    """An encoding of WebSocket frames, and the subprotocol that asks the gateway for it."""
+    """An encoding of WebSocket frames (JSON or msgpack), one entry of `CODECS`.
+
+    `subprotocol` is the name that asks the gateway for this encoding in the handshake, and `opcode`
+    the type of the frames. `dumps` encodes a frame and `loads` decodes one.
+    """
 
     subprotocol: Subprotocol
     opcode: Opcode
@@ -86,10 +90,12 @@ class _OpenRequest:
 
 
 class MultiplexedSocket(asyncio.Protocol):
-    """One WebSocket of a load, with all requests that run on it at the same time.
+    """One WebSocket to the gateway, shared by all requests of a load that run on it at a time.
 
-    `opened` is done once the handshake is accepted, or has the `Unreachable` that says why it was
-    not. `closed` is done when the connection has ended.
+    It is an asyncio protocol, used by `WebSocketClient`. `opened` is a future that completes when
+    the gateway accepts the handshake, or fails with an `Unreachable` that says why it did not.
+    `closed` completes when the connection has ended; requests that run then end with the code
+    `connection_closed`.
     """
 
     def __init__(self, address: GatewayAddress, codec: Codec, clock: Clock) -> None:
@@ -106,14 +112,15 @@ class MultiplexedSocket(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True from the accepted handshake until the connection is closing."""
+        """True from the accepted handshake until either side begins to close the connection."""
         return self._protocol.state is State.OPEN and not self.closed.done()
 
     async def run_request(self, request: LoadRequest, sample: Sample) -> None:
         """Send one request, record the answer in `sample`, and return when the request has ended.
 
-        An error, the end of the connection included, is recorded as the sample's code and not
-        raised. Cancelling sends a cancel for the request.
+        An error is not raised: its code is recorded as `sample.code`, which is `connection_closed`
+        if the connection ends first. Cancelling asks the gateway to cancel the request, without
+        waiting for its answer.
         """
         id = f"{next(self._ids):x}"
         open_request = self._requests[id] = _OpenRequest(
@@ -129,10 +136,10 @@ class MultiplexedSocket(asyncio.Protocol):
             self._requests.pop(id, None)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one frame without waiting; drop it if the socket is not open.
+        """Encode one frame and write it to the socket; returns at once.
 
-        Nothing is lost by that, because the requests of a socket that was closed have ended
-        already.
+        If the socket is not open, the frame is dropped without an error. Nothing is lost by that,
+        because all requests of a closed socket have ended.
         """
         if not self.is_open:
             return
@@ -144,13 +151,16 @@ class MultiplexedSocket(asyncio.Protocol):
         self._flush()
 
     def close(self) -> None:
-        """Send a close frame, once; `closed` is done when the server has closed in turn."""
+        """Begin to close the socket by sending a close frame, and return at once. Idempotent.
+
+        The future `closed` completes when the server has closed the connection in turn.
+        """
         if self.is_open:
             self._protocol.send_close()
             self._flush()
 
     def abort(self) -> None:
-        """Drop the connection at once, without a close frame."""
+        """Drop the connection at once, without a close frame. Idempotent."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -224,10 +234,11 @@ def _make_generate_frame(id: str, request: LoadRequest) -> dict[str, Any]:
 
 
 class WebSocketClient:
-    """The load client over WebSocket: spreads requests over `sockets` connections in turn.
+    """The `BenchClient` over WebSocket, which spreads requests in turn over `sockets` connections.
 
-    Opening it opens all of them. One that was lost is opened again by the next request whose turn
-    it is.
+    Entering the context opens all connections, and raises `Unreachable` if one cannot be opened. A
+    lost connection is opened again by the next request that is to use it. `codec` is a key of
+    `CODECS`.
     """
 
     def __init__(self, address: GatewayAddress, codec: str, sockets: int, clock: Clock) -> None:

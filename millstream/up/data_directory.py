@@ -50,7 +50,7 @@ class DataDirectory:
         return file.read_text().strip() if file.exists() else f"sk-{secrets.token_urlsafe(24)}"
 
     def save_api_key(self, key: str) -> None:
-        """Write `key` to the API key file, in place of an earlier key, for clients and later starts.
+        """Write `key` to the API key file, in place of an earlier one, for clients and restarts.
 
         Only the file's owner can read the file. The replacement is atomic: a reader sees the old
         key or the new one, never a part.

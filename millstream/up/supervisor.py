@@ -69,7 +69,7 @@ class ProcessManager:
         self._children: dict[str, list[ChildProcess]] = {}  # by service
 
     def add(self, service: str, program: Program, on_death: OnDeath | None = None) -> ChildProcess:
-        """Start a program as a child process and return at once, before it runs.
+        """Return a new `ChildProcess` at once, and start its program in a task.
 
         `service` is a key of `DRAIN_SHARES`, by which `stop` orders the processes. The program is
         started again after each death; `on_death` is awaited before that. Until `mark_started` is

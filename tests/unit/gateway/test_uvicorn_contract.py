@@ -21,17 +21,45 @@ from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
 from gateway.server.http_protocol import HttpProtocol
+from gateway.server.response_cycle import ResponseCycle
 from gateway.server.websocket_protocol import WebSocketProtocol
 
 ROOT = Path(__file__).parents[3]
-HTTP_STATE = {"config", "connections", "cycle", "headers", "loop", "transport"}
+HTTP_STATE = {
+    "config",
+    "connections",
+    "cycle",
+    "headers",
+    "loop",
+    "parser",
+    "pipeline",
+    "scope",
+    "timeout_keep_alive",
+    "transport",
+}
+CYCLE_STATE = {
+    "chunked_encoding",
+    "disconnected",
+    "expected_content_length",
+    "keep_alive",
+    "message_event",
+    "more_body",
+    "response_complete",
+    "response_started",
+    "scope",
+    "waiting_for_100_continue",
+}
 HTTP_METHODS = {
+    "_unset_keepalive_if_required": "(self)",
     "connection_lost": "(self, exc)",
     "connection_made": "(self, transport)",
     "data_received": "(self, data)",
+    "handle_websocket_upgrade": "(self)",
+    "on_body": "(self, body)",
     "on_header": "(self, name, value)",
     "on_headers_complete": "(self)",
     "on_message_begin": "(self)",
+    "on_message_complete": "(self)",
     "on_response_complete": "(self)",
     "on_url": "(self, url)",
     "pause_writing": "(self)",
@@ -99,7 +127,9 @@ async def test_an_http_protocol_has_the_state_that_is_read_or_written() -> None:
     protocol = await made(HttpToolsProtocol)
     assert {name for name in HTTP_STATE if not hasattr(protocol, name)} == set()
     assert "self.url = " in inspect.getsource(HttpToolsProtocol)  # from the first line on
-    assert "response_complete" in inspect.getsource(RequestResponseCycle.__init__)
+    made_by = inspect.getsource(RequestResponseCycle.__init__)
+    assert {name for name in CYCLE_STATE if f"self.{name}" not in made_by} == set()
+    assert signature(RequestResponseCycle.send) == signature(ResponseCycle.send)
     assert httptools_impl.STATUS_LINE[200].startswith(b"HTTP/1.1 200 ")
 
 
@@ -110,6 +140,7 @@ async def test_a_websocket_protocol_has_the_state_that_is_read_or_written() -> N
     missing = {n for n in WEBSOCKET_STATE if not hasattr(protocol, n) and n not in initialised}
     assert missing == set()
     assert hasattr(ServerProtocol(), "current_size")
+    assert signature(ServerProtocol.reject) == "(self, status, text)"
     assert hasattr(StreamReader(), "buffer")
 
 

@@ -309,7 +309,7 @@ async def test_connections_inherit_what_the_kernel_bounds() -> None:
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             bounds = {
-                socket.TCP_USER_TIMEOUT: uvicorn_server.TCP_TIMEOUT_SECONDS * 1000,
+                socket.TCP_USER_TIMEOUT: server_config.TCP_TIMEOUT_SECONDS * 1000,
                 socket.TCP_NOTSENT_LOWAT: uvicorn_server.UNSENT_BYTES,
             }
             for option, value in bounds.items():

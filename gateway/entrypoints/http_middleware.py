@@ -1,0 +1,59 @@
+"""What is the same for every HTTP request and response, whatever its path."""
+
+import secrets
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_ID = "request_id"  # in the state of a scope: the id of the accepted request
+_STARTS = ("http.response.start", "websocket.http.response.start")
+_EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "server-timing",
+    "x-should-retry",
+    *(
+        f"x-ratelimit-{fact}-{unit}"
+        for fact in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+)
+_PREFLIGHT_SECONDS = 600
+
+
+def wrap(application: ASGIApp, cors_origins: tuple[str, ...]) -> ASGIApp:
+    """Return the application with request ids, one spelling of paths, and CORS for some origins."""
+    if cors_origins:
+        application = CORSMiddleware(
+            application,
+            allow_origins=cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=_EXPOSED_HEADERS,
+            max_age=_PREFLIGHT_SECONDS,
+        )
+    return RequestIds(application)
+
+
+class RequestIds:
+    """Adds `x-request-id` to every response: the accepted request's id, or else a random one.
+
+    A slash at the end of a path is taken off, so that no client needs a redirect.
+    """
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {})
+        if scope["type"] == "http" and scope["path"] != "/":
+            scope["path"] = scope["path"].rstrip("/") or "/"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in _STARTS:
+                request_id = state.get(REQUEST_ID) or secrets.token_hex(16)
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._application(scope, receive, send_with_id)

@@ -1,0 +1,81 @@
+"""Event ids: a stream that is cut anywhere, and goes on, is the stream that was not cut."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from api import sse
+from api.event_ids import ChoicePosition, EventNumbering, StreamPosition, parse_event_id
+from api.tool_calls import HERMES, ToolParser
+from streams.errors import BadRequest
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "sea"}}</tool_call>'
+TEXTS = (["one ", "two", " three"], ["Say: ", CALL[:9], CALL[9:], CALL, " end"])
+
+
+def chunks(choice: int, texts: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"type": "chunk", "choice": choice, "index": 2 * i, "count": 2, "text": text}
+        for i, text in enumerate(texts)
+    ]
+
+
+def stream(had: StreamPosition, texts: tuple[list[str], ...] = TEXTS) -> list[bytes]:
+    """The events of a chat with two choices, the second of which may call tools."""
+    numbering = EventNumbering(had)
+    plain = sse.ChatEvents("r", "m", had.created, 0)
+    tools = sse.ToolCallEvents(ToolParser(HERMES, "r", True, {"look"}), "r", "m", had.created, 1)
+    found = b"".join(numbering.other(i, each.opening()) for i, each in enumerate((plain, tools)))
+    for choice, events in enumerate((plain, tools)):
+        for record in chunks(choice, texts[choice]):
+            for part in numbering.split(record):
+                found += numbering.output(choice, events.text(part["text"]), part)
+        found += numbering.other(choice, events.finish("stop"))
+    found += numbering.ending(plain.usage({"total_tokens": 1}) + sse.DONE)
+    return [event + b"\n\n" for event in found.split(b"\n\n")[:-1]]
+
+
+BEGIN = StreamPosition(7, (ChoicePosition(), ChoicePosition()))
+
+
+def event_id(event: bytes) -> str:
+    return event.partition(b"\n")[0].removeprefix(b"id: ").decode()
+
+
+def test_a_cut_behind_any_event_leaves_nothing_out_and_repeats_nothing() -> None:
+    """Also between the events of one record: a call has two, the end of a choice may have more."""
+    whole = stream(BEGIN)
+    assert len(whole) > 12
+    for cut in range(1, len(whole) + 1):
+        had = parse_event_id(event_id(whole[cut - 1]), 2)
+        assert whole[:cut] + stream(had) == whole
+
+
+def test_every_event_has_an_id_of_its_own() -> None:
+    ids = list(map(event_id, stream(BEGIN)))
+    assert all(before != after for before, after in pairwise(ids))
+
+
+def text_of(events: list[bytes]) -> str:
+    data = [event.partition(b'"content":"')[2].partition(b'"')[0].decode() for event in events]
+    return "".join(data)
+
+
+def test_other_records_with_the_same_output_are_cut_where_the_client_is() -> None:
+    """After a failure the same tokens may be stored in other pieces."""
+    whole = stream(BEGIN)
+    had = parse_event_id(event_id(whole[3]), 2)  # behind "one " and "two"
+    assert had.choices[0] == (4, 7, 0)
+    other = (["one", "  two three".replace("  ", " ", 1)], TEXTS[1])
+    pieces = {"type": "chunk", "choice": 0, "index": 0, "count": 6, "text": "one two three"}
+    parts = list(EventNumbering(had).split(pieces))
+    assert [(part["count"], part["text"]) for part in parts] == [(4, "one two"), (2, " three")]
+    assert other
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "7-1.2.3-0", "7-1.2.3,1.2-0", "7-1.2.3,1.2.3", "-1"])
+def test_what_is_no_id_of_this_stream_is_a_bad_request(wrong: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        parse_event_id(wrong, 2)
+    assert error.value.field == "Last-Event-ID"
