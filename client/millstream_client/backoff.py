@@ -10,9 +10,11 @@ from random import random
 
 @dataclass(frozen=True)
 class Backoff:
-    """Random delays: up to `initial` seconds, doubled after each failure, up to `maximum` seconds.
+    """Computes random pauses before retries; the caller counts the failures and does the waiting.
 
-    `draw` returns a random number from 0 to 1.
+    The pause after the first failure is between 0 and `initial` seconds. The upper bound doubles
+    with each further failure in a row, until it is `maximum` seconds. `draw` returns a random
+    number from 0 to 1.
     """
 
     initial: float
@@ -20,7 +22,10 @@ class Backoff:
     draw: Callable[[], float] = random
 
     def delay(self, failures: int) -> float:
-        """Return a random number of seconds to wait after so many failures in a row; 0 for none."""
+        """Return a random number of seconds to wait after `failures` failures in a row.
+
+        Returns 0 if `failures` is 0.
+        """
         if not failures:
             return 0.0
         return self.draw() * min(self.maximum, self.initial * 2.0 ** min(failures - 1, 32))

@@ -19,14 +19,16 @@ PATIENCE_SECONDS = 30.0
 class Client:
     """Client of Millstream over a WebSocket, used as an asynchronous context in one event loop.
 
-    `gateways` are URLs like `http://10.0.0.1:8080`, all of one installation (cell); one is used at
-    a time. When it dies, shuts down or freezes, the client connects to the next one and every
-    request continues where it was: no token is lost, none comes twice, nothing runs twice. Raises
-    `ValueError` for an empty list or a URL of another form.
+    `gateways` are URLs like `http://10.0.0.1:8080`, all of one installation; one is used at a time.
+    When that gateway dies, shuts down or freezes, the client connects to the next one and every
+    request continues where it was: no token is lost, none comes twice, nothing runs twice. The
+    constructor raises `ValueError` for an empty list or a URL of another form, and connects to
+    nothing.
 
-    A refusal that says when to try again is retried by the client, within a budget of a tenth of
-    its requests and ten a second. `patience` is how many seconds a request may be delayed by
-    refusals, or by gateways that cannot be reached, before it fails.
+    If a gateway refuses a request and says when to try again, the client sends the request again
+    then. Such retries are limited to a tenth of the number of requests plus ten a second; further
+    ones wait. `patience` is how many seconds a request may be delayed by refusals, or by gateways
+    that cannot be reached, before it fails with the refusal or with `NotConnected`.
     """
 
     def __init__(
@@ -53,11 +55,11 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel all running requests and close the connection. Idempotent.
+        """Cancel all running requests, and return when the connection is closed. Idempotent.
 
-        Whoever still waits for one of them gets `Cancelled`, and requests made later raise
-        `NotConnected`. If there is no connection, waits up to one second for one, to cancel the
-        requests over it.
+        Code that waits for a cancelled request gets `Cancelled`, and a request that is sent later
+        raises `NotConnected`. If requests run and there is no connection at present, this waits up
+        to one second for a new one over which to cancel them.
         """
         if self._session:
             await self._session.close()

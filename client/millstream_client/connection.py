@@ -17,9 +17,10 @@ OnMessage = Callable[[str | bytes], None]
 
 
 class Connection:
-    """One open WebSocket to the gateway at `url`, used by a session while `run` runs.
+    """One open WebSocket to the gateway at `url`, as `Connector.connect_next` returns it.
 
-    `is_draining` is set by the session when the gateway asks its clients to leave.
+    Frames are sent and received only while `run` runs. The session sets `is_draining` when the
+    gateway has announced that it shuts down.
     """
 
     def __init__(self, url: str, socket: ClientConnection) -> None:
@@ -29,7 +30,10 @@ class Connection:
 
     @property
     def was_frame_too_big(self) -> bool:
-        """True if the gateway closed the connection since it does not take a frame that large."""
+        """True if the gateway closed the connection because a frame was larger than it accepts.
+
+        False while the connection is open, and after any other end.
+        """
         return self._socket.close_code == _TOO_BIG
 
     def send(self, text: str) -> None:
@@ -40,9 +44,9 @@ class Connection:
         self._outgoing.put_nowait(text)
 
     def close(self) -> None:
-        """Have `run` close the connection once all queued frames are sent; returns at once.
+        """Tell `run` to close the connection after all frames queued before; returns at once.
 
-        Idempotent.
+        Idempotent. Frames queued later are not sent.
         """
         self._outgoing.put_nowait(None)
 
@@ -56,7 +60,7 @@ class Connection:
         The connection is closed with a protocol error if `receive` raises `ValueError`, `KeyError`,
         `TypeError` or `AttributeError` for a frame, and dropped if the gateway leaves a ping
         unanswered for `PONG_SECONDS` (3). Returns when the connection is lost or closed, and raises
-        nothing then. Cancelling drops it.
+        nothing then. Cancelling drops the connection at once.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

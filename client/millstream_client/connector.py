@@ -25,7 +25,8 @@ _PROTOCOL = Subprotocol("millstream.v1.json")
 class Connector:
     """Connects to the gateways in turn, in a random order so that clients spread over them.
 
-    `len()` is the number of gateways. Raises `ValueError` for an empty list or something that is
+    Each client has one, and calls `connect_next` after waiting for `delay` seconds. `len()` is the
+    number of gateways. The constructor raises `ValueError` for an empty list or something that is
     not a gateway's URL.
     """
 
@@ -42,24 +43,28 @@ class Connector:
         return len(self._urls)
 
     def delay(self) -> float:
-        """Return the seconds to wait before the next `connect_next`.
+        """Return how many seconds the caller should wait before the next `connect_next`.
 
-        0 while not all gateways have been tried in this round. After each round without a gateway
-        that works, a random backoff that grows with the rounds, or the time that the last refusal
-        asked for if that is longer.
+        Returns 0 until each gateway has been tried once since the last that worked, and within each
+        later round of tries. Between rounds the pause is random, up to 0.1 s at first and 2 s at
+        most, or the time that the last refusal asked for if that is longer.
         """
         rounds, tried = divmod(self._failures, len(self._urls))
         return 0.0 if tried else max(self._retry_after, self._backoff.delay(rounds))
 
     def mark_working(self) -> None:
-        """Reset the backoff, since the gateway that was connected last answers."""
+        """Forget all failures, so that `delay` is 0 again.
+
+        To be called when the gateway that was connected last has sent a frame.
+        """
         self._failures = 0
 
     async def connect_next(self) -> Connection:
-        """Connect to the next gateway and return the open connection; tries once, for at most 3 s.
+        """Try once, for at most 3 s, to connect to the next gateway; return the open connection.
 
-        Raises the `MillstreamError` with which the gateway refused the connection, else
-        `NotConnected`. Does not wait for `delay`.
+        Raises the `MillstreamError` that the gateway gives as its reason for refusing the
+        connection, or `NotConnected` if it gives none or cannot be reached. Waiting for `delay`
+        beforehand is left to the caller.
         """
         url = self._urls[0]
         self._urls.rotate(-1)

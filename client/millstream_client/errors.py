@@ -22,10 +22,11 @@ from typing import Any
 
 
 class MillstreamError(Exception):
-    """Root of all errors; itself raised for an error code that this version does not know.
+    """Base class of all errors; raised itself for an error code that this version does not know.
 
-    `code` is the error code of the gateway, `message` a sentence for people, and `retry_after` the
-    number of seconds after which a retry makes sense; None: never.
+    `code` is the gateway's error code and `message` its sentence for people. `retry_after` is the
+    number of seconds after which the same request is worth sending again; None if the gateway named
+    no time, and then the client does not retry.
     """
 
     code = "internal_error"
@@ -120,34 +121,36 @@ class HeadTooLarge(BadRequest):
 
 
 class TooSlow(BadRequest):
-    """The gateway did not receive the whole HTTP request in time."""
+    """The gateway did not receive the whole HTTP request within the time that it allows."""
 
     code = "request_timeout"
 
 
 class LargerThanQuota(BadRequest):
-    """The request needs more than a whole quota, so that it can never be accepted."""
+    """The request alone needs more than one of the tenant's or key's quotas, so it never fits."""
 
     code = "larger_than_quota"
 
 
 class Refused(MillstreamError):
-    """The request cannot be accepted now, and nothing of it was accepted; try again later.
+    """The request could not be served now, and may be at a later time.
 
-    Where the gateway said when, the client has retried as long as its patience and budget allowed.
+    If the gateway named a time to try again (`retry_after`), the client has done so until its
+    `patience` was over, and raises the last refusal. A request that no gateway accepted has not
+    run.
     """
 
     code = "overloaded"
 
 
 class QueueFull(Refused):
-    """The tenant has as many requests queued for this model and priority as it may."""
+    """The tenant already has as many queued requests for this model and priority as it may have."""
 
     code = "queue_full"
 
 
 class TooManyConnections(Refused):
-    """The tenant or the key has as many connections to this gateway as it may."""
+    """The tenant or the API key already has as many connections to this gateway as it may have."""
 
     code = "too_many_connections"
 
@@ -177,7 +180,7 @@ class NoWorkers(Refused):
 
 
 class BrokerUnavailable(Refused):
-    """The gateway could not store the request in time, for a fault on the server's side."""
+    """The gateway could not store the request in time, because of a fault on the server's side."""
 
     code = "broker_unavailable"
 
@@ -185,7 +188,8 @@ class BrokerUnavailable(Refused):
 class NotConnected(Refused):
     """No gateway could be reached within the client's patience, or the client was closed.
 
-    Raised by the client itself.
+    Raised by the client itself, not by a gateway. A request that a gateway had accepted before may
+    still run there.
     """
 
     code = "not_connected"
@@ -202,9 +206,10 @@ class DeadlineExceeded(Ended):
 
 
 class Cancelled(Ended):
-    """The request was cancelled by somebody else, or is read after its reader has closed it.
+    """The request was cancelled by somebody else, or it is read after its handle was closed.
 
-    After the reader's own `cancel`, no error is raised: the answer ends where it is.
+    Not raised after the reader's own call of `cancel`: the answer then ends early, with the finish
+    reason `cancelled`.
     """
 
     code = "cancelled"
@@ -223,25 +228,25 @@ class AdapterFailed(Ended):
 
 
 class AttemptsExhausted(Ended):
-    """Too many attempts to run the request failed, for example since workers died."""
+    """All attempts that a request may have have failed, for example because workers died."""
 
     code = "attempts_exhausted"
 
 
 class LogLost(Ended):
-    """A part of the output was lost, and the answer would have a gap. Send the request again."""
+    """A part of the output was lost, so the answer would have a gap. Send the request again."""
 
     code = "log_lost"
 
 
 class WorkLost(Ended):
-    """The request was removed from the broker before a worker had run it. Send it again."""
+    """The stored request was lost at the server before a worker had run it. Send it again."""
 
     code = "work_lost"
 
 
 class UpstreamRefused(Ended):
-    """The remote server that runs this model refuses the request; `message` is that server's."""
+    """The remote server that runs this model refused the request; `message` is its text."""
 
     code = "upstream_refused"
 
@@ -262,9 +267,11 @@ BY_CODE = {each.code: each for each in reversed([*_all_subclasses(MillstreamErro
 
 
 def error_of(facts: Mapping[str, Any]) -> MillstreamError:
-    """Return the error that an `error` frame or the `error` of an HTTP body describes.
+    """Return the exception for `facts`, an `error` frame or the `error` object of an HTTP body.
 
-    It is a `MillstreamError` itself for a code that this version does not know.
+    Its class is the one whose `code` is that of `facts`, or `MillstreamError` for a code that this
+    version does not know. The exception is not raised. Raises `ValueError` or `TypeError` if
+    `retry_after_ms` is not a number.
     """
     code = str(facts.get("code"))
     milliseconds = facts.get("retry_after_ms")

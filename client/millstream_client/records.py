@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token that could have been chosen; `logprob` is a natural logarithm."""
+    """One of the likeliest tokens at a place of an answer, with its natural log-probability."""
 
     token: int
     text: str
@@ -19,9 +19,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The token that was chosen, with its natural log-probability.
+    """The token that was chosen at one place of an answer, with its natural log-probability.
 
-    `top` has the likeliest tokens at this place, likeliest first; the chosen one need not be there.
+    `top` has the likeliest tokens at that place, likeliest first. The chosen token need not be
+    among them. `top` is empty if none were asked for.
     """
 
     token: int
@@ -32,11 +33,11 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next tokens of an answer: `count` tokens, of which the first is token `index`, from 0.
+    """The next `count` tokens of an answer; `index` is the position of the first, counted from 0.
 
-    The chunks of an answer follow each other without a gap. `text` may be empty, or contain text of
-    earlier tokens: text that later tokens could still change is held back. `logprobs` has one entry
-    per token; None if they were not asked for.
+    The chunks of an answer follow each other without a gap. `text` is empty or shorter while later
+    tokens could still change its end; that text comes with a later chunk. `logprobs` has one entry
+    per token, and is None if log-probabilities were not asked for.
     """
 
     index: int
@@ -47,7 +48,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The model and version that run a request, and the number of the worker's attempt, from 1."""
+    """A worker has begun to run the request: the model and version, and the attempt's number.
+
+    Attempts are counted from 1; a second one follows if the first one's worker has failed.
+    """
 
     model: str
     version: str
@@ -65,7 +69,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time that a request spent in each stage, in milliseconds; 0 for stages it did not pass."""
+    """The time that a request spent in each stage at the server, in milliseconds.
+
+    A stage through which the request did not pass has 0.
+    """
 
     admit: float = 0.0
     queue: float = 0.0
@@ -77,10 +84,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The normal end of a generation; `finish_reason` is `stop`, `length` or `cancelled`.
+    """The end of a generation that did not fail.
 
-    `stop`: the model ended its answer or a stop string came; `length`: the most tokens were
-    reached; `cancelled`: the caller cancelled it.
+    `finish_reason` is `stop` if the model ended its answer or a stop string came, `length` if the
+    limit of tokens was reached, and `cancelled` if the caller called `cancel`.
     """
 
     finish_reason: str
@@ -90,7 +97,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The raw answer to `embed` or `classify`: one item for each input, in their order."""
+    """The answer to `embed` or `classify` as the gateway sent it.
+
+    `data` has one JSON object for each input, in the order of the inputs.
+    """
 
     data: list[dict[str, Any]]
     usage: Usage
@@ -108,10 +118,10 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The class of one input: a score for each of the model's labels, and the name of the best.
+    """The classification of one input: the name of the best label, and a score for each label.
 
-    The scores are probabilities that add up to 1, unless the model's labels are independent, or it
-    is a regression.
+    `probs` has the scores of all labels of the model. They are probabilities that add up to 1,
+    unless the model's labels are independent of each other or the model is a regression.
     """
 
     label: str
@@ -132,22 +142,29 @@ R = TypeVar("R", Started, Usage, Timing, Classification)
 
 
 def build_record(record: type[R], frame: Frame) -> R:
-    """Return a `record` made of the fields of `frame` that it has; others are ignored.
+    """Return an instance of the class `record`, with its fields taken from the entries of `frame`.
 
-    Raises `TypeError` if a field without a default is missing.
+    Entries that the class does not have are ignored. Raises `TypeError` if a field without a
+    default is missing; the values are not checked.
     """
     return record(**{f.name: frame[f.name] for f in fields(record) if f.name in frame})
 
 
 def parse_chunk(frame: Frame) -> Chunk:
-    """Return the chunk in a `chunk` frame. Raises `KeyError` or `TypeError` for a malformed one."""
+    """Return the chunk in a `chunk` frame.
+
+    Raises `KeyError` or `TypeError` if the frame lacks a field or has one of another form.
+    """
     entries = frame.get("logprobs")
     logprobs = None if entries is None else tuple(map(_parse_logprob, entries))
     return Chunk(frame["index"], frame["count"], frame["text"], logprobs)
 
 
 def parse_done(frame: Frame) -> Done:
-    """Return the end in a `done` frame. Raises `KeyError` or `TypeError` for a malformed one."""
+    """Return finish reason, usage and timing from a `done` frame, which ends a generation.
+
+    Raises `KeyError` or `TypeError` if the frame lacks a field or has one of another form.
+    """
     return Done(
         frame["finish_reason"],
         build_record(Usage, frame["usage"]),

@@ -11,11 +11,12 @@ from millstream_client.session import Session
 
 
 class RequestHandle:
-    """A handle of one request, which is sent when the handle is entered or first awaited.
+    """The caller's handle of one request: `async with` or the first `await` sends the request.
 
-    The request is cancelled when it is left before its end: by leaving the context or, without a
-    context, by cancelling the task that waits for it, or by dropping the last reference to the
-    handle. `deadline` is in seconds from when it is first sent.
+    A request that has not ended is cancelled when its handle's context is left. Without a context
+    it is cancelled when the task that waits for it is cancelled. In both cases it is cancelled when
+    the last reference to the handle is dropped. `deadline` is the number of seconds, from the
+    sending, after which the request fails with `DeadlineExceeded`; None sets no limit here.
     """
 
     def __init__(self, session: Session, frame: dict[str, Any], deadline: float | None) -> None:
@@ -33,7 +34,10 @@ class RequestHandle:
 
     @property
     def started(self) -> Started | None:
-        """The model, version and attempt that run the request; None until a worker begins it."""
+        """The model and version that run the request, and the number of the worker's attempt.
+
+        None until a worker has begun the request.
+        """
         return self._state.started
 
     async def __aenter__(self) -> Self:
@@ -60,27 +64,29 @@ class RequestHandle:
             self._loop.call_soon_threadsafe(self._session.abandon, self._state)
 
     def cancel(self) -> None:
-        """Ask the gateway to end the request; returns at once. Idempotent.
+        """Ask the gateway to end the request early; returns at once. Idempotent.
 
-        The tokens generated until then can still be read; then the answer ends with the finish
-        reason `cancelled`, without an error.
+        The tokens generated until then can still be read. The answer then ends with the finish
+        reason `cancelled` instead of an error. A request that has ended is not changed.
         """
         self._session.cancel(self._state)
 
     def close(self) -> None:
-        """Cancel the request and stop receiving it; returns at once. Idempotent.
+        """Cancel the request and receive nothing more of it; returns at once. Idempotent.
 
-        Later reads return chunks that are here already, then raise `Cancelled`. No effect on a
-        request that has ended or was never sent.
+        Later reads return the chunks that have been received already, then raise `Cancelled`. A
+        request that has ended or was never sent is not changed.
         """
         self._session.abandon(self._state)
 
     async def outcome(self) -> Done | Result:
-        """Send the request unless that was done, wait for its end, and return that.
+        """Send the request if it was not sent, wait for its end, and return how it ended.
 
-        Raises the `MillstreamError` in which the request ended, or `DeadlineExceeded`. On a
-        `Stream`, read the chunks first: while more than 256 KiB of them are unread, the end does
-        not come. Cancelling cancels the request, unless the handle is used as a context.
+        A generation returns `Done`, `embed` and `classify` return `Result`. Raises the
+        `MillstreamError` with which the request failed or was refused, or `DeadlineExceeded`. Read
+        the chunks of a `Stream` before: while 256 KiB or more of them are unread, the end is not
+        received and this waits. Cancelling this call cancels the request, unless the handle is used
+        as a context.
         """
         self._submit_once()
         while not self._state.is_ended:
@@ -127,10 +133,10 @@ class RequestHandle:
 
 
 class Stream(RequestHandle):
-    """A generation: iterate over its chunks, or await its whole `text()`.
+    """The handle of a generation: read its chunks with `async for`, or all its text with `text()`.
 
-    A slow reader does not slow other requests: once 256 KiB of chunks wait for it, no more are
-    received until it has read them; the rest is then fetched.
+    A slow reader does not slow down other requests. Once 256 KiB of unread chunks are buffered, no
+    more are received; when the reader has read all of them, the rest is fetched from the gateway.
     """
 
     def __aiter__(self) -> Self:
@@ -153,15 +159,19 @@ class Stream(RequestHandle):
         return chunk
 
     async def text(self) -> str:
-        """Wait for the rest of the answer and return its text; what was read before is left out.
+        """Wait for the end of the answer and return the text that has not been read before.
 
-        `done` is then set. Raises the `MillstreamError` in which the request ended, or
-        `DeadlineExceeded`.
+        Sends the request if it was not sent. `done` is set afterwards. Raises the `MillstreamError`
+        with which the request failed or was refused, or `DeadlineExceeded`; the text received until
+        then is lost.
         """
         return "".join([chunk.text async for chunk in self])
 
     @property
     def done(self) -> Done | None:
-        """The finish reason, usage and timing; None before the end, and after an error."""
+        """The finish reason, token usage and timing of the answer.
+
+        None until its end has been received, and if the request has failed.
+        """
         outcome = self._state.outcome
         return outcome if isinstance(outcome, Done) else None

@@ -10,9 +10,9 @@ Inputs = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 class CommonParams(TypedDict, total=False):
     """Optional parameters of every request.
 
-    `priority` is `standard` by default. `idempotency_key` identifies the request beyond this
-    process: sent again with the same key and content, by any client of the tenant, it is the same
-    request and is not run twice. By default each request has a random key of its own.
+    `priority` is `standard` by default. `idempotency_key` identifies the request across processes:
+    if any client of the tenant sends the same content with the same key again, it gets the answer
+    of the first request, which is not run twice. By default each request gets a random key.
     """
 
     priority: Priority

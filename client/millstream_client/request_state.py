@@ -15,12 +15,12 @@ BUFFER_BYTES = 256 * 1024  # of frames buffered for the reader of one request
 
 
 class RequestState:
-    """One request as a session and its reader share it: what to send, what has come, how it ended.
+    """One request as its session and its reader share it: the session writes, the reader reads.
 
-    `frame` is its opening frame without `id`. `on_change` is called after each frame and when the
-    request fails. A reader may be slower than its request: once `BUFFER_BYTES` wait for it, the
-    request `is_behind` and receives no more frames until its reader has read everything and the
-    session has resumed it.
+    `frame` is the frame that opens the request, without `id`. `on_change` is called after each
+    received frame and when the request fails. Once 256 KiB (`BUFFER_BYTES`) of frames are unread,
+    `is_behind` becomes True and the request receives no more frames, until its reader has read all
+    of them and has had the session resume it. `outcome` is None until the request has ended.
     """
 
     is_abandoned = False  # True when its reader has left
@@ -48,33 +48,45 @@ class RequestState:
 
     @property
     def is_accepted(self) -> bool:
-        """True once a gateway has stored the request: it is then resumed, not sent again."""
+        """True if a gateway has confirmed that the request is stored.
+
+        On another connection such a request is resumed; one that is not accepted is sent again.
+        """
         return self.request_id is not None
 
     @property
     def may_run(self) -> bool:
-        """True if some gateway may have the request, though perhaps none has confirmed that."""
+        """True if a gateway may have stored the request, even if none has confirmed it.
+
+        False if the request was never sent, or if a gateway answered it with an error before
+        accepting it.
+        """
         return self.is_sent or self.is_accepted
 
     def make_opening_frame(self) -> dict[str, Any]:
-        """Return the frame, without `id`, that opens this request on a connection.
+        """Return the frame, without `id`, with which this request is opened on a connection.
 
-        It resumes a request that was accepted, after the last token received.
+        For a request that was accepted, this is a `resume` frame that asks for the tokens after the
+        last one received; for any other, the request itself.
         """
         if self.request_id is None:
             return {**self.request_frame}
         return {"type": "resume", "request_id": self.request_id, "after": self._last_received}
 
     def reset_acceptance(self) -> None:
-        """Mark the request as unknown to the gateways, so that it is sent again with the same key.
+        """Mark the request as not accepted, so that its next frame is the request itself.
 
-        If its idempotency key is forgotten as well, that makes another request, whose tokens may
-        differ.
+        Called when a gateway does not know the request id any more. The request keeps its
+        idempotency key. If the gateways have forgotten that key too, they make a new request of it,
+        whose tokens may differ.
         """
         self.request_id = None
 
     def next_chunk(self) -> Chunk | None:
-        """Remove and return the next buffered chunk; None if none has come. Does not wait."""
+        """Remove the oldest unread chunk from the buffer and return it, without waiting.
+
+        Returns None if the buffer is empty, which may be before or after the request's end.
+        """
         if not self._buffered:
             return None
         chunk, size = self._buffered.popleft()
@@ -82,14 +94,18 @@ class RequestState:
         return chunk
 
     def fail(self, error: MillstreamError) -> None:
-        """End the request with `error`, unless it has ended, and call `on_change`."""
+        """Set `error` as the outcome, unless the request has ended already; then call `on_change`.
+
+        `error` is not raised here; the reader raises it.
+        """
         self._finish(error)
         self.on_change()
 
     def receive(self, frame: Frame, size: int) -> None:
-        """Apply a received frame of `size` bytes; frames of unknown types are ignored.
+        """Apply one received frame of `size` bytes to the state, and call `on_change`.
 
-        Repeated tokens are dropped; a missing token ends the request with `LogLost`. Raises
+        A frame of unknown type changes nothing. Tokens received before are dropped. A gap before a
+        token ends the request with `LogLost` as its outcome, which is not raised. Raises
         `KeyError`, `TypeError` or `ValueError` for a malformed frame.
         """
         match frame["type"]:
@@ -138,9 +154,10 @@ class RequestState:
 
 
 class AbandonedRequest(RequestState):
-    """Stands for a request whose reader has left, until a gateway confirms that it has ended.
+    """Takes the place of a request whose reader has left, until a gateway confirms its end.
 
-    It is cancelled, and its tokens are ignored.
+    The session keeps it only to cancel the request at the gateway, on a later connection if need
+    be. Tokens that still come are ignored, and nobody is told of the outcome.
     """
 
     is_abandoned = True

@@ -11,26 +11,30 @@ MAX_TOKENS = 100.0  # an idle client saves ten seconds' worth at most, as in Fin
 
 
 class RetryBudget:
-    """A token bucket that says when the next retry may be sent.
+    """A token bucket that limits a client's retries; it says when the next retry may be sent.
 
-    It gains a tenth of a token with each new request, and ten tokens a second; a retry takes one.
-    The bucket may be overdrawn: retries that find it empty queue, each for a token of its own.
-    `now` is in seconds of one monotonic clock.
+    The bucket gains ten tokens a second and a tenth of a token with each new request, up to 100
+    tokens, with which it starts. A retry takes one token. Retries that find the bucket empty are
+    given later and later times, since the count may go below zero. `now` is always in seconds of
+    the same monotonic clock.
     """
 
     def __init__(self, now: float) -> None:
         self._tokens, self._at = MAX_TOKENS, now
 
     def deposit(self) -> None:
-        """Add a tenth of a token, since a request was sent for the first time."""
+        """Add a tenth of a token; to be called once for each new request, not for retries."""
         self._tokens = min(MAX_TOKENS, self._tokens + RETRY_RATIO)
 
     def delay(self, now: float) -> float:
-        """Return after how many seconds a retry that is decided on now may be sent; 0: at once."""
+        """Return how many seconds a retry must wait, from `now` on; 0 if it may be sent at once.
+
+        No token is taken; a caller that will send the retry then calls `withdraw`.
+        """
         self._tokens = min(MAX_TOKENS, self._tokens + (now - self._at) * TOKENS_PER_SECOND)
         self._at = now
         return max(0.0, 1.0 - self._tokens) / TOKENS_PER_SECOND
 
     def withdraw(self) -> None:
-        """Take the token of a retry that will be sent after its `delay`."""
+        """Take one token, for a retry that the caller will send after the `delay` it was given."""
         self._tokens -= 1.0

@@ -40,10 +40,11 @@ CLOSE_SECONDS = 1.0  # how long a closing client tries to reach a gateway to can
 
 
 class Session:
-    """All requests of one client, and the task that keeps a connection for them, until `close`.
+    """All requests of one client, and the one connection that they share.
 
-    Make it within a running event loop. `patience` is how many seconds a request may be delayed by
-    gateways that refuse it or cannot be reached, before it fails.
+    The constructor needs a running event loop, and starts a task that connects when there is a
+    request, and again when the connection is lost, until `close`. `patience` is how many seconds a
+    request may be delayed by gateways that refuse it or cannot be reached, before it fails.
     """
 
     def __init__(self, connector: Connector, patience: float) -> None:
@@ -69,10 +70,10 @@ class Session:
         return self._connection.url if self._connection else None
 
     def submit(self, request: RequestState) -> None:
-        """Send a new request as soon as there is a connection; returns at once.
+        """Take a new request, to be sent as soon as there is a connection; returns at once.
 
-        All that becomes of it is reported to its state, which calls `on_change`. Raises
-        `NotConnected` if the session is closed.
+        Received frames and errors are written to `request`, whose `on_change` is then called. A
+        failure of the request is not raised here. Raises `NotConnected` if the session is closed.
         """
         if self._closed:
             raise NotConnected("this client is closed")
@@ -97,10 +98,11 @@ class Session:
         request.cancel_requested = True
 
     def abandon(self, request: RequestState) -> None:
-        """End a request whose reader has left, in whatever state it is; returns at once.
+        """End a request whose reader has left, whether or not it was sent; returns at once.
 
-        Its state ends as `Cancelled`, and the gateway is told in the background. Idempotent;
-        ignored for a request that has ended.
+        The outcome of `request` becomes `Cancelled`. The gateway is told to cancel the request, at
+        the next connection if there is none now. Idempotent; a request that has ended or was never
+        submitted is not changed.
         """
         if request in self._requests and not request.is_abandoned:
             id = self._requests[request]
@@ -109,18 +111,20 @@ class Session:
                 self._cancel_abandoned(AbandonedRequest(request), id)
 
     def resume(self, request: RequestState) -> None:
-        """Receive frames again of a request that was behind, now that its buffer has been read.
+        """Ask the gateway for the rest of the answer to a request that `is_behind`.
 
-        The rest of its answer is requested from the gateway; returns at once.
+        Returns at once; the request then receives frames again. To be called when the reader has
+        read everything that was buffered.
         """
         request.is_behind = False
         self._enqueue(request)
 
     async def close(self) -> None:
-        """Cancel all requests and close the connection. Idempotent.
+        """Cancel all requests, and return when the connection is closed. Idempotent.
 
-        Returns when the connection is closed. If there is none at present, the next one is opened
-        to cancel the requests there, unless that takes longer than `CLOSE_SECONDS`.
+        The requests end as `Cancelled`, and `submit` raises `NotConnected` from now on. If requests
+        may run at a gateway and there is no connection at present, waits up to 1 s
+        (`CLOSE_SECONDS`) for a new one over which to cancel them.
         """
         self._closed = True
         for request in [*self._requests]:

@@ -15,10 +15,10 @@ class Sample:
 
     `due` is when the request should have been sent, `sent` when it was. The time to first token and
     the whole time count from `due`, since a client that falls behind must not make the server look
-    good. `accepted` and `request_id` are set only where the protocol confirms that a request was accepted. `times` and
-    `counts` have the arrival and the number of tokens of each chunk. `ended` is None while the
-    request runs. `code` is the error code of a failed request, else empty. `timing` has the
-    milliseconds that the gateway reports for each stage.
+    good. `accepted` and `request_id` are set only where the protocol confirms that a request was
+    accepted. `times` and `counts` have the arrival and the number of tokens of each chunk. `ended`
+    is None while the request runs. `code` is the error code of a failed request, else empty.
+    `timing` has the milliseconds that the gateway reports for each stage.
     """
 
     due: float
@@ -35,7 +35,7 @@ class Sample:
     timing: Mapping[str, float] = field(default_factory=dict)
 
     def add_chunk(self, now: float, count: int) -> None:
-        """Record a chunk of `count` tokens that arrived at `now`, in seconds of the samples' clock."""
+        """Record a chunk of `count` tokens that arrived at `now`, in seconds of the clock."""
         self.times.append(now)
         self.counts.append(count)
         self.tokens += count
@@ -53,7 +53,7 @@ class Sample:
         )
 
     def finish(self, now: float, code: str = "") -> None:
-        """Record that the request ended at `now`, in seconds of the samples' clock.
+        """Record that the request ended at `now`, in seconds of the clock.
 
         `code` is the error code with which it failed; an empty one means that it succeeded.
         """

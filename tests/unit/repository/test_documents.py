@@ -13,6 +13,7 @@ from streams.errors import HTTP_STATUS
 ROOT = Path(__file__).parents[3]
 WEBSOCKET = (ROOT / "docs/websocket.md").read_text()
 HTTP_ONLY = {
+    "unsupported_media_type",
     "invalid_api_key",
     "forbidden",
     "not_found",
