@@ -12,6 +12,6 @@ server/      uvicorn's protocols: sockets, limits of connections; below entrypoi
 page/        static page and its JavaScript client, served under /page/ (no Python)
 
 Of the root's files `settings`, `tenant_labels`, `error_responses`, `credentials` and `metrics` lie
-below all these folders, and may be imported by any; `context` and `service` lie above: `context` above admission,
-replies and server, `service` above everything.
+below all these folders, and may be imported by any; `context` and `service` lie above: `context`
+above admission, replies and server, `service` above everything.
 """
