@@ -10,5 +10,7 @@ tokenizer        texts become token ids; `chat_template` renders a chat as text 
 grammar_checker  refuses grammars that no worker can follow
 tool_calls       finds a model's tool calls in the text that it generates
 openai_bodies    records become OpenAI's response bodies; `sse` makes events of them for streams
+event_ids        number a stream's events, so that a client can go on behind any of them
+content_encoding decodes compressed bodies
 error_bodies     errors become JSON fields and retry headers
 """

@@ -11,7 +11,7 @@ replies/     brings the records of token logs back to their readers
 server/      uvicorn's protocols: sockets, limits of connections; below entrypoints and context
 page/        static page and its JavaScript client, served under /page/ (no Python)
 
-Of the root's files `settings`, `tenant_labels`, `error_responses` and `metrics` lie below all these
-folders, and may be imported by any; `context` and `service` lie above: `context` above admission,
-replies and server, `service` above everything.
+Of the root's files `settings`, `tenant_labels`, `error_responses`, `credentials` and `metrics` lie
+below all these folders, and may be imported by any; `context` and `service` lie above: `context`
+above admission, replies and server, `service` above everything.
 """

@@ -3,6 +3,7 @@
 The records of its token log come back from `gateway.replies` and go out as the client's response.
 
 routes                 paths, health, metrics, error handlers; `openapi` documents them
+http_middleware        request ids, one spelling of paths, CORS
 endpoint               one POST path: authenticates, reads and parses the body, serves, answers
 http_request           submits the choices of one HTTP request and yields their records
 completions            completions and chats, streamed or whole

@@ -21,6 +21,7 @@ HTTP_ONLY = {
     "too_many_connections",
     "headers_too_large",
     "request_timeout",
+    "unsupported_media_type",
 }
 NOT_AN_ERROR_THERE = {"cancelled"}  # a `done` frame
 

@@ -18,7 +18,7 @@ from gateway.replies.catchup import Catchup
 from gateway.replies.log_subscription import LogSubscription, StoredRecord
 from gateway.replies.relay import Relay
 from gateway.replies.send_buffer import LIMIT_BYTES
-from gateway.server import http_protocol, uvicorn_server, write_timeout
+from gateway.server import http_protocol, server_config, uvicorn_server, write_timeout
 from gateway.settings import GatewaySettings
 from streams import messages, subjects, topology
 from streams.broker import declaration
@@ -187,6 +187,35 @@ async def test_an_http_client_that_does_not_read_is_cut_too(
         await eventually(gateway.followed_requests)
         await eventually(lambda: nothing_followed(gateway))
         tcp.close()
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_an_http_client_may_pause(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a WebSocket may, since a request without a key cannot be resumed."""
+    monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(server_config, "TCP_TIMEOUT_SECONDS", 1)
+    paused = asyncio.Event()
+    pause = http_protocol.HttpProtocol.pause_writing
+
+    def watched(self: http_protocol.HttpProtocol) -> None:
+        pause(self)
+        paused.set()
+
+    monkeypatch.setattr(http_protocol.HttpProtocol, "pause_writing", watched)
+    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}) as (gateway,):
+        tcp = await connection(gateway)
+        reader, writer = await asyncio.open_connection(sock=tcp, limit=2048)
+        wanted = {"model": "mock", "prompt": "x", "max_tokens": 3000, "logprobs": 2, "stream": True}
+        body = json.dumps(wanted).encode()
+        head = f"Authorization: Bearer sk-acme\r\nContent-Length: {len(body)}\r\n"
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        writer.write(request + head.encode() + b"\r\n" + body)
+        await paused.wait()
+        before = asyncio.get_running_loop().time()
+        await eventually(lambda: asyncio.get_running_loop().time() > before + 3.0)
+        async with asyncio.timeout(60):
+            assert (await reader.read()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
 
 
 @pytest.mark.usefixtures("small_buffers")

@@ -1,0 +1,24 @@
+// OpenAI's SDK for JavaScript: whole, streamed, and an error.
+import { createRequire } from "node:module";
+
+const { default: OpenAI } = createRequire(import.meta.url)(process.env.OPENAI_JS);
+const [url, apiKey, model] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey });
+const asked = { model, max_tokens: 8, seed: 3, messages: [{ role: "user", content: "hi" }] };
+
+const whole = await client.chat.completions.create(asked);
+if (!whole.id.includes(whole._request_id)) throw new Error(`request id ${whole._request_id}`);
+let text = "";
+for await (const event of await client.chat.completions.create({ ...asked, stream: true }))
+  text += event.choices[0]?.delta?.content ?? "";
+if (text !== whole.choices[0].message.content) throw new Error(`streamed ${text}`);
+
+const begun = Date.now();
+const late = { model, prompt: "hi", max_tokens: 2000, deadline_ms: 300 };
+const code = await client.completions.create(late).then(
+  () => "none",
+  (error) => error.code,
+);
+if (code !== "deadline_exceeded") throw new Error(`code ${code}`);
+if (Date.now() - begun > 1500) throw new Error("a request whose deadline had passed was repeated");
+console.log("openai for JavaScript");
