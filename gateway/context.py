@@ -1,6 +1,7 @@
 """The parts of one gateway, as every entry point gets them, and authentication of its clients."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -34,6 +35,7 @@ class GatewayContext:
     offload_thread: OffloadThread = field(default_factory=OffloadThread)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses
+    key_checks: set[Callable[[], None]] = field(default_factory=set)  # of open WebSockets
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def authenticate(self, key: str | None) -> Tenant:
@@ -44,6 +46,11 @@ class GatewayContext:
         if tenant is None:
             raise Unauthenticated("this API key is not known")
         return tenant
+
+    def check_keys(self) -> None:
+        """Have every WebSocket check its API key; called after each change of tenants or keys."""
+        for check in [*self.key_checks]:
+            check()
 
     def check_not_draining(self) -> None:
         """Raise `Refused` while this gateway drains: another one takes new requests."""

@@ -84,6 +84,7 @@ async def _build_context(
     await submitter.open(settings.replicas)
     parts = (settings, broker, registry, tenants, tokenizers, submitter, relay, streams)
     context = GatewayContext(*parts)
+    tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)
