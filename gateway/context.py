@@ -8,6 +8,7 @@ from weakref import WeakSet
 from api.tokenizer import TokenizerCache
 from gateway.admission.offload import OffloadThread
 from gateway.admission.submitter import Submitter
+from gateway.metrics import FOLLOWED_REQUESTS
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
 from gateway.server.connection_limits import ConnectionLimits
@@ -56,6 +57,20 @@ class GatewayContext:
         """Raise `Refused` while this gateway drains: another one takes new requests."""
         if self.draining.is_set():
             raise Refused("this gateway is shutting down")
+
+    def refresh_metrics(self) -> None:
+        """Set the gauges that are only known when asked for; called before each scrape."""
+        FOLLOWED_REQUESTS.set(len(self.relay))
+
+    @property
+    def readiness_checks(self) -> dict[str, Callable[[], bool]]:
+        """What must be true for this gateway to be ready, by name."""
+        return {
+            "nats": lambda: self.broker.is_connected,
+            "workers": lambda: self.has_had_workers,
+            "streams": lambda: not self.streams.unusable,
+            "accepting": lambda: not self.draining.is_set(),
+        }
 
     @property
     def has_had_workers(self) -> bool:

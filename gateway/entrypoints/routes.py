@@ -21,7 +21,6 @@ from gateway import error_responses
 from gateway.context import GatewayContext
 from gateway.entrypoints import completions, embed_classify_rerank, openapi, websocket
 from gateway.entrypoints.endpoint import Endpoint, request_key
-from gateway.metrics import FOLLOWED_REQUESTS
 from streams.errors import MillstreamError
 
 log = structlog.get_logger()
@@ -60,7 +59,7 @@ def build_app(context: GatewayContext) -> Starlette:
             Route("/v1/models/{model:path}", partial(_show_model, context)),
             Route("/healthz", _healthz),
             Route("/readyz", partial(_readyz, context)),
-            Route("/metrics", partial(_metrics, context)),
+            *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
             Mount("/page", StaticFiles(directory=PAGE_DIRECTORY)),
@@ -113,6 +112,12 @@ def _inference_routes(context: GatewayContext) -> list[BaseRoute]:
     return [Route(path, each, methods=["POST"]) for path, each in applications.items()]
 
 
+def _metrics_routes(context: GatewayContext) -> list[BaseRoute]:
+    if not context.settings.has_public_metrics:
+        return []
+    return [Route("/metrics", partial(_metrics, context))]
+
+
 class _WebSocketApp:
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -160,12 +165,7 @@ async def _readyz(context: GatewayContext, request: Request) -> Response:
     way.
     """
     workers, unusable = context.worker_counts, sorted(context.streams.unusable)
-    ready = (
-        context.broker.is_connected
-        and context.has_had_workers
-        and not unusable
-        and not context.draining.is_set()
-    )
+    ready = all(check() for check in context.readiness_checks.values())
     facts = {
         "ready": ready,
         "nats": context.broker.is_connected,
@@ -176,7 +176,7 @@ async def _readyz(context: GatewayContext, request: Request) -> Response:
 
 
 async def _metrics(context: GatewayContext, request: Request) -> Response:
-    FOLLOWED_REQUESTS.set(len(context.relay))
+    context.refresh_metrics()
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -60,7 +60,13 @@ class LaunchPlan:
 
     def gateway_program(self) -> Program:
         """The gateway, the only service that gets the API key."""
-        settings = {"host": self.settings.host, "port": self.port, "api_key": self.api_key}
+        settings = {
+            "host": self.settings.host,
+            "port": self.port,
+            "api_key": self.api_key,
+            "metrics_port": self._metrics_port(self.settings.workers + 1),
+            "public_metrics": self.settings.public_metrics,
+        }
         return self._make_program("gateway", "gateway", settings)
 
     def dispatcher_program(self) -> Program:
@@ -103,6 +109,7 @@ class LaunchPlan:
             "nats": self.nats_url,
             "log_level": self.settings.log_level,
             "drain_seconds": self.drain_seconds(service),
+            "metrics_host": self.settings.metrics_host,
             **own_settings,
         }
         if self.settings.config:
