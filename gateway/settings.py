@@ -34,7 +34,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def has_public_metrics(self) -> bool:
-        """True if /metrics is on the public port: on loopback, which has no strangers, or wished."""
+        """True if /metrics is on the public port: on loopback, or where that is wished."""
         return self.public_metrics or _is_loopback(self.host)
 
 
