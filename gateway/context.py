@@ -1,24 +1,28 @@
 """The parts of one gateway, as every entry point gets them, and authentication of its clients."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from starlette.types import Scope
+
 from api.tokenizer import TokenizerCache
 from gateway.admission.offload import OffloadThread
 from gateway.admission.submitter import Submitter
-from gateway.metrics import FOLLOWED_REQUESTS
+from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
 from gateway.server.connection_limits import ConnectionLimits
+from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenant_records import Tenant
-from registry.tenants import Tenants
+from registry.tenants import Tenants, hash_key
 from streams.broker.connection import Broker
 from streams.broker.stream_declarer import StreamDeclarer
-from streams.errors import Refused, Unauthenticated
+from streams.errors import Refused, TooManyWrongKeys, Unauthenticated
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,33 @@ class GatewayContext:
     streams: StreamDeclarer
     offload_thread: OffloadThread = field(default_factory=OffloadThread)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses
     key_checks: set[Callable[[], None]] = field(default_factory=set)  # of open WebSockets
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def authenticate(self, key: str | None) -> Tenant:
-        """Return the tenant of an API key; raises `Unauthenticated` for none or an unknown one."""
+    def authenticate(self, key: str | None, scope: Scope) -> Tenant:
+        """Return the tenant of an API key; raises `Unauthenticated` for none or an unknown one.
+
+        `scope` is that of the request or handshake. Raises `TooManyWrongKeys` if too many wrong
+        keys came from its address.
+        """
+        try:
+            return self._authenticate(key, (scope.get("client") or ("",))[0])
+        except (Unauthenticated, TooManyWrongKeys):
+            UNAUTHENTICATED.labels(scope["type"]).inc()
+            raise
+
+    def _authenticate(self, key: str | None, address: str) -> Tenant:
         if not key:
             raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
+        digest, now = hash_key(key), time.monotonic()
+        self.wrong_keys.check(address, digest, now)
         tenant = self.tenants.authenticate(key)
         if tenant is None:
+            self.wrong_keys.record_wrong(address, digest, now)
             raise Unauthenticated("this API key is not known")
+        self.wrong_keys.record_right(address, digest)
         return tenant
 
     def check_keys(self) -> None:

@@ -127,7 +127,7 @@ class _WebSocketApp:
 
 
 async def _list_models(context: GatewayContext, request: Request) -> Response:
-    context.authenticate(request_key(request))
+    context.authenticate(request_key(request), request.scope)
     models, aliases = context.registry.models, context.registry.aliases
     workers = context.worker_counts
     cards = [openai_bodies.model_card(model, workers[model.name]) for model in models.values()]
@@ -145,7 +145,7 @@ async def _list_models(context: GatewayContext, request: Request) -> Response:
 
 
 async def _show_model(context: GatewayContext, request: Request) -> Response:
-    context.authenticate(request_key(request))
+    context.authenticate(request_key(request), request.scope)
     name = request.path_params["model"]
     model, _, adapter = context.registry.resolve_target(name)
     workers = context.worker_counts[model.name]

@@ -71,7 +71,7 @@ async def serve_websocket(
     try:
         context.check_not_draining()
         credential = _find_credential(scope, offered)
-        tenant = context.authenticate(credential)
+        tenant = context.authenticate(credential, scope)
         protocol = _choose_subprotocol(offered)
         with context.connection_limits.admit(tenant) as rate_limiter:
             await send({"type": "websocket.accept", "subprotocol": protocol})

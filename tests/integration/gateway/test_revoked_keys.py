@@ -4,14 +4,23 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.server import wrong_keys
 from millstream_client import Client, Unauthenticated
 from registry.tenants import Tenants
 from streams.broker.connection import connect
 from streams.settings import TenantSettings
 from tests.support.eventually import eventually
-from tests.support.gateways import KEY, OTHER_KEY, GatewaySocket, RunningGateway, cell, tenants
+from tests.support.gateways import (
+    KEY,
+    OTHER_KEY,
+    GatewaySocket,
+    RunningGateway,
+    cell,
+    gateways,
+    tenants,
+)
 
 SLOW = {"itl_ms": 20}
 OTHER = {"other": tenants()["other"]}
@@ -67,6 +76,28 @@ async def test_a_key_that_stays_keeps_its_socket_when_limits_change(nats_url: st
 
 async def _is_known(gateway: RunningGateway, key: str) -> bool:
     return (await gateway.request("GET", "/v1/models", key=key)).status == 200
+
+
+async def test_who_tries_keys_is_counted_and_slowed(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTP and in handshakes alike; a client whose key was right before is served."""
+    monkeypatch.setattr(wrong_keys, "PER_SECOND", 0.001)
+    async with gateways(nats_url) as (gateway,):
+        assert await _is_known(gateway, KEY)
+        tries = [await gateway.request("GET", "/v1/models", key=f"sk-{n}") for n in range(30)]
+        assert {tries[0].status, tries[20].status} == {401}
+        last = tries[-1]
+        assert (last.status, last.error["code"]) == (429, "too_many_wrong_keys")
+        assert int(last.headers["retry-after"]) >= 1
+        with pytest.raises(InvalidStatus) as raised:
+            async with gateway.socket(key="sk-wrong"):
+                pass
+        assert raised.value.response.status_code == 429
+        assert await _is_known(gateway, KEY)
+        metrics = (await gateway.request("GET", "/metrics", key=None)).body.decode()
+        for entry_point in ("http", "websocket"):
+            assert f'millstream_unauthenticated_total{{entry_point="{entry_point}"}}' in metrics
 
 
 async def test_the_client_fails_its_requests_and_connects_no_more(nats_url: str) -> None:

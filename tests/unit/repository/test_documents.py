@@ -18,6 +18,7 @@ HTTP_ONLY = {
     "not_found",
     "method_not_allowed",
     "too_many_connections",
+    "too_many_wrong_keys",
     "headers_too_large",
     "request_timeout",
 }
