@@ -8,6 +8,7 @@ from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND
 from millstream.admin.explanations import explain_request, explain_tenant
 from millstream.settings import WhySettings
 from registry.store import Registry
+from registry.tenants import Tenants
 from streams import messages, subjects, topology
 from streams.broker.connection import Broker, connect
 from streams.records import token_log
@@ -19,7 +20,7 @@ Facts = dict[str, Any]
 async def run(settings: WhySettings, stop: asyncio.Event) -> int:
     """Explain one request, or one tenant at each model; return the exit status.
 
-    1 if the request is unknown, or no dispatcher answers for the tenant.
+    1 if the request or tenant is unknown, or no dispatcher answers for the tenant.
     """
     async with connect(settings.nats, "why") as broker:
         registry = await Registry.open(broker)
@@ -37,14 +38,24 @@ async def collect_facts(broker: Broker, models: list[str], settings: WhySettings
     """Collect the facts about the request or tenant that the settings name.
 
     Those of a tenant hold under `models` a report from each model's dispatcher: of the models at
-    which it has requests, or of all if it has none.
+    which it has requests, or of all if it has none. `state` is `unknown` for no tenant.
     """
     if settings.tenant is None:
         assert settings.request_id
         return await _request_facts(broker, models, settings.request_id, settings.shards)
     reports = await _ask_dispatchers(broker, models, {"tenant": settings.tenant})
     busy = [each for each in reports if each["queued"] or each["in_flight"]]
+    if not busy and not await _is_tenant(broker, settings.tenant):
+        return {"tenant": settings.tenant, "state": "unknown", "models": []}
     return {"tenant": settings.tenant, "models": busy or reports}
+
+
+async def _is_tenant(broker: Broker, name: str) -> bool:
+    tenants = await Tenants.open(broker)
+    try:
+        return tenants.get(name) is not None
+    finally:
+        await tenants.close()
 
 
 async def _request_facts(broker: Broker, models: list[str], request_id: str, shards: int) -> Facts:

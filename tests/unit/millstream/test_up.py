@@ -100,6 +100,13 @@ def test_a_taken_port_is_named_with_its_option() -> None:
             nats_server.claim_port("127.0.0.1", port, "--nats-port")
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
+def test_an_address_of_another_machine_is_not_called_taken(host: str) -> None:
+    """Another port would not help."""
+    with pytest.raises(nats_server.AddressUnusable, match=f"cannot listen on {host} port 8080: "):
+        nats_server.claim_port(host, 8080, "--port")
+
+
 def test_port_0_is_any_free_one() -> None:
     """For tests, and for several on one machine."""
     assert nats_server.claim_port("127.0.0.1", 0, "--port") > 0
