@@ -45,8 +45,9 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
 async def collect_report(broker: Broker, registry: Registry) -> LagReport:
     """Ask the dispatchers of all models for their reports, and join these.
 
-    The result has `lanes`, those with most queued tokens first, `workers`, and `unanswered`: the
-    names of the models whose dispatcher gave no answer.
+    The result has `lanes`, those with most queued tokens first; `lanes_left_out`, how many more
+    there are than a dispatcher reports; `workers`; and `unanswered`: the names of the models whose
+    dispatcher gave no answer.
     """
     models = list(registry.models)
     answers = await asyncio.gather(*(_request_report(broker, model) for model in models))
@@ -54,6 +55,7 @@ async def collect_report(broker: Broker, registry: Registry) -> LagReport:
     lanes = [lane for answer in answered for lane in answer["lanes"]]
     return {
         "lanes": sorted(lanes, key=lambda lane: -lane["tokens"]),
+        "lanes_left_out": sum(answer["lanes_left_out"] for answer in answered),
         "workers": [worker for answer in answered for worker in answer["workers"]],
         "unanswered": [m for m, answer in zip(models, answers, strict=True) if not answer],
     }
@@ -107,7 +109,10 @@ def _make_console() -> Console:
 
 def render_report(report: LagReport) -> Group:
     """Render a report as tables of lanes and workers, and a line of unanswered models."""
-    parts: list[Table | str] = [_lane_table(report["lanes"]), _worker_table(report["workers"])]
+    parts: list[Table | str] = [_lane_table(report["lanes"])]
+    if report["lanes_left_out"]:
+        parts.append(f"{report['lanes_left_out']:,} more lanes, with fewer tokens, are not shown.")
+    parts.append(_worker_table(report["workers"]))
     if report["unanswered"]:
         parts.append(f"No dispatcher answers for: {', '.join(report['unanswered'])}")
     return Group(*parts)
