@@ -20,16 +20,16 @@ USER millstream
 ENTRYPOINT ["python", "-m", "millstream"]
 
 FROM slim AS gateway
-EXPOSE 8080
-CMD ["gateway", "--host", "0.0.0.0"]
+EXPOSE 8080 9100
+CMD ["gateway", "--host", "0.0.0.0", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
 
 FROM slim AS dispatcher
 EXPOSE 9100
-CMD ["dispatcher", "--metrics-port", "9100"]
+CMD ["dispatcher", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
 
 FROM base AS worker
 RUN pip install --constraint constraints.txt '.[worker,remote]'
 USER millstream
 EXPOSE 9100
 ENTRYPOINT ["python", "-m", "millstream"]
-CMD ["worker", "--metrics-port", "9100"]
+CMD ["worker", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]

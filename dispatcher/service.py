@@ -10,7 +10,6 @@ from functools import partial
 
 import nats.errors
 import structlog
-from prometheus_client import start_http_server
 
 from dispatcher.leader import Leader
 from dispatcher.model_assignment import assign_models
@@ -24,6 +23,7 @@ from streams.broker.connection import Broker, StoreRefused, connect
 from streams.coordination.lease import Lease
 from streams.coordination.membership import Membership
 from streams.errors import BrokerUnavailable
+from streams.metrics_server import not_yet, serve_metrics
 from streams.records import lanes
 
 log = structlog.get_logger()
@@ -31,16 +31,13 @@ _RETRY_SECONDS = 0.25
 
 
 async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
-    """Run a dispatcher until `stop` is set; then release its leases, so that standbys lead at once.
-
-    Raises `TopologyMismatch` if no other service has declared the stream REQUESTS after 30 s, and
-    an exception group if leading a model fails for a reason other than an unreachable broker.
-    """
-    if settings.metrics_port:
-        start_http_server(settings.metrics_port)
+    """Dispatch until `stop` is set; then release all leases, so that standbys take over at once."""
+    checks = {"nats": not_yet, "campaigning": not_yet}
     async with AsyncExitStack() as stack:
+        stack.enter_context(serve_metrics(settings, checks))
         name = f"dispatcher-{settings.id}"
         broker = await stack.enter_async_context(connect(settings.nats, name))
+        checks["nats"] = lambda: broker.is_connected
         registry = await Registry.open(broker, replicas=settings.replicas)
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas)
@@ -48,6 +45,7 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         await declaration.wait_for_stream(broker, topology.REQUESTS)
         await sync_clock(broker)
         election = LeaderElection(broker, registry, tenants, settings)
+        checks["campaigning"] = lambda: election.is_campaigning and not stop.is_set()
         async with asyncio.TaskGroup() as tasks:
             campaigning = tasks.create_task(election.run(), name="election")
             await stop.wait()
@@ -74,6 +72,11 @@ class LeaderElection:
         self._leases: dict[str, Lease] = {}
         self._assigned: set[str] = set()
         self._changed = asyncio.Event()
+
+    @property
+    def is_campaigning(self) -> bool:
+        """True once this dispatcher is a member, which leads or stands by for every model."""
+        return self._settings.id in self._members.members
 
     async def run(self) -> None:
         """Campaign for the lease (leadership for a limited time) of every model, until cancelled.

@@ -1,22 +1,28 @@
 """The parts of one gateway, as every entry point gets them, and authentication of its clients."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakSet
+
+from starlette.types import Scope
 
 from api.tokenizer import TokenizerCache
 from gateway.admission.offload import OffloadThread
 from gateway.admission.submitter import Submitter
+from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
 from gateway.server.connection_limits import ConnectionLimits
+from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenant_records import Tenant
-from registry.tenants import Tenants
+from registry.tenants import Tenants, hash_key
 from streams.broker.connection import Broker
 from streams.broker.stream_declarer import StreamDeclarer
-from streams.errors import Refused, Unauthenticated
+from streams.errors import Refused, TooManyWrongKeys, Unauthenticated
 
 
 @dataclass(frozen=True)
@@ -33,26 +39,58 @@ class GatewayContext:
     streams: StreamDeclarer
     offload_thread: OffloadThread = field(default_factory=OffloadThread)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses
+    key_checks: set[Callable[[], None]] = field(default_factory=set)  # of open WebSockets
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def authenticate(self, key: str | None) -> Tenant:
-        """Return the tenant that an API key belongs to.
+    def authenticate(self, key: str | None, scope: Scope) -> Tenant:
+        """Return the tenant of an API key; raises `Unauthenticated` for none or an unknown one.
 
-        Raises `Unauthenticated` if the key is missing, empty or unknown. Never waits: keys are in
-        memory.
+        `scope` is that of the request or handshake. Raises `TooManyWrongKeys` if too many wrong
+        keys came from its address.
         """
+        try:
+            return self._authenticate(key, (scope.get("client") or ("",))[0])
+        except (Unauthenticated, TooManyWrongKeys):
+            UNAUTHENTICATED.labels(scope["type"]).inc()
+            raise
+
+    def _authenticate(self, key: str | None, address: str) -> Tenant:
         if not key:
             raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
+        digest, now = hash_key(key), time.monotonic()
+        self.wrong_keys.check(address, digest, now)
         tenant = self.tenants.authenticate(key)
         if tenant is None:
+            self.wrong_keys.record_wrong(address, digest, now)
             raise Unauthenticated("this API key is not known")
+        self.wrong_keys.record_right(address, digest)
         return tenant
+
+    def check_keys(self) -> None:
+        """Have every WebSocket check its API key; called after each change of tenants or keys."""
+        for check in [*self.key_checks]:
+            check()
 
     def check_not_draining(self) -> None:
         """Raise `Refused` if this gateway is shutting down: another one must take the request."""
         if self.draining.is_set():
             raise Refused("this gateway is shutting down")
+
+    def refresh_metrics(self) -> None:
+        """Set the gauges that are only known when asked for; called before each scrape."""
+        FOLLOWED_REQUESTS.set(len(self.relay))
+
+    @property
+    def readiness_checks(self) -> dict[str, Callable[[], bool]]:
+        """What must be true for this gateway to be ready, by name."""
+        return {
+            "nats": lambda: self.broker.is_connected,
+            "workers": lambda: self.has_had_workers,
+            "streams": lambda: not self.streams.unusable,
+            "accepting": lambda: not self.draining.is_set(),
+        }
 
     @property
     def has_had_workers(self) -> bool:

@@ -42,6 +42,11 @@ OPEN_WEBSOCKETS = Gauge("millstream_open_websockets", "Open WebSockets.")
 CUT_CONNECTIONS = Counter(
     "millstream_cut_connections_total", "Connections closed for abuse.", ["reason"]
 )
+UNAUTHENTICATED = Counter(
+    "millstream_unauthenticated_total",
+    "Requests and handshakes without an API key, or with a wrong one.",
+    ["entry_point"],
+)
 FOLLOWED_REQUESTS = Gauge(
     "millstream_followed_requests", "Requests whose replies are relayed here."
 )

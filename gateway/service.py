@@ -28,6 +28,7 @@ from streams.broker.clock_sync import sync_clock
 from streams.broker.connection import Broker, connect
 from streams.broker.stream_declarer import StreamDeclarer
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
+from streams.metrics_server import serve_metrics
 from streams.settings import TenantSettings
 from streams.topology import Scale
 
@@ -54,6 +55,8 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         streams = StreamDeclarer(broker, scale, partial(_stream_configs, tenants, scale))
         await streams.declare_all()
         context = await _build_context(stack, settings, broker, registry, tenants, streams)
+        checks = context.readiness_checks
+        stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
         await sync_clock(broker)
         await _serve(context, scale, listener, stop)
 
@@ -89,6 +92,7 @@ async def _build_context(
     await submitter.open(settings.replicas)
     parts = (settings, broker, registry, tenants, tokenizers, submitter, relay, streams)
     context = GatewayContext(*parts)
+    tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)

@@ -1,5 +1,7 @@
 """Settings of `millstream gateway`."""
 
+from ipaddress import ip_address
+
 from pydantic import Field, SecretStr
 
 from streams.settings import Port, ServiceSettings, Slug, TenantSettings
@@ -11,6 +13,9 @@ class GatewaySettings(ServiceSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8080, description="port for HTTP and WebSocket")
+    public_metrics: bool = Field(
+        False, description="serve /metrics, with tenants' names, on the public port too"
+    )
     api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
     tenants: dict[Slug, TenantSettings] = Field({}, description="who may come in")
     grace_seconds: float = Field(
@@ -32,3 +37,15 @@ class GatewaySettings(ServiceSettings):
     max_deadline_seconds: float = Field(
         600, gt=0, le=LATEST, description="latest deadline a request may name"
     )
+
+    @property
+    def has_public_metrics(self) -> bool:
+        """True if /metrics is on the public port: on loopback, or where that is wished."""
+        return self.public_metrics or _is_loopback(self.host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

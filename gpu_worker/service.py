@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import structlog
 from nats.aio.msg import Msg
-from prometheus_client import start_http_server
 
 from gpu_worker.drain import DrainController, DrainReport
 from gpu_worker.engines import factory
@@ -28,6 +27,7 @@ from streams.broker import declaration
 from streams.broker.clock_sync import sync_clock
 from streams.broker.connection import Broker, BrokerSubscription, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.metrics_server import not_yet, serve_metrics
 from streams.records.token_log_cache import RecordsQuery
 
 log = structlog.get_logger()
@@ -48,10 +48,11 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
     Raises `EngineCrashed` or `EngineHung`, in an exception group, when a failed engine has to end
     the process.
     """
-    if settings.metrics_port:
-        start_http_server(settings.metrics_port)
+    checks = {"nats": not_yet, "models": not_yet}
     async with AsyncExitStack() as stack:
+        stack.enter_context(serve_metrics(settings, checks))
         broker = await stack.enter_async_context(connect(settings.nats, f"worker-{settings.id}"))
+        checks["nats"] = lambda: broker.is_connected
         drain = DrainController(broker, settings.id)
         await drain.listen()
         stop_task = asyncio.create_task(
@@ -66,6 +67,7 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
             stack.push_async_callback(manager.close)
             await _run_unless(drain.started, manager.preload())
             if not drain.started.is_set():
+                checks["models"] = lambda: manager.can_serve and not drain.started.is_set()
                 report = await _serve(broker, manager, settings, drain)
         await drain.send_report(report)
 

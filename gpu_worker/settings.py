@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from streams.settings import Port, ServiceSettings
+from streams.settings import ServiceSettings
 from streams.subjects import ANY
 
 
@@ -42,7 +42,6 @@ class WorkerSettings(ServiceSettings):
     ack_wait_seconds: float = Field(
         3, gt=0, description="work whose worker is silent for this long goes to another"
     )
-    metrics_port: Port = Field(0, description="port for Prometheus metrics; 0: off")
 
     @field_validator("id")
     @classmethod

@@ -44,8 +44,14 @@ class UpSettings(Settings):
     threads: int = Field(
         0, ge=0, description="CPU threads of each worker's engine; 0: the cores, divided"
     )
+    metrics_host: str = Field("127.0.0.1", description="address of the metrics ports")
     metrics_port: Port = Field(
-        0, description="port for the dispatcher's metrics, the next ones for the workers'; 0: off"
+        0,
+        description="port for the dispatcher's metrics, the next ones for the workers', then the "
+        "gateway's; 0: off",
+    )
+    public_metrics: bool = Field(
+        False, description="serve the gateway's /metrics, with tenants' names, on its own port too"
     )
     mock_ttft_ms: float = Field(20, ge=0, description="the mock model's time to first token")
     mock_itl_ms: float = Field(5, ge=0, description="the mock model's time between tokens")

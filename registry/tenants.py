@@ -89,6 +89,12 @@ class Tenants:
             return tenant.model_copy(update={"key": record})
         return tenant
 
+    def has_key(self, tenant: str, digest: str) -> bool:
+        """True while the API key with this `hash_key` belongs to `tenant`, and that exists."""
+        record = self._view.values.get(_KEY + digest)
+        is_holder = isinstance(record, ApiKey) and record.tenant == tenant
+        return is_holder and self.get(tenant) is not None
+
     def check_bucket(self, stream: str) -> None:
         """Look soon whether the bucket is there, if `stream` is its stream."""
         self._view.check_bucket(stream)

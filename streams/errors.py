@@ -9,7 +9,7 @@
     │   ├── PayloadTooLarge, UnsupportedMediaType, HeadTooLarge, TooSlow
     │   └── LargerThanQuota
     ├── Refused              try again later
-    │   ├── LaneFull, TooManyConnections
+    │   ├── LaneFull, TooManyConnections, TooManyWrongKeys
     │   ├── RateLimited
     │   │   └── QuotaSpent
     │   ├── Overloaded, TenantBacklog, NoWorkers
@@ -45,6 +45,7 @@ HTTP_STATUS: dict[str, int] = {
     "unsupported_media_type": 415,
     "queue_full": 429,
     "too_many_connections": 429,
+    "too_many_wrong_keys": 429,
     "rate_limit_exceeded": 429,
     "insufficient_quota": 429,
     "tenant_backlog": 429,
@@ -301,6 +302,15 @@ class TooManyConnections(Refused):
     def __init__(self, owner: str, limit: int) -> None:
         super().__init__(f"max_connections of {owner} is {limit}, and {limit} are open here")
         self.field, self.limit = "max_connections", limit
+
+
+class TooManyWrongKeys(Refused):
+    """The client's address has sent too many wrong API keys to this gateway."""
+
+    code = "too_many_wrong_keys"
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__("too many wrong API keys came from this address", retry_after_seconds)
 
 
 class RateLimited(Refused):

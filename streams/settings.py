@@ -105,6 +105,8 @@ class ServiceSettings(ClientSettings):
     replicas: int = Field(
         1, ge=1, le=5, description="copies of each stream: 1 embedded, 3 in a cluster"
     )
+    metrics_host: str = Field("127.0.0.1", description="address of the metrics port")
+    metrics_port: Port = Field(0, description="port for /metrics, /healthz and /readyz; 0: off")
 
     @property
     def shutdown_timeout_seconds(self) -> float:

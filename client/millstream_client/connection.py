@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 PING_SECONDS = 2.0
 PONG_SECONDS = 3.0  # a gateway that does not answer a ping for longer is frozen or unreachable
 _TOO_BIG, _PROTOCOL_ERROR = 1009, 1002
+_KEY_REVOKED = (1008, "key_revoked")
 
 OnMessage = Callable[[str | bytes], None]
 
@@ -35,6 +36,11 @@ class Connection:
         False while the connection is open, and after any other end.
         """
         return self._socket.close_code == _TOO_BIG
+
+    @property
+    def was_key_revoked(self) -> bool:
+        """True if the gateway closed the connection because its API key is not valid any more."""
+        return (self._socket.close_code, self._socket.close_reason) == _KEY_REVOKED
 
     def send(self, text: str) -> None:
         """Queue a frame and return at once; `run` sends the frames in order.

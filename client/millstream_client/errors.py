@@ -8,7 +8,7 @@
     │   └── PayloadTooLarge, LargerThanQuota
     ├── Refused              try again later; the client has retried those with `retry_after`
     │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog
-    │   └── NoWorkers, BrokerUnavailable, TooManyConnections, NotConnected
+    │   └── NoWorkers, BrokerUnavailable, NotConnected, TooManyConnections, TooManyWrongKeys
     └── Ended                accepted, and ended without its full answer
         ├── DeadlineExceeded, Cancelled
         ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost, WorkLost
@@ -153,6 +153,12 @@ class TooManyConnections(Refused):
     """The tenant or the API key already has as many connections to this gateway as it may have."""
 
     code = "too_many_connections"
+
+
+class TooManyWrongKeys(Refused):
+    """Too many wrong API keys came from this client's address."""
+
+    code = "too_many_wrong_keys"
 
 
 class RateLimited(Refused):

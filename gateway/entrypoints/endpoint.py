@@ -58,7 +58,7 @@ class Endpoint(Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            tenant = self._context.authenticate(request_key(request))
+            tenant = self._context.authenticate(request_key(request), scope)
             with self._context.connection_limits.admit(tenant) as rate_limiter:
                 await self._answer(request, tenant, rate_limiter, send)
         except ClientGone:

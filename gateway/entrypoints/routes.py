@@ -28,7 +28,6 @@ from gateway.entrypoints import (
     websocket,
 )
 from gateway.entrypoints.endpoint import Endpoint, request_key
-from gateway.metrics import FOLLOWED_REQUESTS
 from streams.errors import MillstreamError
 
 log = structlog.get_logger()
@@ -69,7 +68,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
             Route("/health", _healthz),
             Route("/version", _version),
             Route("/readyz", partial(_readyz, context)),
-            Route("/metrics", partial(_metrics, context)),
+            *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
             Mount("/page", StaticFiles(directory=PAGE_DIRECTORY)),
@@ -125,6 +124,12 @@ def _inference_routes(context: GatewayContext) -> list[BaseRoute]:
     return [Route(path, each, methods=["POST"]) for path, each in applications.items()]
 
 
+def _metrics_routes(context: GatewayContext) -> list[BaseRoute]:
+    if not context.settings.has_public_metrics:
+        return []
+    return [Route("/metrics", partial(_metrics, context))]
+
+
 class _WebSocketApp:
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -134,7 +139,7 @@ class _WebSocketApp:
 
 
 async def _list_models(context: GatewayContext, request: Request) -> Response:
-    context.authenticate(request_key(request))
+    context.authenticate(request_key(request), request.scope)
     models, aliases = context.registry.models, context.registry.aliases
     workers = context.worker_counts
     cards = [openai_bodies.model_card(model, workers[model.name]) for model in models.values()]
@@ -152,7 +157,7 @@ async def _list_models(context: GatewayContext, request: Request) -> Response:
 
 
 async def _show_model(context: GatewayContext, request: Request) -> Response:
-    context.authenticate(request_key(request))
+    context.authenticate(request_key(request), request.scope)
     name = request.path_params["model"]
     model, _, adapter = context.registry.resolve_target(name)
     workers = context.worker_counts[model.name]
@@ -185,12 +190,7 @@ async def _readyz(context: GatewayContext, request: Request) -> Response:
     way.
     """
     workers, unusable = context.worker_counts, sorted(context.streams.unusable)
-    ready = (
-        context.broker.is_connected
-        and context.has_had_workers
-        and not unusable
-        and not context.draining.is_set()
-    )
+    ready = all(check() for check in context.readiness_checks.values())
     facts = {
         "ready": ready,
         "nats": context.broker.is_connected,
@@ -201,7 +201,7 @@ async def _readyz(context: GatewayContext, request: Request) -> Response:
 
 
 async def _metrics(context: GatewayContext, request: Request) -> Response:
-    FOLLOWED_REQUESTS.set(len(context.relay))
+    context.refresh_metrics()
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -30,6 +30,7 @@ from gateway.replies.log_subscription import LogSubscription
 from gateway.replies.send_buffer import EncodedFrame, SendBuffer
 from gateway.server.connection_limits import FrameRateLimiter, frame_cost
 from registry.tenant_records import Tenant
+from registry.tenants import hash_key
 from streams.errors import (
     BadRequest,
     MillstreamError,
@@ -46,7 +47,7 @@ SUBPROTOCOLS: dict[str, Encoding] = {
 }
 BEARER_PREFIX = "bearer."
 MAX_OPEN_REQUESTS = 1024  # of one socket
-_GOING_AWAY = 1001
+_DRAINED, _KEY_REVOKED = (1001, "draining"), (1008, "key_revoked")  # close code and reason
 
 
 def _encode_json(frame: dict[str, Any]) -> str:
@@ -72,14 +73,16 @@ async def serve_websocket(
     offered: list[str] = scope["subprotocols"]
     try:
         context.check_not_draining()
-        tenant = context.authenticate(_find_credential(scope, offered))
+        credential = _find_credential(scope, offered)
+        tenant = context.authenticate(credential, scope)
         protocol = _choose_subprotocol(offered)
         with context.connection_limits.admit(tenant) as rate_limiter:
             await send({"type": "websocket.accept", "subprotocol": protocol})
             encoding = SUBPROTOCOLS[protocol or "millstream.v1.json"]
             with OPEN_WEBSOCKETS.track_inprogress():
                 connection = WebSocketConnection(context, tenant, rate_limiter, encoding, send)
-                await connection.serve(receive)
+                with connection.checking_key(hash_key(credential or "")):
+                    await connection.serve(receive)
     except MillstreamError as error:
         await error_responses.deny_websocket(send, error)
 
@@ -121,13 +124,25 @@ class WebSocketConnection:
         self._requests: dict[str, WebSocketRequest] = {}
         self._send_buffer = SendBuffer(self._unpause_requests)
         self._bytes_in_flight = ByteBudget(context.settings.max_body_bytes)
+        self._closing = _DRAINED
+
+    @contextmanager
+    def checking_key(self, digest: str) -> Iterator[None]:
+        """Close the socket if its key, or the key's tenant, is removed while the block runs."""
+
+        def check() -> None:
+            if not self._context.tenants.has_key(self._tenant.name, digest):
+                self._revoke()
+
+        self._context.key_checks.add(check)
+        try:
+            check()
+            yield
+        finally:
+            self._context.key_checks.discard(check)
 
     async def serve(self, receive: Receive) -> None:
-        """Read and write frames until the client leaves, is cut off, or the gateway has drained.
-
-        An error in one frame is sent to the client and ends nothing else. Requests that still run
-        when this returns live on for the grace period, in which the client can resume them.
-        """
+        """Read and write until the client leaves, or is closed by a drain or a revoked key."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write_all(), name="write")
@@ -148,10 +163,14 @@ class WebSocketConnection:
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 return
+            if self._closing is _KEY_REVOKED:
+                continue
             text = event.get("text")
             data = text.encode() if text is not None else event["bytes"]
             if wait_seconds := self._rate_limiter.reserve(time.monotonic(), frame_cost(len(data))):
                 await asyncio.sleep(wait_seconds)
+                if self._closing is _KEY_REVOKED:
+                    continue
             await self._handle_frame(data, text is not None, tasks)
 
     async def _handle_frame(self, data: bytes, is_text: bool, tasks: asyncio.TaskGroup) -> None:
@@ -271,9 +290,10 @@ class WebSocketConnection:
         return self._send_buffer.put(self._encode(frame) if isinstance(frame, dict) else frame)
 
     async def _write_all(self) -> None:
-        """Write frames until the gateway has drained; then close the socket as going away."""
+        """Write frames until no more are to come; then close the socket and say why."""
         await self._send_buffer.run(self._write)
-        await self._send({"type": "websocket.close", "code": _GOING_AWAY, "reason": "draining"})
+        code, reason = self._closing
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _write(self, frame: EncodedFrame) -> None:
         kind = "text" if isinstance(frame, str) else "bytes"
@@ -295,6 +315,15 @@ class WebSocketConnection:
         self._enqueue_frame({"type": "draining"})
         while self._requests:
             await asyncio.sleep(0.05)
+        self._send_buffer.finish()
+
+    def _revoke(self) -> None:
+        """Cancel the open requests, and close the socket behind the frames that wait for it."""
+        self._closing = _KEY_REVOKED
+        for request in self._requests.values():
+            request.is_cancel_requested = True
+            if request.subscription:
+                self._context.relay.cancel(request.subscription)
         self._send_buffer.finish()
 
     def _orphan_requests(self) -> None:

@@ -57,6 +57,12 @@ function showModels(names, placeholder, note) {
   page("key-note").textContent = note;
 }
 
+// Metrics may be on a port of their own, which this page does not know.
+async function linkMetrics() {
+  const answer = await fetch("/metrics", { method: "HEAD" }).catch(() => null);
+  page("metrics").hidden = !answer?.ok;
+}
+
 // --- running ----------------------------------------------------------------------------------
 
 async function run() {
@@ -229,3 +235,4 @@ document.addEventListener("keydown", (event) => {
   }
 });
 restoreKey();
+linkMetrics();

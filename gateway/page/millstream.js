@@ -20,6 +20,7 @@ const SILENT_MS = 3000; // a gateway that does not answer for so long is frozen,
 const PROBE = { type: "cancel", id: "are you there" }; // pages cannot ping; an error answers this
 const MOST_OPEN = 1000; // the gateway takes 1024 of one socket
 const TOO_BIG = 1009;
+const KEY_REVOKED = "key_revoked"; // the reason of a close with 1008
 
 /**
  * Sends requests to the gateways of one cell, of which one is used at a time. Fires `connection`
@@ -150,7 +151,7 @@ export class Client extends EventTarget {
     this.#draining = false;
     this.#heard = this.#probed = performance.now();
     socket.onmessage = (event) => this.#receive(JSON.parse(event.data), event.data.length);
-    socket.onclose = (event) => this.#lost(event.code);
+    socket.onclose = (event) => this.#lost(event.code, event.reason);
     this.#watching = setInterval(() => this.#watch(), PROBE_MS / 4);
     this.#tell("open");
     this.#openWaiting();
@@ -169,11 +170,15 @@ export class Client extends EventTarget {
     }
   }
 
-  #lost(code) {
+  #lost(code, reason) {
     if (code === TOO_BIG) {
       this.#failLargest(new MillstreamError("payload_too_large", "The gateway does not take a frame of this size."));
     }
     this.#hangUp();
+    if (reason === KEY_REVOKED) {
+      const error = new MillstreamError("invalid_api_key", "This API key was revoked.");
+      for (const stream of [...this.#streams.keys()]) this.#fail(stream, error);
+    }
     this.#tell("lost");
     if (this.#someWait()) this.#connect();
   }

@@ -75,6 +75,15 @@ class ModelManager:
         """Model servers of all configured models, with or without an engine."""
         return [managed.server for managed in self._models.values()]
 
+    @property
+    def can_serve(self) -> bool:
+        """True unless every model has failed, and waits for the pause before its next try to end.
+
+        Models that take turns in memory may be without an engine meanwhile.
+        """
+        now = time.monotonic()
+        return any(managed.backoff_until <= now for managed in self._models.values())
+
     async def close(self) -> None:
         """Stop every engine and free its memory; waits for the step that each one is in."""
         for server in self.servers:

@@ -37,12 +37,9 @@ def explain_request(facts: Facts) -> str:
 
 
 def explain_tenant(facts: Facts) -> str:
-    """Return sentences about a tenant: one paragraph for each model, one sentence per line.
-
-    A paragraph has the tenant's queued and running requests, its recent use and its estimated
-    waits. `facts` are what `why.collect_facts` returned for the tenant. The text is `No dispatcher
-    answers.` if none did.
-    """
+    """Explain how a tenant fares: a paragraph for each model whose dispatcher answers."""
+    if facts.get("state") == "unknown":
+        return f"There is no tenant {facts['tenant']!r}, and no request of one."
     if not facts["models"]:
         return "No dispatcher answers."
     return "\n\n".join("\n".join(_explain_tenant_at_model(each)) for each in facts["models"])
@@ -130,6 +127,9 @@ def _explain_finished(facts: Facts) -> list[str]:
     lines.append(
         f"It took {used['prompt_tokens']} prompt tokens and {used['completion_tokens']} generated."
     )
+    if timing := facts.get("timing_ms"):
+        times = (f"{stage} {milliseconds:,.1f} ms" for stage, milliseconds in timing.items())
+        lines.append(f"Its times: {', '.join(times)}.")
     return lines
 
 

@@ -47,10 +47,9 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
 async def collect_report(broker: Broker, registry: Registry) -> LagReport:
     """Ask the dispatcher of each registered model for its report, and merge the reports into one.
 
-    The result has three lists. `lanes` has one entry for each queue of a tenant, model and
-    priority, those with the most queued tokens first. `workers` has one entry for each worker and
-    model. `unanswered` has the names of the models whose dispatcher did not answer within 2 s; that
-    raises nothing.
+    The result has `lanes`, those with most queued tokens first; `lanes_left_out`, how many more
+    there are than a dispatcher reports; `workers`; and `unanswered`: the names of the models whose
+    dispatcher gave no answer.
     """
     models = list(registry.models)
     answers = await asyncio.gather(*(_request_report(broker, model) for model in models))
@@ -58,6 +57,7 @@ async def collect_report(broker: Broker, registry: Registry) -> LagReport:
     lanes = [lane for answer in answered for lane in answer["lanes"]]
     return {
         "lanes": sorted(lanes, key=lambda lane: -lane["tokens"]),
+        "lanes_left_out": sum(answer["lanes_left_out"] for answer in answered),
         "workers": [worker for answer in answered for worker in answer["workers"]],
         "unanswered": [m for m, answer in zip(models, answers, strict=True) if not answer],
     }
@@ -110,11 +110,11 @@ def _make_console() -> Console:
 
 
 def render_report(report: LagReport) -> Group:
-    """Return the result of `collect_report` as two rich tables: lanes (queues) and workers.
-
-    If dispatchers did not answer, a line below the tables names their models.
-    """
-    parts: list[Table | str] = [_lane_table(report["lanes"]), _worker_table(report["workers"])]
+    """Render a report as tables of lanes and workers, and a line of unanswered models."""
+    parts: list[Table | str] = [_lane_table(report["lanes"])]
+    if report["lanes_left_out"]:
+        parts.append(f"{report['lanes_left_out']:,} more lanes, with fewer tokens, are not shown.")
+    parts.append(_worker_table(report["workers"]))
     if report["unanswered"]:
         parts.append(f"No dispatcher answers for: {', '.join(report['unanswered'])}")
     return Group(*parts)

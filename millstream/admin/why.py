@@ -8,6 +8,7 @@ from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND
 from millstream.admin.explanations import explain_request, explain_tenant
 from millstream.settings import WhySettings
 from registry.store import Registry
+from registry.tenants import Tenants
 from streams import messages, subjects, topology
 from streams.broker.connection import Broker, connect
 from streams.records import token_log
@@ -19,9 +20,7 @@ Facts = dict[str, Any]
 async def run(settings: WhySettings, stop: asyncio.Event) -> int:
     """Print why a request waits or how it ended, or how a tenant's requests stand at each model.
 
-    The settings name either one request or one tenant. Returns the exit status: 1 if no dispatcher,
-    token log or ledger record of the request was found, or no dispatcher answered about the tenant;
-    else 0.
+    1 if the request or tenant is unknown, or no dispatcher answers for the tenant.
     """
     async with connect(settings.nats, "why") as broker:
         registry = await Registry.open(broker)
@@ -38,18 +37,25 @@ async def run(settings: WhySettings, stop: asyncio.Event) -> int:
 async def collect_facts(broker: Broker, models: list[str], settings: WhySettings) -> Facts:
     """Return JSON data on the request or tenant that the settings name, asked of `models`.
 
-    For a request the entry `state` is `queued`, `in_flight` (sent to the workers, not ended),
-    `logged` (its stored output has no end and no dispatcher answers for it), `finished`, or
-    `unknown` if nobody knows it; the other entries depend on it. For a tenant the entry `models`
-    has one report for each model at which the tenant has requests, or, if it has none, for each
-    model whose dispatcher answered. A dispatcher that does not answer within 2 s is left out.
+    Those of a tenant hold under `models` a report from each model's dispatcher: of the models at
+    which it has requests, or of all if it has none. `state` is `unknown` for no tenant.
     """
     if settings.tenant is None:
         assert settings.request_id
         return await _request_facts(broker, models, settings.request_id, settings.shards)
     reports = await _ask_dispatchers(broker, models, {"tenant": settings.tenant})
     busy = [each for each in reports if each["queued"] or each["in_flight"]]
+    if not busy and not await _is_tenant(broker, settings.tenant):
+        return {"tenant": settings.tenant, "state": "unknown", "models": []}
     return {"tenant": settings.tenant, "models": busy or reports}
+
+
+async def _is_tenant(broker: Broker, name: str) -> bool:
+    tenants = await Tenants.open(broker)
+    try:
+        return tenants.get(name) is not None
+    finally:
+        await tenants.close()
 
 
 async def _request_facts(broker: Broker, models: list[str], request_id: str, shards: int) -> Facts:

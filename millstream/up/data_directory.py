@@ -11,6 +11,9 @@ from millstream.up.file_lock import try_lock
 from streams.errors import MillstreamError
 
 API_KEY_FILE = "api-key"
+LOCK_FILE = "lock"
+_OWN_ENTRIES = {API_KEY_FILE, LOCK_FILE, "logs", "nats", "state.json"}
+_OWNER_ONLY_UMASK, _OWNER_ONLY = 0o077, 0o700
 
 
 class DataDirectoryInUse(MillstreamError):
@@ -41,6 +44,11 @@ class DataDirectory:
         """The directory in which nats-server keeps its streams."""
         return self.path / "nats"
 
+    @property
+    def api_key_file(self) -> Path:
+        """The file that holds the API key, readable by its owner alone."""
+        return self.path / API_KEY_FILE
+
     def load_api_key(self) -> str:
         """Return the saved API key, or a new random one if none is saved.
 
@@ -70,14 +78,28 @@ def _open_owner_only(path: str, flags: int) -> int:
 def open_data_directory(data_dir: Path) -> Iterator[DataDirectory]:
     """Lock the data directory for this process until the `with` block ends, and yield it.
 
-    A missing directory is created; `~` in its path is expanded. Raises `DataDirectoryInUse` at
-    once, without waiting, if another process has the lock. The kernel releases the lock of a
-    process that dies.
+    Meanwhile files that this process and its children make are readable by their owner alone, as
+    prompts and answers are among them. Raises `DataDirectoryInUse` while another process owns it.
     """
     directory = DataDirectory(data_dir.expanduser().resolve())
-    directory.logs.mkdir(parents=True, exist_ok=True)
-    directory.nats_store.mkdir(exist_ok=True)
-    with (directory.path / "lock").open("w") as lock:
-        if not try_lock(lock):
-            raise DataDirectoryInUse(directory.path)
-        yield directory
+    umask = os.umask(_OWNER_ONLY_UMASK)
+    try:
+        directory.logs.mkdir(parents=True, exist_ok=True)
+        directory.nats_store.mkdir(exist_ok=True)
+        _close_to_others(directory)
+        with (directory.path / LOCK_FILE).open("w") as lock:
+            if not try_lock(lock):
+                raise DataDirectoryInUse(directory.path)
+            yield directory
+    finally:
+        os.umask(umask)
+
+
+def _close_to_others(directory: DataDirectory) -> None:
+    """Close the folders that earlier releases left open; not a folder that has others' files."""
+    folders = [directory.logs, directory.nats_store]
+    names = {name.removesuffix(".new") for name in os.listdir(directory.path)}
+    if names <= _OWN_ENTRIES | {"state"}:
+        folders.append(directory.path)
+    for folder in folders:
+        folder.chmod(_OWNER_ONLY)

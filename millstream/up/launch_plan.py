@@ -71,8 +71,14 @@ class LaunchPlan:
         return self.drain_seconds(service) + CLOSING_SECONDS[service]
 
     def gateway_program(self) -> Program:
-        """Return the gateway's program, the only one whose environment has the API key."""
-        settings = {"host": self.settings.host, "port": self.port, "api_key": self.api_key}
+        """The gateway, the only service that gets the API key."""
+        settings = {
+            "host": self.settings.host,
+            "port": self.port,
+            "api_key": self.api_key,
+            "metrics_port": self._metrics_port(self.settings.workers + 1),
+            "public_metrics": self.settings.public_metrics,
+        }
         return self._make_program("gateway", "gateway", settings)
 
     def dispatcher_program(self) -> Program:
@@ -123,6 +129,7 @@ class LaunchPlan:
             "nats": self.nats_url,
             "log_level": self.settings.log_level,
             "drain_seconds": self.drain_seconds(service),
+            "metrics_host": self.settings.metrics_host,
             **own_settings,
         }
         if self.settings.config:

@@ -1,6 +1,7 @@
 """The embedded nats-server: finds its binary, makes its program and checks its health."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -71,11 +72,19 @@ def make_url(port: int) -> str:
     return f"nats://{HOST}:{port}"
 
 
-def claim_port(host: str, port: int, option: str) -> int:
-    """Return `port` if it can be bound on `host`, or some free port if `port` is 0.
+class AddressUnusable(MillstreamError):
+    """An address cannot be bound: it is not on this machine, or the port is privileged."""
 
-    Raises `PortInUse` if it cannot be bound; `option` is the flag that the error names to the user.
-    The port is released again before this returns, so another program can still take it.
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(f"cannot listen on {host} port {port}: {reason.lower()}")
+        self.host, self.port = host, port
+
+
+def claim_port(host: str, port: int, option: str) -> int:
+    """Return `port` if it is free, or any free port for 0.
+
+    Raises `PortInUse`, naming `option`, and `AddressUnusable` where no port of `host` would do.
+    The port is not kept open: another program may still take it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -83,7 +92,9 @@ def claim_port(host: str, port: int, option: str) -> int:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise PortInUse(option, port) from error
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(option, port) from error
+            raise AddressUnusable(host, port, error.strerror or str(error)) from error
         return int(probe.getsockname()[1])
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from functools import partial
 
 import structlog
@@ -126,7 +127,8 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
         manager.add("worker", program, partial(_announce_death, plan, program.name))
     await _wait_until_ready(plan)
     manager.mark_started()
-    print(render_ready_message(plan, directory), flush=True)
+    shows_key = sys.stdout.isatty()  # a service manager's journal, or CI's log, is no place for it
+    print(render_ready_message(plan, directory, shows_key=shows_key), flush=True)
 
 
 async def _apply_tenants(plan: LaunchPlan) -> None:

@@ -303,6 +303,24 @@ def test_a_cancel_that_was_lost_with_its_socket_is_sent_on_the_next(browser: Bro
     assert sent == [[["resume", "2"], ["cancel", "2"]], [["generate", "3"]]]
 
 
+def test_a_revoked_key_ends_every_request_and_is_not_tried_again(browser: Browser) -> None:
+    """Also of those whose readers have left: no gateway would let them be cancelled."""
+    codes, count = browser.evaluate(
+        FLOODED
+        + """
+        const stream = client.generate(ask("p", 9));
+        await stream.next();
+        const other = client.generate(ask("another", 9));
+        sockets[0].onclose({ code: 1008, reason: "key_revoked" });
+        const codes = [];
+        for (const each of [stream, other]) await each.ended.catch(({ code }) => codes.push(code));
+        await new Promise((resolve) => setTimeout(resolve, 300));
+        return [codes, sockets.length];
+        """
+    )
+    assert (codes, count) == (["invalid_api_key", "invalid_api_key"], 1)
+
+
 def test_closing_the_client_between_two_sockets_cancels_on_the_next(browser: Browser) -> None:
     """And leaves that one, too."""
     sent, state = browser.evaluate(

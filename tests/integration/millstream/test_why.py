@@ -12,6 +12,8 @@ from millstream.admin import why
 from millstream.admin.console import NOT_FOUND
 from millstream.admin.explanations import explain_request
 from millstream.settings import WhySettings
+from registry.tenant_records import Tenant
+from registry.tenants import Tenants
 from streams import subjects
 from streams.topology import token_stream_of
 from tests.support.eventually import eventually
@@ -80,6 +82,27 @@ async def test_an_unknown_request_is_status_1(
         settings = WhySettings(nats=nats_url, request_id="0123456789abcdef")
         assert await why.run(settings, asyncio.Event()) == NOT_FOUND
         assert "is not known" in capsys.readouterr().out
+
+
+async def test_an_unknown_tenant_is_said_to_be_unknown(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip of the pen must not look like a tenant that is well."""
+    async with (
+        broker_client(nats_url) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+    ):
+        tenants = await Tenants.open(c.broker)
+        await tenants.upsert(Tenant(name="quiet"))
+        await tenants.close()
+        assert await why.run(WhySettings(nats=nats_url, tenant="quite"), asyncio.Event())
+        assert "There is no tenant 'quite'" in capsys.readouterr().out
+
+        async def is_explained() -> bool:
+            return not await why.run(WhySettings(nats=nats_url, tenant="quiet"), asyncio.Event())
+
+        await eventually(is_explained)
+        assert "Tenant quiet at mock" in capsys.readouterr().out
 
 
 async def ledgered(c: BrokerClient) -> bool:

@@ -126,11 +126,13 @@ def test_a_request_that_has_ended_tells_its_outcome() -> None:
         "outcome": "deadline_exceeded",
         "message": "the deadline has passed",
         "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        "timing_ms": {"queue": 1.25, "total": 1234.5},
     }
     assert explain_request(log).splitlines() == [
         "Request r of tenant acme has ended (deadline_exceeded) on worker w, after 1 attempt(s).",
         "The deadline has passed.",
         "It took 5 prompt tokens and 2 generated.",
+        "Its times: queue 1.2 ms, total 1,234.5 ms.",
     ]
     ledger = {**log, "message": "", "worker": "", "prompt_tokens": 5, "completion_tokens": 2}
     del ledger["usage"]

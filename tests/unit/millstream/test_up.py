@@ -1,9 +1,11 @@
 """What `millstream up` decides before it starts anything: models, ports, the key, the children."""
 
 import json
+import os
 import shlex
 import socket
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,13 @@ def test_a_taken_port_is_named_with_its_option() -> None:
             nats_server.claim_port("127.0.0.1", port, "--nats-port")
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
+def test_an_address_of_another_machine_is_not_called_taken(host: str) -> None:
+    """Another port would not help."""
+    with pytest.raises(nats_server.AddressUnusable, match=f"cannot listen on {host} port 8080: "):
+        nats_server.claim_port(host, 8080, "--port")
+
+
 def test_port_0_is_any_free_one() -> None:
     """For tests, and for several on one machine."""
     assert nats_server.claim_port("127.0.0.1", 0, "--port") > 0
@@ -126,6 +135,34 @@ def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
             pass
     with open_data_directory(tmp_path / "data"):
         pass
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_data_directory_is_its_owners_alone(tmp_path: Path) -> None:
+    """Prompts and answers are in it: also in what an earlier release left open to all."""
+    data, before = tmp_path / "data", os.umask(0o022)
+    try:
+        (data / "logs").mkdir(parents=True)
+        with open_data_directory(data) as directory:
+            made = directory.logs / "worker.log"
+            made.write_text("")
+            assert [*map(mode, (data, directory.logs, directory.nats_store))] == [0o700] * 3
+            assert [*map(mode, (made, data / "lock"))] == [0o600] * 2
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+
+
+def test_a_folder_with_other_things_in_it_stays_open(tmp_path: Path) -> None:
+    """`--data-dir /tmp` must not close it to everybody."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "somebody-elses").write_text("")
+    with open_data_directory(tmp_path) as directory:
+        assert mode(tmp_path) == 0o755
+        assert [*map(mode, (directory.logs, directory.nats_store))] == [0o700] * 2
 
 
 def test_the_default_brings_an_embedding_model_along() -> None:
@@ -184,11 +221,33 @@ def test_the_printed_command_is_one_line_of_shell(
     models: tuple[str, ...], path: str, tmp_path: Path
 ) -> None:
     """It is there to be pasted."""
-    lines = render_ready_message(plan_of(models), DataDirectory(tmp_path)).splitlines()
-    (curl,) = [shlex.split(line) for line in lines if line.strip().startswith("curl")]
+    message = render_ready_message(plan_of(models), DataDirectory(tmp_path), shows_key=True)
+    curl = curl_words(message)
     assert curl[2] == f"http://127.0.0.1:8080/v1/{path}"
     assert "Authorization: Bearer sk-key" in curl
-    assert json.loads(curl[-1])["model"] == models[0]
+    assert json.loads(curl[curl.index("-d") + 1])["model"] == models[0]
+
+
+def test_the_key_is_not_printed_where_output_is_kept(tmp_path: Path) -> None:
+    """A journal, or CI's log, has other readers; the printed command works there all the same."""
+    home = DataDirectory(tmp_path / "a b")
+    home.path.mkdir()
+    home.save_api_key("sk-key")
+    message = render_ready_message(plan_of(), home, shows_key=False)
+    assert "sk-key" not in message
+    assert f"API key   in {tmp_path}/a b/api-key" in message
+    (line,) = [line for line in message.splitlines() if line.strip().startswith("curl")]
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {line}"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
+    assert "Authorization: Bearer sk-key" in words
+
+
+def curl_words(message: str) -> list[str]:
+    (words,) = [
+        shlex.split(line) for line in message.splitlines() if line.strip().startswith("curl")
+    ]
+    return words
 
 
 def test_up_ends_within_ten_seconds_of_a_signal() -> None:

@@ -125,7 +125,21 @@ def test_prometheus_scrapes_every_service_where_it_listens() -> None:
         assert found["names"] == containers(job["job_name"])
         for name in found["names"]:
             settings = parsed(words_of(SERVICES[name])).model_dump()
-            assert found["port"] == settings.get("metrics_port", settings.get("port"))
+            assert found["port"] == settings["metrics_port"]
+            assert settings["metrics_host"] == "0.0.0.0"
+
+
+def test_nothing_is_open_to_strangers_without_a_secret() -> None:
+    """A default key is known to all who read the file; metrics and Prometheus ask for none."""
+    for name in containers("gateway"):
+        key = SERVICES[name]["environment"]["MILLSTREAM_API_KEY"]
+        assert re.fullmatch(r"\$\{MILLSTREAM_API_KEY:\?[^}]+\}", key)  # compose stops without it
+        settings = parsed(words_of(SERVICES[name]))
+        assert not settings.model_dump()["public_metrics"]
+    for name, service in SERVICES.items():
+        for port in service.get("ports", []):
+            assert name.startswith("gateway") or port.startswith("127.0.0.1:")
+        assert not [port for port in service.get("ports", []) if port.endswith(":9100")]
 
 
 def test_a_broker_is_asked_for_its_own_health_where_it_tells() -> None:

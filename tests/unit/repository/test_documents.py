@@ -19,9 +19,9 @@ HTTP_ONLY = {
     "not_found",
     "method_not_allowed",
     "too_many_connections",
+    "too_many_wrong_keys",
     "headers_too_large",
     "request_timeout",
-    "unsupported_media_type",
 }
 NOT_AN_ERROR_THERE = {"cancelled"}  # a `done` frame
 
