@@ -182,6 +182,16 @@ async def test_a_connection_that_says_nothing_is_closed(
         assert b"200 OK" in await trickling.rest()
 
 
+async def test_a_head_that_begins_during_a_response_has_no_more_time(
+    gateway: RunningGateway, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time between requests is longer, and is not for a head that has begun."""
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_SECONDS", 1.0)
+    raw.send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost:")
+    answers = (await raw.rest()).split(b"HTTP/1.1 ")[1:]
+    assert [int(answer[:3]) for answer in answers] == [200, 408]
+
+
 async def test_who_waits_longest_gives_way_to_a_new_connection(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
