@@ -12,7 +12,12 @@ import pytest_asyncio
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from gateway.server import http_protocol, uvicorn_server, websocket_protocol
+from gateway.server import (
+    http_protocol,
+    server_config,
+    uvicorn_server,
+    websocket_protocol,
+)
 from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.support.eventually import eventually
