@@ -111,7 +111,8 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
         if is_last and self._refusal:
             self._end(self._refusal)
         elif self.cycle.response_complete:
-            rest_is_due = self.cycle.more_body  # a body that is dropped as it comes
+            # of the next head, or of a body that is dropped as it comes
+            rest_is_due = self._in_head or self.cycle.more_body
             self._await_head(HEAD_TIMEOUT_SECONDS if rest_is_due else self.timeout_keep_alive)
 
     def send_400_response(self, msg: str) -> None:
@@ -130,8 +131,17 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             return f"a request has one Host header, this one has {len(hosts)}"
         if codings and (codings != [b"chunked"] or not is_http_1_1):
             return "the only transfer coding is `chunked`, in HTTP/1.1"
-        if self._asks_for_websocket() and self.parser.get_method() != b"GET":
+        if self.parser.get_method() == b"CONNECT":
+            return "CONNECT is for proxies, and this is none"
+        return self._find_handshake_problem() if self._asks_for_websocket() else None
+
+    def _find_handshake_problem(self) -> str | None:
+        """What makes the head of a WebSocket handshake invalid (RFC 6455); None if nothing does."""
+        if self.parser.get_method() != b"GET":
             return "a WebSocket handshake is a GET"
+        lengths = self._header_values(b"content-length")
+        if self._header_values(b"transfer-encoding") or any(each.strip(b"0") for each in lengths):
+            return "a WebSocket handshake has no body"
         return None
 
     def _header_values(self, name: bytes) -> list[bytes]:

@@ -12,7 +12,11 @@ import pytest_asyncio
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from gateway.server import http_protocol, server_config, uvicorn_server, websocket_protocol
+from gateway.server import (
+    http_protocol,
+    uvicorn_server,
+    websocket_protocol,
+)
 from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.support.eventually import eventually
@@ -151,13 +155,15 @@ async def test_what_is_not_http_is_a_400(gateway: RunningGateway, raw: Raw, garb
 
 
 async def test_garbage_behind_a_request_harms_the_connection_alone(raw: Raw) -> None:
-    """What was sent of an answer cannot be taken back; no other one may be written into it."""
+    """The answer under way comes whole; the error is behind it, and not written into it."""
     body = json.dumps({"model": "mock", "prompt": "x", "max_tokens": 4000, "stream": True})
     head = f"Host: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n"
     raw.send(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n{body}")
     await raw.reader.readuntil(b"\r\n\r\n")
     raw.send("garbage\r\n\r\n")
-    assert b"HTTP/1.1" not in await raw.rest()
+    answer, _, refusal = (await raw.rest()).partition(b"\r\n0\r\n\r\n")
+    assert answer.endswith(b"data: [DONE]\n\n")
+    assert refusal.startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("begun", ["GET / HTTP/1.1\r\nHost: x\r\n", "G", HANDSHAKE])
@@ -180,6 +186,16 @@ async def test_a_connection_that_says_nothing_is_closed(
         trickling.send("GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx")
         assert await silent.rest() == b""
         assert b"200 OK" in await trickling.rest()
+
+
+async def test_a_head_that_begins_during_a_response_has_no_more_time(
+    gateway: RunningGateway, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time between requests is longer, and is not for a head that has begun."""
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_SECONDS", 1.0)
+    raw.send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost:")
+    answers = (await raw.rest()).split(b"HTTP/1.1 ")[1:]
+    assert [int(answer[:3]) for answer in answers] == [200, 408]
 
 
 async def test_who_waits_longest_gives_way_to_a_new_connection(

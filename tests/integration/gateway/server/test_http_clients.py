@@ -121,6 +121,9 @@ async def test_such_a_body_may_come_in_pieces(gateway: RunningGateway) -> None:
         b"GET /healthz HTTP/1.1\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         post(*HANDSHAKE),
+        head(*HANDSHAKE, "Content-Length: 2", method="GET", path="/v1/stream") + b"{}",
+        head(*HANDSHAKE, "Transfer-Encoding: chunked", method="GET", path="/v1/stream"),
+        b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
     ],
 )
 async def test_what_is_malformed_gets_a_400_and_then_the_end(
