@@ -12,11 +12,8 @@ import pytest_asyncio
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from gateway.server import (
-    http_protocol,
-    uvicorn_server,
-    websocket_protocol,
-)
+from gateway.server import http_protocol, uvicorn_server, websocket_protocol
+from gateway.server.server_config import TCP_TIMEOUT_SECONDS
 from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.support.eventually import eventually
@@ -325,7 +322,7 @@ async def test_connections_inherit_what_the_kernel_bounds() -> None:
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             bounds = {
-                socket.TCP_USER_TIMEOUT: server_config.TCP_TIMEOUT_SECONDS * 1000,
+                socket.TCP_USER_TIMEOUT: TCP_TIMEOUT_SECONDS * 1000,
                 socket.TCP_NOTSENT_LOWAT: uvicorn_server.UNSENT_BYTES,
             }
             for option, value in bounds.items():
