@@ -119,7 +119,8 @@ class SubmissionValidator:
         sampling = submission.sampling
         if sampling.logit_bias:
             check_token_ids(model, [token for token, _ in sampling.logit_bias], "logit_bias")
-        check_token_ids(model, sampling.stop_token_ids, "stop_token_ids")
+        if sampling.stop_token_ids:
+            check_token_ids(model, sampling.stop_token_ids, "stop_token_ids")
         if sampling.grammar:
             await self._grammars.check(sampling.grammar, submission.grammar_field)
 

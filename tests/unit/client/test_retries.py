@@ -7,7 +7,13 @@ from millstream_client.errors import BY_CODE, MillstreamError, RateLimited, erro
 from millstream_client.retry_budget import MAX_TOKENS, TOKENS_PER_SECOND, RetryBudget
 from streams.errors import HTTP_STATUS
 
-HTTP_ONLY = {"not_found", "method_not_allowed", "headers_too_large", "request_timeout"}
+HTTP_ONLY = {
+    "not_found",
+    "method_not_allowed",
+    "headers_too_large",
+    "request_timeout",
+    "unsupported_media_type",
+}
 
 
 def test_pauses_double_up_to_the_most() -> None:
