@@ -294,7 +294,7 @@ class FairQueue:
         """
         if is_urgent(priority):
             return self.fair_share.required_headroom(tenant, cost, preempts_batch)
-        return self.fair_share.required_headroom_for_batch(tenant, preempts_batch)
+        return self.fair_share.required_headroom_for_batch(tenant, cost, preempts_batch)
 
     def is_starving(self, priority: Priority, now: float) -> bool:
         """Return True if a priority was overtaken for so long that one request of it is due next.

@@ -18,8 +18,10 @@ from dispatcher.queueing.tenant_state import (
 )
 
 ACTIVE_SECONDS = 60.0  # a tenant without a request for so long has no share
-# The fraction of arrivals that may find no headroom, and then wait
-MISS_RATE = 0.01
+# The fraction of arrivals that may find no headroom. Where engines do not preempt such an arrival
+# waits; where they do, preempted work is computed again.
+MISS_RATE_IF_WAITING, MISS_RATE_IF_PREEMPTING = 0.01, 0.2
+LENT_AFTER_SECONDS = 5.0  # without a request of others, engines that preempt keep no KV free
 # A tenant counts as below its share while it asks for up to so many shares at once (half of the
 # fleet at most), and while its counter is up to so many shares ahead of the lowest that waits.
 BURST_SHARES = 2
@@ -312,40 +314,59 @@ class FairShare:
         """Return the fraction of the fleet that an urgent request must leave free for others.
 
         Urgent is every priority but batch; the others are other tenants. Where `preempts_batch`,
-        only their reserved tokens stay free, since engines then preempt work beyond its tenant's
-        share. -inf means that nothing has to stay free, or that the request fits into reserved
-        tokens that its tenant does not use; it may then be sent even where it has to wait for
-        capacity.
+        less stays free, since engines then preempt work beyond its tenant's share; and only
+        reserved tokens do where the place is lent. -inf means that nothing has to stay free, or
+        that the request fits into reserved tokens that its tenant does not use; it may then be sent
+        even where it has to wait for capacity.
         """
         state = self._tenants.get(tenant, TenantState())
         own = self._unused_reservation(state)
         if max(cost, self._tokens_per_sequence) <= own:
             return -inf
         kept = 0.0
-        if not preempts_batch and state.is_above_share and state.in_flight_load.requests:
-            kept = self._kept_for_below_share() if self.exceeds_share(tenant, cost) else 0.0
+        if (
+            state.is_above_share
+            and state.in_flight_load.requests
+            and not (preempts_batch and self._is_lent(tenant, cost))
+            and self.exceeds_share(tenant, cost)
+        ):
+            kept = self._kept_for_below_share(preempts_batch)
         reserved = self._reserved_tokens - state.reserved_tokens
         if not (kept or reserved):
             return -inf
         return (kept + self._reserved_for_others(own)) / self._fleet_tokens
 
-    def required_headroom_for_batch(self, tenant: str, preempts_batch: bool) -> float:
+    def required_headroom_for_batch(self, tenant: str, cost: int, preempts_batch: bool) -> float:
         """Return the fraction of the fleet that a tenant's batch request must leave free.
 
         That is for the urgent requests of other tenants, and for reserved tokens that are not used;
-        where `preempts_batch`, only for these tokens. -inf if nothing has to stay free.
+        values as in `required_headroom`.
         """
-        kept = 0.0 if preempts_batch else self._kept_for_urgent(tenant)
+        is_lent = preempts_batch and self._is_lent(tenant, cost)
+        kept = 0.0 if is_lent else self._kept_for_urgent(tenant, preempts_batch)
         if not (kept or self._reserved_tokens):
             return -inf
         return (self._reserved_for_others(0.0) + kept) / self._fleet_tokens
 
-    def _kept_for_below_share(self) -> float:
+    def _is_lent(self, tenant: str, cost: int) -> bool:
+        """True if engines that preempt give a tenant's request what is kept free for others.
+
+        They give a place at once where sequences are scarce, and where KV is, whose preemption
+        costs more, once no other tenant has asked for `LENT_AFTER_SECONDS`.
+        """
+        if cost <= self._tokens_per_sequence:
+            return True
+        last_first = reversed(self._active.items())
+        asked_at = next((at for name, (at, _) in last_first if name != tenant), -inf)
+        return asked_at <= self._now - LENT_AFTER_SECONDS
+
+    def _kept_for_below_share(self, preempts_batch: bool) -> float:
         """Tokens to keep free of work of tenants above their share."""
         below = self._below_share
-        return min(self._headroom(below.demand, below.in_flight_load), self._unfilled_share())
+        headroom = self._headroom(below.demand, below.in_flight_load, preempts_batch)
+        return min(headroom, self._unfilled_share())
 
-    def _kept_for_urgent(self, tenant: str) -> float:
+    def _kept_for_urgent(self, tenant: str, preempts_batch: bool) -> float:
         """Tokens to keep free of a tenant's batch work: for the urgent work of all others."""
         state, others = self._tenants.get(tenant, TenantState()), _ShareGroup()
         for group in (self._above_share, self._below_share):
@@ -353,7 +374,7 @@ class FairShare:
             others.in_flight_load.tokens += group.in_flight_load.tokens
             others.demand.merge(group.demand, +1)
         others.adjust(state, -1)
-        return self._headroom(others.demand, others.in_flight_load)
+        return self._headroom(others.demand, others.in_flight_load, preempts_batch)
 
     def _reserved_for_others(self, own: float) -> float:
         """Tokens that other tenants have reserved and do not use; `own` are this tenant's."""
@@ -393,7 +414,7 @@ class FairShare:
             - self._below_share.in_flight_load.dominant_tokens(self._tokens_per_sequence),
         )
 
-    def _headroom(self, demand: DecayingFlow, held: RequestTotals) -> float:
+    def _headroom(self, demand: DecayingFlow, held: RequestTotals, preempts_batch: bool) -> float:
         """Tokens to keep free for the next arrivals of tenants with this demand and load in flight.
 
         Arrivals (compound Poisson) take from it; what others release refills it. The fraction of
@@ -402,14 +423,15 @@ class FairShare:
         demand.decay(self._now)
         self._released.decay(self._now)
         refill = self._refill_rate(held)
-        if not refill or demand.effective_requests <= MISS_RATE:
+        empty = MISS_RATE_IF_PREEMPTING if preempts_batch else MISS_RATE_IF_WAITING
+        if not refill or demand.effective_requests <= empty:
             return 0.0
         load = demand.rate / (demand.rate + refill)
-        if load <= MISS_RATE:
+        if load <= empty:
             return 0.0
         lump = self._released.squares / self._released.sizes
         variance = 2 * demand.square_rate + refill * lump
-        return log(load / MISS_RATE) * variance / (2 * refill)
+        return log(load / empty) * variance / (2 * refill)
 
     def _refill_rate(self, held: RequestTotals) -> float:
         """Tokens per second that others release when they hold all that these tenants do not.
