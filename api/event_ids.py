@@ -7,7 +7,7 @@ many events of the output that follows it has had already, since one record may 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,10 @@ _ID = re.compile(r"\d{1,12}-\d{1,9}\.\d{1,9}\.\d{1,9}(,\d{1,9}\.\d{1,9}\.\d{1,9}
 
 
 class ChoicePosition(NamedTuple):
-    """How much of one choice a client has: whole records' output, and events of the next one."""
+    """A client's place in one choice.
+
+    It has received the output of whole records, and `events` events of the record after them.
+    """
 
     tokens: int = 0
     characters: int = 0
@@ -28,7 +31,10 @@ class ChoicePosition(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How much of a stream a client has, by choice; `end` of the events behind all choices."""
+    """A client's place in a stream: one in each choice.
+
+    `end` counts the events that it has received after the last of all choices.
+    """
 
     created: int
     choices: tuple[ChoicePosition, ...]
@@ -57,37 +63,30 @@ class EventNumbering:
 
     def __init__(self, had: StreamPosition) -> None:
         self._had = had
-        self._tokens, self._characters, self._events = (
-            [0] * len(had.choices),
-            [0] * len(had.choices),
-            [0] * len(had.choices),
-        )
+        self._positions = [ChoicePosition()] * len(had.choices)
         self._end = 0
 
-    def split(self, record: Record) -> Iterator[Record]:
-        """Yield the chunk `record` of a choice, in two parts if the client has had a part of it."""
-        had = self._had.choices[record["choice"]]
-        tokens, characters = self._position(record["choice"])
-        count, size = had.tokens - tokens, had.characters - characters
-        is_within = 0 <= count <= record["count"] and 0 <= size <= len(record["text"])
-        is_at_edge = (count, size) in ((0, 0), (record["count"], len(record["text"])))
-        if is_within and not is_at_edge:
-            yield _slice(record, 0, count, 0, size)
-            yield _slice(record, count, record["count"], size, len(record["text"]))
-        else:
-            yield record
+    def split(self, record: Record) -> Sequence[Record]:
+        """Return the chunk `record` of a choice, as two if the client has had a part of it."""
+        had, now = self._had.choices[record["choice"]], self._positions[record["choice"]]
+        count, size = had.tokens - now.tokens, had.characters - now.characters
+        if count <= 0 and size <= 0:
+            return (record,)
+        whole = record["count"], len(record["text"])
+        if not (0 <= count <= whole[0] and 0 <= size <= whole[1]) or (count, size) == whole:
+            return (record,)
+        return _slice(record, 0, count, 0, size), _slice(record, count, whole[0], size, whole[1])
 
     def output(self, choice: int, events: bytes, record: Record) -> bytes:
         """Number the events of a chunk, which bring the choice to the chunk's end."""
-        blocks = _blocks(events)
-        numbered = [self._number(choice, block) for block in blocks[:-1]]
+        *earlier, last = _blocks(events) or [b""]
+        numbered = b"".join([self._number(choice, block) for block in earlier])
         is_had = self._is_had(choice)
-        self._tokens[choice] += record["count"]
-        self._characters[choice] += len(record["text"])
-        self._events[choice] = 0
-        if blocks and not is_had:
-            numbered.append(self._with_id(blocks[-1]))
-        return b"".join(numbered)
+        tokens, characters, _ = self._positions[choice]
+        self._positions[choice] = ChoicePosition(
+            tokens + record["count"], characters + len(record["text"])
+        )
+        return numbered if is_had or not last else numbered + self._with_id(last)
 
     def other(self, choice: int, events: bytes) -> bytes:
         """Number events of a choice that are no output, at its begin and at its end."""
@@ -102,26 +101,22 @@ class EventNumbering:
                 numbered.append(self._with_id(block))
         return b"".join(numbered)
 
-    def _position(self, choice: int) -> tuple[int, int]:
-        return self._tokens[choice], self._characters[choice]
-
     def _number(self, choice: int, block: bytes) -> bytes:
         is_had = self._is_had(choice)
-        self._events[choice] += 1
+        tokens, characters, events = self._positions[choice]
+        self._positions[choice] = ChoicePosition(tokens, characters, events + 1)
         return b"" if is_had else self._with_id(block)
 
     def _is_had(self, choice: int) -> bool:
         """True if the client has had the next event of a choice."""
-        had = self._had.choices[choice]
-        tokens, characters = self._position(choice)
-        if tokens < had.tokens or characters < had.characters:
+        had, now = self._had.choices[choice], self._positions[choice]
+        if now.tokens < had.tokens or now.characters < had.characters:
             return True
-        is_there = (tokens, characters) == (had.tokens, had.characters)
-        return is_there and self._events[choice] < had.events
+        is_there = (now.tokens, now.characters) == (had.tokens, had.characters)
+        return is_there and now.events < had.events
 
     def _with_id(self, block: bytes) -> bytes:
-        places = zip(self._tokens, self._characters, self._events, strict=True)
-        choices = ",".join([f"{tokens}.{size}.{events}" for tokens, size, events in places])
+        choices = ",".join([f"{tokens}.{size}.{n}" for tokens, size, n in self._positions])
         return f"id: {self._had.created}-{choices}-{self._end}\n".encode() + block
 
 

@@ -244,7 +244,7 @@ class ToolParser:
         return self._parse_body(body, end)
 
     def _finish_call(self) -> ParsedDelta:
-        """What a call without its end comes to; an end mark that an open text hid counts then."""
+        """Return the call whose end mark is missing, or stands in a text that was never closed."""
         opening, end, rest = self._opening, self._format.end, self._buffer
         self._buffer, self._searched = "", 0
         whole = self._parse_body(rest, "")

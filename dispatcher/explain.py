@@ -111,7 +111,7 @@ def find_blocking_reason(state: ModelState, version: str | None, item: QueuedReq
 
 
 def _pending_work_in_the_way(state: ModelState, version: str, item: QueuedRequest) -> str | None:
-    """What is short once work that was sent, and that no worker has pulled yet, is counted."""
+    """Return what is short if work that was sent and not yet pulled counts as running, or None."""
     priority = state.choose_work_priority(item, version)
     if not state.fleet.has_free_sequences(version, priority):
         return "no_free_sequences"

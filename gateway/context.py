@@ -61,7 +61,7 @@ class GatewayContext:
             raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
         digest, now = hash_key(key), time.monotonic()
         self.wrong_keys.check(address, digest, now)
-        tenant = self.tenants.authenticate(key)
+        tenant = self.tenants.find_key_holder(digest)
         if tenant is None:
             self.wrong_keys.record_wrong(address, digest, now)
             raise Unauthenticated("this API key is not known")
@@ -84,7 +84,7 @@ class GatewayContext:
 
     @property
     def readiness_checks(self) -> dict[str, Callable[[], bool]]:
-        """What must be true for this gateway to be ready, by name."""
+        """The conditions under which this gateway is ready, by name; each is cheap to call."""
         return {
             "nats": lambda: self.broker.is_connected,
             "workers": lambda: self.has_had_workers,

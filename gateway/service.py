@@ -90,8 +90,9 @@ async def _build_context(
     validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
     submitter = Submitter(broker, validator, relay, streams)
     await submitter.open(settings.replicas)
-    parts = (settings, broker, registry, tenants, tokenizers, submitter, relay, streams)
-    context = GatewayContext(*parts)
+    context = GatewayContext(
+        settings, broker, registry, tenants, tokenizers, submitter, relay, streams
+    )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)

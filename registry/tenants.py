@@ -81,7 +81,11 @@ class Tenants:
         its own, they are in the result's `key`. The key's hash is looked up, so the time this takes
         says nothing about any key.
         """
-        record = self._view.values.get(_KEY + hash_key(key))
+        return self.find_key_holder(hash_key(key))
+
+    def find_key_holder(self, digest: str) -> Tenant | None:
+        """Return the tenant of the API key with this hash, as `authenticate` does."""
+        record = self._view.values.get(_KEY + digest)
         if not isinstance(record, ApiKey):
             return None
         tenant = self.get(record.tenant)

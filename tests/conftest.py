@@ -37,3 +37,11 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
 @pytest.fixture
 def nats_url(nats_server: NatsServer) -> str:
     return nats_server.url
+
+
+@pytest.fixture(scope="module")
+def shared_nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of one server for all tests of a module, which must leave it unharmed."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield server.url
+    server.kill()

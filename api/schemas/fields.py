@@ -114,7 +114,6 @@ OnlyNull = Annotated[Any, OnlyValues(None)]
 OnlyNullOrEmpty = Annotated[Any, OnlyValues(None, [])]
 OnlyFalse = Annotated[Any, OnlyValues(None, False)]
 OnlyTrue = Annotated[Any, OnlyValues(None, True)]
-OnlyZero = Annotated[Any, OnlyValues(None, 0)]
 OnlyOne = Annotated[Any, OnlyValues(None, 1)]
 OnlyEmptyObject = Annotated[Any, OnlyValues(None, {})]
 

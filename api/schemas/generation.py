@@ -34,7 +34,7 @@ class GenerationBody(InferenceBody):
     )
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias = Field(default_factory=list)
+    logit_bias: LogitBias = Field(default=[])
     seed: Seed | None = None
     stop: Stops = Field(default=[])
     ignore_eos: bool | None = Field(

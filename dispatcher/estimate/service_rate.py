@@ -30,9 +30,9 @@ class RateSums:
     decay.
     """
 
-    progress: float = 0.0  # tokens by which requests advanced
-    held_seconds: float = 0.0  # token seconds of the requests in flight meanwhile
-    advanced: float = 0.0  # tokens by which requests advanced
+    progress: float = 0.0  # tokens by which requests in flight advanced
+    held_seconds: float = 0.0  # token seconds of these requests meanwhile
+    advanced: float = 0.0  # as `progress`, while requests wait
     freed: float = 0.0  # tokens that came free
     seconds: float = 0.0
     backlogged_seconds: float = 0.0

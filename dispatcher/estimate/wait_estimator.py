@@ -1,11 +1,14 @@
 """Estimates waits and run times, and who will miss its deadline, for one model. Pure."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from dispatcher.estimate.service_rate import ServiceRate
 from dispatcher.estimate.time_model import CompletedRun, TimeModel
 from dispatcher.queueing.fair_queue import FairQueue
 from dispatcher.queueing.queue_position import (
+    LaneBacklog,
+    WeightOf,
     collect_backlogs,
     count_tokens_ahead,
     count_tokens_ahead_of_newcomer,
@@ -106,21 +109,21 @@ class WaitEstimator:
         queued: dict[str, int] = {}
         wait: dict[str, float | None] = {}
         tenants: dict[str, dict[str, float]] = {}
-        room_tokens = partial(_room_tokens, queue, fleet, mean)
+        room: dict[str, float] = {}
         for priority, backlogs in waiting.items():
+            free_tokens = _usable_tokens(fleet.free_capacity(priority), mean)
+            room_for = partial(_room_tokens, queue, fleet, priority, mean, free_tokens)
+            room[priority] = room_for(_NEWCOMER)
             queued[priority], tokens = queue.count_queued(priority)
-            finds_room = room_tokens(_NEWCOMER, priority) >= mean
             first = max(mean, count_tokens_ahead_of_newcomer(backlogs, lowest))
             wait[priority] = self.service_rate.estimate_wait(
-                more_urgent + (0.0 if finds_room else first)
+                more_urgent + (0.0 if room[priority] >= mean else first)
             )
-            for tenant, tokens_ahead in count_tokens_ahead(
-                backlogs, queue.weight, self.service_rate.charge_per_token
-            ):
-                turn = 0.0 if room_tokens(tenant, priority) >= mean else mean
+            for tenant, tokens_ahead in self._tokens_ahead(backlogs, queue.weight):
+                turn = 0.0 if room_for(tenant) >= mean else mean
                 seconds = self.service_rate.estimate_wait(more_urgent + tokens_ahead + turn)
-                if seconds is not None:
-                    tenants.setdefault(tenant, {})[priority] = seconds
+                assert seconds is not None, "a rate is known"
+                tenants.setdefault(tenant, {})[priority] = seconds
             more_urgent += tokens
         return Pressure(
             model,
@@ -132,8 +135,16 @@ class WaitEstimator:
             self._time_model.compute,
             self._no_worker_seconds,
             self.service_rate.uncertainty,
-            {each.value: room_tokens(_NEWCOMER, each) for each in Priority},
+            room,
         )
+
+    def _tokens_ahead(
+        self, backlogs: list[LaneBacklog], weight: WeightOf
+    ) -> Iterable[tuple[str, float]]:
+        """The tokens ahead of what each tenant queues next; nothing while no rate is known."""
+        if self.service_rate.seconds_per_token is None:
+            return ()
+        return count_tokens_ahead(backlogs, weight, self.service_rate.charge_per_token)
 
 
 def _mean_cost(queue: FairQueue) -> float:
@@ -147,10 +158,12 @@ def _usable_tokens(capacity: FleetCapacity, mean: float) -> float:
 
 
 def _room_tokens(
-    queue: FairQueue, fleet: Fleet, mean: float, tenant: str, priority: Priority
+    queue: FairQueue, fleet: Fleet, priority: Priority, mean: float, free_tokens: float, tenant: str
 ) -> float:
-    """Tokens of requests of mean cost that a tenant may send at once, less what is kept free."""
-    free_tokens = _usable_tokens(fleet.free_capacity(priority), mean)
+    """The part of `free_tokens` that a tenant's request of mean cost may take at once.
+
+    The rest is kept free for other tenants.
+    """
     headroom = queue.required_headroom(tenant, priority, round(mean), fleet.always_preempts_batch)
     return max(0.0, free_tokens - max(0.0, headroom) * fleet.total_capacity.tokens)
 

@@ -96,7 +96,7 @@ async def serve(
 def _position_of_client(
     request: Request, body: CompletionBody, choices: int
 ) -> StreamPosition | None:
-    """What the client of a stream has had of it before; None if it begins, or is no stream."""
+    """Return the place from which a stream is resumed; None for a new stream or a whole answer."""
     event_id = request.headers.get(event_ids.HEADER)
     return event_ids.parse_event_id(event_id, choices) if event_id and body.stream else None
 

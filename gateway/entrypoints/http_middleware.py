@@ -1,4 +1,4 @@
-"""What is the same for every HTTP request and response, whatever its path."""
+"""Middleware for all HTTP requests and responses: request ids, CORS, trailing slashes."""
 
 import secrets
 

@@ -224,8 +224,9 @@ def _release(
     """Give up the requests that run on; the gateway that accepted one still counts its end."""
     for choice, ticket in enumerate(tickets):
         if not ticket.subscription.is_ended:
-            counts = metrics and ticket.is_new
-            sink = metrics[choice].observe_unread if metrics and counts else discard_record
+            sink: Sink = discard_record
+            if metrics and ticket.is_new:
+                sink = metrics[choice].observe_unread
             context.relay.orphan(ticket.subscription, sink)
             if cancel:
                 context.relay.cancel(ticket.subscription)

@@ -159,28 +159,24 @@ class NatsIngress:
         """
         if self._delayed.get(delivery.seq) != refusal.code:
             self._delayed[delivery.seq] = refusal.code
-            log.info(
-                "submission_delayed",
-                tenant=self._tenant,
-                id=_idempotency_key(delivery),
-                sequence=delivery.seq,
-                code=refusal.code,
-                reason=str(refusal),
-            )
+            self._log(delivery, refusal, "submission_delayed")
         await delivery.nak(refusal.retry_after_seconds or _RETRY_SECONDS)
 
     async def _refuse(self, delivery: Delivery, error: MillstreamError) -> None:
         """Answer a submission that can never be accepted with an error, and end its delivery."""
+        self._log(delivery, error, "submission_refused")
+        await self._append_error(delivery, error)
+        await delivery.terminate()
+
+    def _log(self, delivery: Delivery, error: MillstreamError, event: str) -> None:
         log.info(
-            "submission_refused",
+            event,
             tenant=self._tenant,
             id=_idempotency_key(delivery),
             sequence=delivery.seq,
             code=error.code,
             reason=str(error),
         )
-        await self._append_error(delivery, error)
-        await delivery.terminate()
 
     async def _append_error(self, delivery: Delivery, error: MillstreamError) -> None:
         try:

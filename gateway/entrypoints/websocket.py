@@ -163,15 +163,12 @@ class WebSocketConnection:
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 return
-            if self._closing is _KEY_REVOKED:
-                continue
             text = event.get("text")
             data = text.encode() if text is not None else event["bytes"]
             if wait_seconds := self._rate_limiter.reserve(time.monotonic(), frame_cost(len(data))):
                 await asyncio.sleep(wait_seconds)
-                if self._closing is _KEY_REVOKED:
-                    continue
-            await self._handle_frame(data, text is not None, tasks)
+            if self._closing is not _KEY_REVOKED:
+                await self._handle_frame(data, text is not None, tasks)
 
     async def _handle_frame(self, data: bytes, is_text: bool, tasks: asyncio.TaskGroup) -> None:
         """Handle one frame; an error in it is sent to the client and harms nothing else.

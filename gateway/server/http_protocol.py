@@ -124,7 +124,7 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
         self._refuse(self._refusal or BadRequest("this is not HTTP/1.1"))
 
     def _find_head_problem(self) -> str | None:
-        """What makes the head of a request invalid (RFC 9110, 9112); None if nothing does."""
+        """Return why the head of a request is invalid (RFC 9110, 9112), or None."""
         is_http_1_1 = self.parser.get_http_version() == "1.1"
         hosts, codings = self._header_values(b"host"), self._header_tokens(b"transfer-encoding")
         if len(hosts) > 1 or (is_http_1_1 and not hosts):
@@ -136,7 +136,7 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
         return self._find_handshake_problem() if self._asks_for_websocket() else None
 
     def _find_handshake_problem(self) -> str | None:
-        """What makes the head of a WebSocket handshake invalid (RFC 6455); None if nothing does."""
+        """Return why the head of a WebSocket handshake is invalid (RFC 6455), or None."""
         if self.parser.get_method() != b"GET":
             return "a WebSocket handshake is a GET"
         lengths = self._header_values(b"content-length")

@@ -12,7 +12,8 @@ from streams.errors import MillstreamError
 
 API_KEY_FILE = "api-key"
 LOCK_FILE = "lock"
-_OWN_ENTRIES = {API_KEY_FILE, LOCK_FILE, "logs", "nats", "state.json"}
+# What `up` makes there; files that replace others have the suffix `.new` in place of `.json`
+_OWN_ENTRIES = {API_KEY_FILE, LOCK_FILE, "logs", "nats", "state", "state.json"}
 _OWNER_ONLY_UMASK, _OWNER_ONLY = 0o077, 0o700
 
 
@@ -99,7 +100,7 @@ def _close_to_others(directory: DataDirectory) -> None:
     """Close the folders that earlier releases left open; not a folder that has others' files."""
     folders = [directory.logs, directory.nats_store]
     names = {name.removesuffix(".new") for name in os.listdir(directory.path)}
-    if names <= _OWN_ENTRIES | {"state"}:
+    if names <= _OWN_ENTRIES:
         folders.append(directory.path)
     for folder in folders:
         folder.chmod(_OWNER_ONLY)

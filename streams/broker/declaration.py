@@ -233,8 +233,8 @@ async def _exists(broker: Broker, config: StreamConfig) -> bool:
     return True
 
 
-async def create_stream(broker: Broker, config: StreamConfig) -> bool:
-    """Create a stream; returns False when another service has created it with other limits.
+async def create_stream(broker: Broker, config: StreamConfig) -> None:
+    """Create a stream; one that another service has created meanwhile, with any limits, stays.
 
     Its sequences begin with the time in milliseconds, so that they go on rising when the stream is
     made anew: what was known of the old one is older than all that the new one holds.
@@ -245,8 +245,7 @@ async def create_stream(broker: Broker, config: StreamConfig) -> bool:
     except APIError as error:
         if error.err_code != _NAME_IN_USE and not await _exists(broker, config):
             raise
-        return False  # a faster service's stream may also have taken the room for ours
-    return True
+        # a faster service's stream may also have taken the room for ours
 
 
 async def replace_index_consumer(broker: Broker, model: str) -> str:
@@ -311,8 +310,8 @@ async def _list_names_page(
     return list(parsed.get(kind) or ())
 
 
-async def remove_if_empty(broker: Broker, stream: str, closed_subject: str) -> bool:
-    """Delete a stream in which nothing is stored; False, and a warning, if something is.
+async def remove_if_empty(broker: Broker, stream: str, closed_subject: str) -> None:
+    """Delete a stream in which nothing is stored; one that holds something stays, with a warning.
 
     First its subjects are taken from it, so that nothing can be stored meanwhile; `closed_subject`
     is one that nobody publishes on. Raises `BrokerUnavailable`.
@@ -322,7 +321,6 @@ async def remove_if_empty(broker: Broker, stream: str, closed_subject: str) -> b
         await broker.js.update_stream(config.evolve(subjects=[closed_subject]))
         if stored := (await stream_info(broker, stream)).state.messages:
             log.warning("stream_left", stream=stream, messages=stored)
-            return False
+            return
         await broker.js.delete_stream(stream)
     log.info("stream_deleted", stream=stream)
-    return True

@@ -59,7 +59,7 @@ async def test_every_stream_that_is_deleted_comes_back(nats_url: str) -> None:
 
 @pytest.mark.parametrize("stream", ["WORK", "TOKENS_0", "REQUESTS", "LEDGER", "ATTEMPTS"])
 async def test_a_stream_deleted_under_load_loses_no_end(nats_url: str, stream: str) -> None:
-    """What runs goes on or ends with an error; nothing waits for its deadline."""
+    """Each running request goes on or ends with an error; none waits for its deadline."""
     async with cell(nats_url, mock=SLOW) as (gateway,), operator(nats_url) as broker:
         asked = [asyncio.create_task(gateway.complete(max_tokens=100)) for _ in range(8)]
         await eventually(lambda: _has_messages(broker, "TOKENS_0"))

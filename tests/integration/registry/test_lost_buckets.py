@@ -1,4 +1,4 @@
-"""What was known stays known: over lost buckets, other ones in their place, unreadable records."""
+"""Known records stay known: over lost buckets, other ones in their place, unreadable values."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -71,7 +71,7 @@ async def test_three_paths_are_answered_and_no_other() -> None:
 
 
 async def test_a_hanging_event_loop_fails_both_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It serves nobody, though its process lives."""
+    """Such a service answers nobody, though its process lives."""
     monkeypatch.setattr(metrics_server, "LOOP_SECONDS", 0.1)
     settings = ServiceSettings(metrics_port=free_port())
     paths = ("/healthz", "/readyz")

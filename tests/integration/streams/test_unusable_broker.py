@@ -73,7 +73,7 @@ async def test_a_small_store_is_named_with_what_is_needed(servers: Servers) -> N
 
 
 async def test_a_dead_broker_is_told_of_at_once_and_at_the_end() -> None:
-    """Which address, what is tried, why it fails and what to do."""
+    """The message has the address, the attempt, the reason and the remedy."""
     url = f"nats://mill:{quote(PASSWORD, safe='')}@127.0.0.1:{free_port()}"
     address = url.partition("@")[2]
     with capture_logs() as logged, pytest.raises(BrokerUnavailable) as failed:

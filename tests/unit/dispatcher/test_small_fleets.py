@@ -87,7 +87,7 @@ def test_a_lone_tenant_has_the_whole_fleet(slots: int, priority: Priority) -> No
 def test_what_gives_way_runs_in_the_place_of_one_who_has_left(
     slots: int, priority: Priority
 ) -> None:
-    """Where engines preempt, an idle slot is lent at once."""
+    """Engines that preempt lend an idle slot at once."""
     specs = [
         spec for second in range(10) for spec in asked(second, slots, "other", output_tokens=90)
     ]
@@ -136,6 +136,14 @@ class PatientFleet:
             self.state.settle(item.request_id, 150, now)
             self.state.fleet.discard({item.seq})
 
+    def queue_batch_after_requests_of(self, tenant: str) -> str:
+        """Serve a tenant's interactive requests for 20 s, and queue acme's batch work behind."""
+        for second in range(20):
+            self.serve(tenant, Priority.INTERACTIVE, second)
+        self.serve("acme", Priority.BATCH, 20.0, ends=False)
+        self.report(free=1)
+        return self.enqueue("acme", Priority.BATCH, 20.0)
+
     def next_tenant(self, now: float) -> str | None:
         found = self.state.select_next(lambda _: "1", now)
         return found[0].tenant if found else None
@@ -145,11 +153,7 @@ class PatientFleet:
 def test_batch_work_waits_for_what_others_will_ask_and_says_so(slots: int) -> None:
     """For minutes after the last request of the others nothing is kept any more."""
     fleet = PatientFleet(slots)
-    for second in range(20):
-        fleet.serve("other", Priority.INTERACTIVE, second)
-    fleet.serve("acme", Priority.BATCH, 20.0, ends=False)
-    fleet.report(free=1)
-    request = fleet.enqueue("acme", Priority.BATCH, 20.0)
+    request = fleet.queue_batch_after_requests_of("other")
     assert fleet.next_tenant(20.0) is None
     facts = explain.explain_request(fleet.state, request, "1", 20.0)
     assert facts
@@ -162,9 +166,5 @@ def test_batch_work_waits_for_what_others_will_ask_and_says_so(slots: int) -> No
 def test_no_tenant_waits_for_itself(slots: int) -> None:
     """Its batch work runs beside its interactive requests, also where nothing preempts."""
     fleet = PatientFleet(slots)
-    for second in range(20):
-        fleet.serve("acme", Priority.INTERACTIVE, second)
-    fleet.serve("acme", Priority.BATCH, 20.0, ends=False)
-    fleet.report(free=1)
-    fleet.enqueue("acme", Priority.BATCH, 20.0)
+    fleet.queue_batch_after_requests_of("acme")
     assert fleet.next_tenant(20.0) == "acme"

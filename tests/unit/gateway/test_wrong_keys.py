@@ -1,4 +1,4 @@
-"""Who tries keys is slowed; who has the right one is served."""
+"""Clients that guess keys are slowed; those with a known key are served."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from streams.errors import TooManyWrongKeys
 
 
 def try_wrong_keys(limiter: WrongKeyLimiter, address: str, count: int, now: float) -> int:
-    """How many of so many wrong keys are looked up."""
+    """Try so many wrong keys; return how many of them are looked up."""
     tried = 0
     for number in range(count):
         try:
@@ -45,7 +45,7 @@ def test_a_key_that_was_right_goes_on_from_its_address() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those forgotten first are those not heard of for longest."""
+    """Addresses not heard of for longest are forgotten first."""
     monkeypatch.setattr(wrong_keys, "MAX_ADDRESSES", 2)
     limiter = WrongKeyLimiter()
     for address in ("a", "b", "a", "c"):

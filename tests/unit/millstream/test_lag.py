@@ -1,4 +1,4 @@
-"""What `millstream lag` prints of the dispatchers' reports."""
+"""Output of `millstream lag` for the dispatchers' reports."""
 
 from typing import Any
 

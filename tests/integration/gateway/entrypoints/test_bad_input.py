@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
@@ -23,7 +22,6 @@ from tests.support.gateways import (
     cell,
     tenants,
 )
-from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -162,19 +160,11 @@ PACKED: dict[str, bytes] = {
 }
 
 
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    store: Path = tmp_path_factory.mktemp("nats")
-    server = NatsServer(store)
-    yield server.url
-    server.kill()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(nats: str) -> AsyncIterator[RunningGateway]:
+async def gateway(shared_nats_url: str) -> AsyncIterator[RunningGateway]:
     """One for all these tests: whatever they send must leave it unharmed."""
     limits = tenants(max_prompt_tokens=8192, max_output_tokens=8192)
-    async with cell(nats, tenants=limits) as (gateway,):
+    async with cell(shared_nats_url, tenants=limits) as (gateway,):
         yield gateway
 
 

@@ -51,7 +51,7 @@ async def resume(
 
 
 def by_choice(events: list[tuple[str, str]]) -> dict[int, list[Any]]:
-    """What each choice is told, in order; -1 stands for what comes behind all of them."""
+    """The events of each choice, in order; those after all choices have the key -1."""
     found = defaultdict(list)
     for _, data in events:
         if data != "[DONE]":
@@ -82,7 +82,7 @@ BODIES = {
 
 
 async def test_a_cut_stream_goes_on_at_any_gateway(nats_url: str) -> None:
-    """What comes before and behind the cut is together the stream that was not cut."""
+    """Both parts joined equal the stream that was not cut."""
     async with cell(nats_url, 2, mock=SLOW) as gateways:
         for name, (path, body) in BODIES.items():
             streamed = {**body, "stream": True}

@@ -5,7 +5,6 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -18,7 +17,6 @@ from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, gateways
-from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,22 +81,14 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
         data = data[2 + size :]
 
 
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    store: Path = tmp_path_factory.mktemp("nats")
-    broker = NatsServer(store)
-    yield broker.url
-    broker.kill()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(nats: str) -> AsyncIterator[RunningGateway]:
+async def gateway(shared_nats_url: str) -> AsyncIterator[RunningGateway]:
     """One for all these tests: whatever they send must leave it unharmed."""
     few = KeySettings.model_validate({"key": FEW_KEY, "name": "few", "max_connections": 2})
     paced = KeySettings.model_validate({"key": PACED_KEY, "frames_per_second": 200})
     keys = (KeySettings.model_validate(KEY), few, paced)
     tenants = {"acme": TenantSettings(keys=keys), "other": TenantSettings(keys=(OTHER_KEY,))}
-    async with cell(nats, tenants=tenants) as (gateway,):
+    async with cell(shared_nats_url, tenants=tenants) as (gateway,):
         yield gateway
 
 

@@ -3,15 +3,13 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell
-from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,17 +25,9 @@ HANDSHAKE = (
 H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
 
 
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    store: Path = tmp_path_factory.mktemp("nats")
-    broker = NatsServer(store)
-    yield broker.url
-    broker.kill()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(nats: str) -> AsyncIterator[RunningGateway]:
-    async with cell(nats, cors_origins=(ORIGIN,)) as (gateway,):
+async def gateway(shared_nats_url: str) -> AsyncIterator[RunningGateway]:
+    async with cell(shared_nats_url, cors_origins=(ORIGIN,)) as (gateway,):
         yield gateway
 
 
@@ -226,7 +216,7 @@ async def test_the_idle_time_is_a_setting(nats_url: str) -> None:
 
 
 async def test_who_shuts_its_sending_side_has_left(gateway: RunningGateway) -> None:
-    """It looks like a client that is gone, whose request must not run on for nobody."""
+    """A half-closed connection looks like a dead client, whose request must not run on."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(
         post(body=json.dumps({"model": "mock", "prompt": "x", "max_tokens": 5000}).encode())

@@ -97,7 +97,7 @@ def test_it_runs_to_max_tokens_and_each_token_is_a_word() -> None:
 
 
 def test_a_stop_token_ends_the_answer_but_not_too_early() -> None:
-    """It counts as a token and has no text; a resumed answer that had ended ends again."""
+    """The stop token counts and has no text; a resumed answer that had ended ends again."""
     whole, _, _ = _run(_engine(), Sequence("a", [1], Sampling(50)))
     ids = [whole[2], whole[9]]
     stopped = Sampling(50, stop_token_ids=ids)
