@@ -21,7 +21,6 @@ ACTIVE_SECONDS = 60.0  # a tenant without a request for so long has no share
 # The fraction of arrivals that may find no headroom. Where engines do not preempt such an arrival
 # waits; where they do, preempted work is computed again.
 MISS_RATE_IF_WAITING, MISS_RATE_IF_PREEMPTING = 0.01, 0.2
-LENT_AFTER_SECONDS = 5.0  # without a request of others, engines that preempt keep no KV free
 # A tenant counts as below its share while it asks for up to so many shares at once (half of the
 # fleet at most), and while its counter is up to so many shares ahead of the lowest that waits.
 BURST_SHARES = 2
@@ -327,7 +326,7 @@ class FairShare:
         if (
             state.is_above_share
             and state.in_flight_load.requests
-            and not (preempts_batch and self._is_lent(tenant, cost))
+            and not (preempts_batch and self._takes_one_sequence(cost))
             and self.exceeds_share(tenant, cost)
         ):
             kept = self._kept_for_below_share(preempts_batch)
@@ -342,23 +341,18 @@ class FairShare:
         That is for the urgent requests of other tenants, and for reserved tokens that are not used;
         values as in `required_headroom`.
         """
-        is_lent = preempts_batch and self._is_lent(tenant, cost)
+        is_lent = preempts_batch and self._takes_one_sequence(cost)
         kept = 0.0 if is_lent else self._kept_for_urgent(tenant, preempts_batch)
         if not (kept or self._reserved_tokens):
             return -inf
         return (self._reserved_for_others(0.0) + kept) / self._fleet_tokens
 
-    def _is_lent(self, tenant: str, cost: int) -> bool:
-        """True if engines that preempt give a tenant's request what is kept free for others.
+    def _takes_one_sequence(self, cost: int) -> bool:
+        """True if sequences are scarcer than KV for a request of so many tokens.
 
-        They give a place at once where sequences are scarce, and where KV is, whose preemption
-        costs more, once no other tenant has asked for `LENT_AFTER_SECONDS`.
+        An engine that preempts gives such a place back at once, and at little cost: it is lent.
         """
-        if cost <= self._tokens_per_sequence:
-            return True
-        last_first = reversed(self._active.items())
-        asked_at = next((at for name, (at, _) in last_first if name != tenant), -inf)
-        return asked_at <= self._now - LENT_AFTER_SECONDS
+        return cost <= self._tokens_per_sequence
 
     def _kept_for_below_share(self, preempts_batch: bool) -> float:
         """Tokens to keep free of work of tenants above their share."""
