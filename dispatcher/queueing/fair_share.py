@@ -430,10 +430,11 @@ class FairShare:
     def _refill_rate(self, held: RequestTotals) -> float:
         """Tokens per second that others release when they hold all that these tenants do not.
 
-        By Little's law a token is held for (tokens in flight) / (tokens released per second).
+        By Little's law a token is held for (tokens in flight) / (tokens released per second). 0
+        while nothing has been released: a fleet without workers has an infinite capacity then.
         """
         in_flight = self._in_flight.dominant_tokens(self._tokens_per_sequence)
-        if not in_flight:
+        if not in_flight or not self._released.sizes:
             return 0.0
         others = max(0.0, self._capacity_tokens - held.dominant_tokens(self._tokens_per_sequence))
         return others * self._released.rate / in_flight

@@ -1,9 +1,13 @@
 """What requests are told to expect: of a small queue whose fleet releases at a known rate."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.estimate.moving_averages import DecayingLineFit, DecayingRatio
@@ -241,6 +245,46 @@ def test_that_the_first_guess_was_wrong_corrects_no_estimate(model: Model) -> No
     model.serve(10)
     model.books.estimator.service_rate.record_wait(20.0, 2.0)
     assert model.books.estimator.service_rate.correction == 1.0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("ask"), st.sampled_from("ab"), st.sampled_from(Priority)),
+            st.tuples(st.just("dispatch"), st.none(), st.none()),
+            st.tuples(st.just("end"), st.none(), st.none()),
+            st.tuples(st.just("beat"), st.integers(0, 4), st.booleans()),
+            st.tuples(st.just("leave"), st.none(), st.none()),
+            st.tuples(st.just("wait"), st.sampled_from((0.2, 5.0, 100.0)), st.none()),
+        ),
+        max_size=30,
+    )
+)
+def test_pressure_can_be_told_whatever_has_happened(events: list[tuple[Any, Any, Any]]) -> None:
+    """A leader falls with its report: no workers, nothing ended, tenants that have left."""
+    model = Model()
+    model.books.tick(0.0)
+    for event, first, second in events:
+        books = model.books
+        if event == "ask":
+            model.ask(first, 1, second)
+        elif event == "dispatch" and (item := books.queue.peek(model.now)):
+            books.reserve(item, "1", model.now)
+            books.mark_published(item.request_id, item.seq, duplicate=False)
+        elif event == "end" and books.in_flight:
+            books.settle(next(iter(books.in_flight)), 150, model.now)
+        elif event == "beat":
+            room = {each.value: (first, first * COST) for each in Priority} if second else {}
+            books.apply_heartbeat(replace(beat(first), room=room), model.now)
+        elif event == "leave":
+            books.remove_worker("w")
+        elif event == "wait":
+            model.now += first
+        books.select_next(lambda _: "1", model.now)
+        books.tick(model.now)
+        pressure = books.build_pressure()
+        waits = [*pressure.wait_seconds.values(), *pressure.room_tokens.values()]
+        assert all(each is None or 0 <= each < math.inf for each in waits)
 
 
 def test_a_model_is_unmanned_since_its_last_worker(model: Model) -> None:
