@@ -127,7 +127,7 @@ class Submitter:
         if subscription.is_durable:
             return subscription, is_new
         seconds = validated.deadline_seconds + _EXPIRY_MARGIN_SECONDS
-        subscription.expires_at = time.monotonic() + seconds
+        subscription.deadlines.expires_at = time.monotonic() + seconds
         subscription = await self._publish(
             validated, subscription, is_new=is_new, has_key=key is not None
         )
@@ -227,7 +227,7 @@ class Submitter:
             give_up(subscription)
             raise
         # A duplicate with replies on our own route is the request of this very call, tried twice
-        if not stored.duplicate or subscription.last_seq:
+        if not stored.duplicate or subscription.cursor.last_seq:
             subscription.is_durable = True
             return subscription
         await self._relay.unsubscribe(subscription)  # replies go to the route of the first one

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from gateway.replies.log_subscription import LogSubscription, StoredRecord
+from gateway.replies.log_subscription import LogSource, LogSubscription, StoredRecord
 from gateway.replies.send_buffer import LIMIT_BYTES
 from gateway.replies.worker_replay import WorkerReplay
 from streams import topology
@@ -64,7 +64,7 @@ class Catchup:
     def _enqueue(self, subscription: LogSubscription) -> None:
         """Queue a stale subscription, unless it is being read: two reads would mix its records."""
         if subscription in self._stale and subscription not in self._reading:
-            self._queues[subscription.stream].put_nowait(subscription)
+            self._queues[subscription.source.stream].put_nowait(subscription)
 
     async def _run_reader(self, queue: asyncio.Queue[LogSubscription]) -> None:
         while True:
@@ -77,69 +77,61 @@ class Catchup:
 
     async def _catch_up(self, subscription: LogSubscription) -> None:
         """Read what the log holds behind the last record seen, as far as the sink takes it."""
-        subscription.is_catching_up = True
+        subscription.begin_reading()
         try:
             while await self._feed_page(subscription):
                 pass
-            self._resume_live(subscription)
+            if not subscription.finish_reading():
+                self.schedule(subscription)
         except BrokerUnavailable:
+            subscription.abort_reading()
             raise
         except Exception as error:
             self._on_sink_failure(subscription, error)
-        finally:
-            subscription.is_catching_up, subscription.deferred_replies = False, []
         if subscription.is_ended:
             await self._unsubscribe(subscription)
 
-    def _resume_live(self, subscription: LogSubscription) -> None:
-        """Take the replies that came during the catch-up; from now on replies are taken at once."""
-        subscription.is_catching_up = False
-        deferred, subscription.deferred_replies = subscription.deferred_replies, []
-        for reply in deferred:
-            if not subscription.receive_reply(*reply):
-                self.schedule(subscription)
-
     async def _feed_page(self, subscription: LogSubscription) -> bool:
         """Feed one page; True if the sink wants more and there may be more."""
-        if subscription.is_paused or subscription.is_ended:
+        if not subscription.takes_records:
             return False
-        seq_before = subscription.last_seq
+        seq_before = subscription.cursor.last_seq
         page, remaining = await self.fetch_page(subscription)
         wants_more = subscription.consume_page(page, time.monotonic())
-        is_restarted = seq_before > subscription.last_seq
+        is_restarted = seq_before > subscription.cursor.last_seq
         return wants_more and (is_restarted or remaining > 0)
 
-    async def find_log(self, subscription: LogSubscription) -> str | None:
-        """Return the NATS subject of a subscription's token log; None while there is no log.
+    async def find_log(self, source: LogSource) -> str | None:
+        """Return the NATS subject of a token log; None while there is no log.
 
         The broker is asked until the log exists; then the subject is remembered. Raises
         `BrokerUnavailable`.
         """
-        if subscription.subject is None:
-            stream, pattern = subscription.stream, subscription.subject_filter
-            subscription.subject = await self._broker.find_subject(stream, pattern)
-        return subscription.subject
+        if source.subject is None:
+            source.subject = await self._broker.find_subject(source.stream, source.subject_filter)
+        return source.subject
 
     async def fetch_page(self, subscription: LogSubscription) -> tuple[list[StoredRecord], int]:
-        """Return the log's records from `read_from_seq` on, and how many are left after these.
+        """Return the log's records from the cursor on, and how many are left after these.
 
         The page begins with the record that was taken last, if the log still has it, and holds
         about as many bytes after that record as a reader may buffer. The page is empty while there
         is no log. The worker that writes the log is asked first, and then the broker. Raises
         `BrokerUnavailable`.
         """
-        if (subject := await self.find_log(subscription)) is None:
+        source, cursor = subscription.source, subscription.cursor
+        if (subject := await self.find_log(source)) is None:
             return [], 0
-        max_bytes = len(subscription.last_data) + LIMIT_BYTES
-        if replayed := await self._worker_replay.fetch_page(subscription, subject, max_bytes):
+        max_bytes = len(cursor.last_data) + LIMIT_BYTES
+        if replayed := await self._worker_replay.fetch_page(source, cursor, max_bytes):
             return [StoredRecord(*record) for record in replayed.records], replayed.remaining
         query: dict[str, int | str] = {
             "next_by_subj": subject,
-            "seq": subscription.read_from_seq,
+            "seq": cursor.read_from_seq,
             "batch": MAX_PAGE_RECORDS,
             "max_bytes": max_bytes,
         }
-        page = await self._broker.read_page(subscription.stream, query)
+        page = await self._broker.read_page(source.stream, query)
         return [
             StoredRecord(message.seq, message.data) for message in page.messages
         ], page.remaining

@@ -1,10 +1,13 @@
-"""Log subscription: one reader's position in one token log; it gets each record once. Pure."""
+"""Log subscription: passes one token log to one reader, each record once and in order. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
+from gateway.replies.log_cursor import LogCursor, OutputGap
+from gateway.replies.subscription_deadlines import SubscriptionDeadlines
 from streams import messages
 from streams.messages import Record
 
@@ -14,9 +17,6 @@ Sink = Callable[[Record, int], bool]
 Reply = tuple[int, int, bytes]
 
 _SEQUENCES = re.compile(rb"Nats-Sequence: (\d+)\r\n(?:.*\r\n)*?Nats-Last-Sequence: (\d+)\r\n")
-FIRST_CHECK_SECONDS, MAX_CHECK_SECONDS = 5.0, 60.0
-FIRST_SEARCH_SECONDS, SEARCH_SECONDS = 1.0, 5.0
-FIRST_CANCEL_SECONDS, MAX_CANCEL_SECONDS = 0.25, 4.0
 
 
 class StoredRecord(NamedTuple):
@@ -43,70 +43,85 @@ def discard_record(record: Record, size: int) -> bool:
     return True
 
 
-@dataclass(eq=False)
-class LogSubscription:
-    """One reader's position in one token log: passes each record to `sink` once and in order.
+class DeliveryState(Enum):
+    """What a log subscription does with the records of its log."""
 
-    A token log is a request's stored answer. A sink takes a record and its size in bytes, and
-    returns False when it is full. Records come as replies (records that the broker republishes),
-    which may be lost or repeated, and in pages read from the log. A reply names the sequence of the
-    record before it, so a gap is noticed. The broker may lose a log, and its writer then put it
-    back under other sequences; another attempt may divide the same tokens into other records. In
-    both cases token indices and numbers of characters decide what the sink has had already. Times
-    are seconds of any one clock, passed by the caller.
+    LIVE = auto()  # replies are passed on as they come
+    STALE = auto()  # replies are left out: the log is to be read, which gives them, too
+    READING = auto()  # the log is being read; replies wait until that ends
+    PAUSED = auto()  # the sink is full, and nothing is passed on until `unpause`
+    ENDED = auto()  # the last record of the request was passed on
+
+
+@dataclass
+class LogSource:
+    """Where a request's token log can be read: from the broker, or from the worker that writes it.
+
+    A token log is a request's stored answer.
     """
 
     tenant: str
     request_id: str
     stream: str
     subject_filter: str  # matches the subject of the log
-    sink: Sink
-    last_heard_at: float
-    expires_at: float  # the request has ended by then, whatever happens
-    after_index: int = -1  # index of the last token (or vector) that the reader had before
+    subject: str | None = None  # subject of the log, once there was one
     # Subject at which the log's writer is asked; empty: read the broker; None: not yet known
     writer_subject: str | None = ""
     writer_searches: int = 0  # searches for the writer so far
-    subject: str | None = None  # subject of the log, once there was one
+
+
+@dataclass(eq=False)
+class LogSubscription:
+    """One reader's subscription to one token log: each record goes to `sink` once and in order.
+
+    A sink takes a record and its size in bytes, and returns False when it is full. Records come as
+    replies (records that the broker republishes), which may be lost or repeated, and in pages read
+    from the log. A reply names the sequence of the record before it, so a gap is noticed.
+    """
+
+    source: LogSource
+    sink: Sink
+    deadlines: SubscriptionDeadlines
+    cursor: LogCursor = field(default_factory=LogCursor)
+    state: DeliveryState = DeliveryState.LIVE
     is_durable: bool = False  # the request has a log, or a place in a queue
-    is_ended: bool = False
-    is_paused: bool = False  # the sink is full; later records are read from the log then
-    is_suspect: bool = False  # the log may be another one: it is read before replies are taken
-    last_seq: int = 0  # sequence of the last record that was taken
-    last_data: bytes = b""  # bytes of that record
-    delivered_tokens: int = 0  # tokens (or vectors) that the sink has had
-    delivered_characters: int = 0  # characters that the sink has had
-    log_characters: int = 0  # characters in the log, up to the last record that was taken
-    attempt: int = 0  # the latest attempt that the sink knows of
-    lost_at: float | None = None  # when the log was found to be gone
-    search_at: float = 0.0  # when to ask for a lost log again
-    orphaned_until: float | None = None  # end of the grace period, once the reader has left
-    check_seconds: float = field(default_factory=lambda: FIRST_CHECK_SECONDS)
-    cancel_at: float | None = None  # when to send the next cancel; None: not to be cancelled
-    cancel_retry_seconds: float = FIRST_CANCEL_SECONDS
-    is_catching_up: bool = False
-    deferred_replies: list[Reply] = field(default_factory=list)  # came during a catch-up
+    _deferred_replies: list[Reply] = field(default_factory=list)  # came while the log was read
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request whose log this is."""
+        return self.source.request_id
+
+    @property
+    def is_ended(self) -> bool:
+        """True once the last record of the request was passed on."""
+        return self.state is DeliveryState.ENDED
+
+    @property
+    def takes_records(self) -> bool:
+        """True while records can be passed on: the sink has room and the request has not ended."""
+        return self.state is not DeliveryState.PAUSED and self.state is not DeliveryState.ENDED
 
     @property
     def has_reader(self) -> bool:
         """True while the reader is here and the request neither ended nor is being cancelled."""
-        return not self.is_ended and self.orphaned_until is None and self.cancel_at is None
+        return not self.is_ended and self.deadlines.has_reader
 
     def receive_reply(self, seq: int, before: int, data: bytes) -> bool:
         """Take a republished record; return False if records before it are missing.
 
         The caller must then read the log. True means that the record was passed on, was seen
-        before, is kept until a running catch-up ends, or is left to a later read of the log because
-        the sink is full. `before` is the sequence of the record before it in the log.
+        before, is kept until a running read ends, or is left to a later read of the log. `before`
+        is the sequence of the record before it in the log.
         """
-        if self.is_catching_up:
-            self.deferred_replies.append((seq, before, data))
-        elif self.is_paused or self.is_ended or self.is_suspect:
-            pass
-        elif before == self.last_seq:
-            self.consume_record(seq, data)
-        else:
-            return seq <= self.last_seq
+        if self.state is DeliveryState.LIVE:
+            if before == self.cursor.last_seq:
+                self.consume_record(seq, data)
+            elif seq > self.cursor.last_seq:
+                self.state = DeliveryState.STALE
+                return False
+        elif self.state is DeliveryState.READING:
+            self._deferred_replies.append((seq, before, data))
         return True
 
     def consume_record(self, seq: int, data: bytes) -> bool:
@@ -115,43 +130,74 @@ class LogSubscription:
         False if the sink is full now or the record was the last one of the request. Parts that the
         sink has had already are left out.
         """
-        self.last_seq, self.last_data, self.check_seconds = seq, data, FIRST_CHECK_SECONDS
-        if record := self._undelivered_part(messages.unpack(data)):
-            self.is_ended = record["type"] in messages.TERMINAL_TYPES
-            self.is_paused = not self.sink(record, len(data))
-        return not (self.is_paused or self.is_ended)
+        self.deadlines.mark_record()
+        try:
+            record = self.cursor.advance(seq, data)
+        except OutputGap:
+            self.fail("log_lost", "the broker has lost a part of this request's output")
+            return False
+        if record is None:
+            return True
+        if is_last := record["type"] in messages.TERMINAL_TYPES:
+            self.state = DeliveryState.ENDED
+        has_room = self.sink(record, len(data))
+        if not (has_room or is_last):
+            self.state = DeliveryState.PAUSED
+        return has_room and not is_last
 
     def consume_page(self, page: Sequence[StoredRecord], now: float) -> bool:
-        """Pass on records read from the log at `read_from_seq`; return True if the sink takes more.
+        """Pass on records read from `cursor.read_from_seq` on; return True if the sink takes more.
 
         False if the sink is full or the request has ended. A page that does not begin with the
         record taken last shows that the broker has lost the log, or has another copy of it; then
-        nothing is passed on, `last_seq` becomes 0, and the caller reads the log again from its
-        begin.
+        nothing is passed on, the cursor goes back to the log's begin, and the caller reads it again
+        from there.
         """
-        if self.is_ended or self.is_paused:
+        if not self.takes_records:
             return False
-        self.is_suspect = False
-        if not self.last_seq:
+        last_seq = self.cursor.last_seq
+        if not last_seq:
             return all(self.consume_record(*stored) for stored in page)
-        if page and page[0] == (self.last_seq, self.last_data):
+        if page and page[0] == (last_seq, self.cursor.last_data):
             return all(self.consume_record(*stored) for stored in page[1:])
-        if page and page[0].seq > self.last_seq:
-            self.after_index, self.writer_subject = (
-                max(self.after_index, self.delivered_tokens - 1),
-                None,
-            )
-        self.last_seq, self.log_characters = 0, 0
-        self.lost_at, self.search_at = now, now + FIRST_SEARCH_SECONDS
+        is_newer = bool(page) and page[0].seq > last_seq
+        if is_newer:
+            self.source.writer_subject = None
+        self.cursor.restart(only_rest=is_newer)
+        self.deadlines.mark_lost(now)
         return True
 
-    @property
-    def read_from_seq(self) -> int:
-        """The stream sequence at which to read the log: that of the record taken last, at least 1.
+    def begin_reading(self) -> None:
+        """Keep replies from now on, since the log is being read; not if the sink takes none."""
+        if self.takes_records:
+            self.state = DeliveryState.READING
 
-        That record is read again to make sure that the log is still the same one.
+    def finish_reading(self) -> bool:
+        """Take the replies that came while the log was read, and be live again.
+
+        Returns False if records before them are missing; the caller must then read the log again.
         """
-        return max(1, self.last_seq)
+        replies, self._deferred_replies = self._deferred_replies, []
+        if self.state is DeliveryState.READING:
+            self.state = DeliveryState.LIVE
+        return all(self.receive_reply(*reply) for reply in replies)
+
+    def abort_reading(self) -> None:
+        """Drop the replies that came while the log was read, since it is read once more."""
+        self._deferred_replies = []
+        self.mark_stale()
+
+    def mark_stale(self) -> None:
+        """Leave out replies until the log was read, which the caller does."""
+        if self.takes_records:
+            self.state = DeliveryState.STALE
+
+    def unpause(self) -> bool:
+        """Note that the sink takes records again; return True if the log must be read for it."""
+        was_paused = self.state is DeliveryState.PAUSED
+        if was_paused:
+            self.state = DeliveryState.STALE
+        return was_paused
 
     def fail(self, code: str, message: str) -> None:
         """End the request for its reader with an error record of this gateway's own.
@@ -160,108 +206,21 @@ class LogSubscription:
         already.
         """
         if not self.is_ended:
-            self.is_ended = True
+            self.state = DeliveryState.ENDED
             self.sink(messages.error_record(code, message, messages.openai_usage(0, 0)), 0)
 
-    def needs_check(self, now: float) -> bool:
-        """Return True if no reply has come for a while, so that the log should be read.
-
-        The while is 5 s at first and is doubled by each check up to 60 s, because requests that
-        wait in a queue have no replies.
-        """
-        return now - self.last_heard_at > self.check_seconds
-
-    def mark_checked(self, now: float) -> None:
-        """Note that the silent log is being read now; the time to the next check doubles."""
-        self.last_heard_at = now
-        self.check_seconds = min(2 * self.check_seconds, MAX_CHECK_SECONDS)
+    def end(self) -> None:
+        """Pass on nothing more."""
+        self.state, self.sink = DeliveryState.ENDED, discard_record
 
     def doubt(self, now: float) -> None:
         """Treat a request without any record as lost, because its place in a queue may be gone.
 
-        `needs_search` then becomes True after a second, as for a lost log. Does nothing if a record
-        has come.
+        Does nothing if a record has come.
         """
-        if not self.last_seq and self.lost_at is None:
-            self.lost_at, self.search_at = now, now + FIRST_SEARCH_SECONDS
-
-    def is_lost(self, now: float, seconds: float = 0.0) -> bool:
-        """Return True if the log was lost at least `seconds` ago and no record has come since.
-
-        A log is lost when the broker no longer has it, or when the request has no record and its
-        place in a queue is in doubt.
-        """
-        return self.lost_at is not None and not self.last_seq and now >= self.lost_at + seconds
-
-    def needs_search(self, now: float) -> bool:
-        """Return True if the log is lost and it is time to ask who has it.
-
-        The first search is due a second after the loss, since the log's writer may put it back by
-        then.
-        """
-        return self.is_lost(now) and now >= self.search_at
-
-    def mark_searched(self, now: float) -> None:
-        """Note that somebody is being asked for the lost log; the next search is due in 5 s."""
-        self.search_at = now + SEARCH_SECONDS
-
-    def is_abandoned(self, now: float) -> bool:
-        """Return True if the reader left, its grace period is over, and no cancel was begun."""
-        grace_ends_at = self.orphaned_until
-        return grace_ends_at is not None and now >= grace_ends_at and self.cancel_at is None
+        if not self.cursor.last_seq:
+            self.deadlines.mark_lost(now)
 
     def needs_cancel(self, now: float) -> bool:
-        """Return True if a cancel message is due: `cancel_at` has come, and no end has."""
-        return self.cancel_at is not None and now >= self.cancel_at and not self.is_ended
-
-    def mark_cancel_sent(self, now: float) -> None:
-        """Note that a cancel message was sent at `now`, and when to send the next one.
-
-        A message may get lost, so they are repeated until the request ends: first after 0.25 s,
-        then after pauses that double up to 4 s.
-        """
-        self.cancel_at = now + self.cancel_retry_seconds
-        self.cancel_retry_seconds = min(2 * self.cancel_retry_seconds, MAX_CANCEL_SECONDS)
-
-    def _undelivered_part(self, record: Record) -> Record | None:
-        """The part of a record that the sink has not had, or None; a gap ends the request."""
-        kind = record["type"]
-        if kind == "chunk" or kind == "result":
-            return self._undelivered_output(record)
-        if kind == "started":
-            latest_known, self.attempt = self.attempt, max(self.attempt, record["attempt"])
-            return record if self.attempt > latest_known else None
-        return None if self.is_ended else record
-
-    def _undelivered_output(self, record: Record) -> Record | None:
-        text, count = record.get("text", ""), record["count"]
-        before = record.get("characters", self.log_characters)
-        self.log_characters = before + len(text)
-        if (
-            not self.delivered_tokens
-            and "characters" in record
-            and record["index"] <= self.after_index + 1
-        ):
-            self.delivered_tokens, self.delivered_characters = record["index"], before
-        skip_tokens = self.delivered_tokens - record["index"]
-        skip_characters = self.delivered_characters - before
-        if skip_tokens >= count and skip_characters >= len(text):
-            return None
-        if not (0 <= skip_tokens <= count and 0 <= skip_characters <= len(text)):
-            self.fail("log_lost", "the broker has lost a part of this request's output")
-            return None
-        self.delivered_tokens, self.delivered_characters = (
-            record["index"] + count,
-            self.log_characters,
-        )
-        if skip_tokens or skip_characters:
-            return _drop_delivered(record, skip_tokens, skip_characters)
-        return record
-
-
-def _drop_delivered(record: Record, count: int, characters: int) -> Record:
-    """A `chunk` or `result` without its first `count` tokens or vectors, and without their text."""
-    rest = record | {"index": record["index"] + count, "count": record["count"] - count}
-    for name in record.keys() & {"tokens", "logprobs", "vectors"}:
-        rest[name] = record[name][count:]
-    return rest | ({"text": record["text"][characters:]} if "text" in record else {})
+        """Return True if a cancel message is due for a request that has not ended."""
+        return self.deadlines.needs_cancel(now) and not self.is_ended

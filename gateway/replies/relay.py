@@ -20,7 +20,15 @@ from nats.aio.msg import Msg
 
 from gateway.replies import request_lookup
 from gateway.replies.catchup import Catchup
-from gateway.replies.log_subscription import LogSubscription, Sink, discard_record, parse_sequences
+from gateway.replies.log_subscription import (
+    DeliveryState,
+    LogSource,
+    LogSubscription,
+    Sink,
+    discard_record,
+    parse_sequences,
+)
+from gateway.replies.subscription_deadlines import SubscriptionDeadlines
 from streams import messages, subjects, topology
 from streams.broker.connection import Broker, BrokerSubscription
 from streams.broker.retry import broker_timeout
@@ -86,10 +94,9 @@ class Relay:
         `unpause`.
         """
         subject = subjects.log(LogAddress(tenant, self.route, request_id), self._shards)
-        subscription = self._own[request_id] = self._new_subscription(
-            tenant, request_id, subject, sink
-        )
-        subscription.subject = subject
+        subscription = self._new_subscription(tenant, request_id, subject, sink)
+        subscription.source.subject = subject
+        self._own[request_id] = subscription
         return subscription
 
     async def resume(
@@ -135,11 +142,8 @@ class Relay:
         """
         subject = subjects.log_on_any_route(tenant, request_id, self._shards)
         subscription = self._new_subscription(tenant, request_id, subject, sink)
-        subscription.is_paused, subscription.after_index, subscription.writer_subject = (
-            True,
-            after,
-            None,
-        )
+        subscription.state = DeliveryState.PAUSED
+        subscription.cursor.after_index, subscription.source.writer_subject = after, None
         subscription.is_durable = await self._is_known(subscription)
 
         def on_reply(subject: bytes, data: bytes, headers: bytes) -> None:
@@ -172,7 +176,7 @@ class Relay:
         Called when the broker refuses to make that stream usable.
         """
         for subscription in self._list_subscriptions():
-            if subscription.stream == stream:
+            if subscription.source.stream == stream:
                 subscription.fail(
                     "broker_unavailable", "the message broker refuses the stream of this request"
                 )
@@ -184,8 +188,8 @@ class Relay:
         Cancel messages are sent by `run`, again and again until the request has ended. The sink
         gets the request's last record as usual.
         """
-        if subscription.cancel_at is None:
-            subscription.cancel_at = 0.0
+        if subscription.deadlines.cancel_at is None:
+            subscription.deadlines.cancel_at = 0.0
             self._pending_cancels.add(subscription)
             self._wake.set()
 
@@ -195,10 +199,8 @@ class Relay:
         Returns at once. Cancel messages are repeated for `UNCONFIRMED_SECONDS`; the sink gets no
         more records.
         """
-        subscription.sink = discard_record
-        subscription.expires_at = min(
-            subscription.expires_at, time.monotonic() + UNCONFIRMED_SECONDS
-        )
+        subscription.sink, deadlines = discard_record, subscription.deadlines
+        deadlines.expires_at = min(deadlines.expires_at, time.monotonic() + UNCONFIRMED_SECONDS)
         self.cancel(subscription)
 
     def unpause(self, subscription: LogSubscription) -> None:
@@ -206,8 +208,7 @@ class Relay:
 
         Returns at once; what the sink missed is read from the log by `run`.
         """
-        if subscription.is_paused:
-            subscription.is_paused = False
+        if subscription.unpause():
             self._catchup.schedule(subscription)
 
     def orphan(self, subscription: LogSubscription, sink: Sink = discard_record) -> None:
@@ -218,8 +219,8 @@ class Relay:
         """
         subscription.sink = sink
         self.unpause(subscription)
-        if subscription.orphaned_until is None:
-            subscription.orphaned_until = time.monotonic() + self._grace
+        if subscription.deadlines.orphaned_until is None:
+            subscription.deadlines.orphaned_until = time.monotonic() + self._grace
 
     async def run(self) -> None:
         """Read missed records, send cancels, and end grace periods, until cancelled.
@@ -258,19 +259,16 @@ class Relay:
     def _new_subscription(
         self, tenant: str, request_id: str, subject: str, sink: Sink
     ) -> LogSubscription:
-        stream = topology.token_stream_of(request_id, self._shards)
-        now = time.monotonic()
-        expires = now + topology.LOG_SECONDS
-        return LogSubscription(
-            tenant, request_id, stream, subject, sink, last_heard_at=now, expires_at=expires
-        )
+        stream, now = topology.token_stream_of(request_id, self._shards), time.monotonic()
+        deadlines = SubscriptionDeadlines(now, expires_at=now + topology.LOG_SECONDS)
+        return LogSubscription(LogSource(tenant, request_id, stream, subject), sink, deadlines)
 
     def _on_reply(self, subject: bytes, data: bytes, headers: bytes) -> None:
         if subscription := self._own.get(subject[subject.rfind(b".") + 1 :].decode()):
             self._deliver(subscription, data, headers)
 
     def _deliver(self, subscription: LogSubscription, data: bytes, headers: bytes) -> None:
-        subscription.last_heard_at = time.monotonic()
+        subscription.deadlines.last_heard_at = time.monotonic()
         try:
             if not subscription.receive_reply(*parse_sequences(headers), data):
                 self._catchup.schedule(subscription)
@@ -282,8 +280,8 @@ class Relay:
     def _end_broken_sink(self, subscription: LogSubscription, error: Exception) -> None:
         """End the one subscription whose sink raised an error, which is our own fault."""
         log.error("reply_sink_failed", request_id=subscription.request_id, exc_info=error)
-        sink, subscription.sink = subscription.sink, discard_record
-        subscription.is_ended = True
+        sink = subscription.sink
+        subscription.end()
         try:
             sink(
                 messages.error_record(
@@ -296,8 +294,7 @@ class Relay:
 
     def _finish(self, subscription: LogSubscription) -> None:
         """Remove an ended subscription: our own at once, an attached one in `run`."""
-        subscription.is_ended = True
-        subscription.sink = discard_record  # else request and subscription would hold each other
+        subscription.end()
         if self._own.get(subscription.request_id) is subscription:
             del self._own[subscription.request_id]
         if subscription in self._attached:
@@ -306,7 +303,7 @@ class Relay:
     def _mark_all_suspect(self) -> None:
         """Read all logs again after a reconnect: a broker that restarted has lost its memory."""
         for subscription in self._list_subscriptions():
-            subscription.is_suspect = True
+            subscription.mark_stale()
             self._catchup.schedule(subscription)
 
     async def _check(self, now: float, tasks: asyncio.TaskGroup) -> None:
@@ -317,8 +314,8 @@ class Relay:
 
     def _check_all(self, now: float, tasks: asyncio.TaskGroup) -> None:
         for subscription in self._list_subscriptions():
-            if subscription.needs_check(now):
-                subscription.mark_checked(now)
+            if subscription.deadlines.needs_check(now):
+                subscription.deadlines.mark_checked(now)
                 self._catchup.schedule(subscription)
             if subscription.needs_cancel(now):
                 self._pending_cancels.add(subscription)
@@ -328,38 +325,39 @@ class Relay:
         while self._pending_cancels:
             subscription = self._pending_cancels.pop()
             if subscription.needs_cancel(now):
-                subject = subjects.cancel(subscription.tenant, subscription.request_id)
-                await self._broker.publish(subject)
-                subscription.mark_cancel_sent(now)
+                source = subscription.source
+                await self._broker.publish(subjects.cancel(source.tenant, source.request_id))
+                subscription.deadlines.mark_cancel_sent(now)
 
     def _end_overdue(
         self, subscription: LogSubscription, now: float, tasks: asyncio.TaskGroup
     ) -> None:
         """End what waited too long: for its terminal, for its lost log, or for another reader."""
-        if now >= subscription.expires_at:
+        deadlines = subscription.deadlines
+        if now >= deadlines.expires_at:
             subscription.fail(
                 "deadline_exceeded", "the deadline passed without a sign of the request"
             )
             self._finish(subscription)
-        elif subscription.needs_search(now):
-            subscription.mark_searched(now)
+        elif deadlines.needs_search(now):
+            deadlines.mark_searched(now)
             tasks.create_task(
                 self._search_lost_log(subscription), name=f"seek-{subscription.request_id}"
             )
-        elif subscription.is_abandoned(now) and now < self._last_refusal_at + self._grace:
-            subscription.orphaned_until = self._last_refusal_at + self._grace
-        elif subscription.is_abandoned(now):
-            subscription.orphaned_until = subscription.expires_at
+        elif deadlines.is_abandoned(now) and now < self._last_refusal_at + self._grace:
+            deadlines.orphaned_until = self._last_refusal_at + self._grace
+        elif deadlines.is_abandoned(now):
+            deadlines.orphaned_until = deadlines.expires_at
             tasks.create_task(
                 self._cancel_abandoned(subscription), name=f"abandon-{subscription.request_id}"
             )
 
     async def _search_lost_log(self, subscription: LogSubscription) -> None:
         """Ask who has the lost log or will write it; end the request if for long nobody does."""
-        tenant, request_id = subscription.tenant, subscription.request_id
+        tenant, request_id = subscription.source.tenant, subscription.request_id
         if await request_lookup.is_request_known(self._broker, tenant, request_id):
-            subscription.lost_at = time.monotonic()
-        elif subscription.is_lost(time.monotonic(), LOST_SECONDS):
+            subscription.deadlines.mark_writer_found(time.monotonic())
+        elif subscription.deadlines.is_lost(time.monotonic(), LOST_SECONDS):
             try:
                 await request_lookup.ensure_unknown(self._broker, tenant, request_id)
             except BrokerUnavailable as error:
@@ -370,25 +368,24 @@ class Relay:
 
     async def _cancel_abandoned(self, subscription: LogSubscription) -> None:
         """Cancel a request whose grace period is over, unless somebody else reads it."""
-        reader = subjects.reader(subscription.tenant, subscription.request_id)
+        reader = subjects.reader(subscription.source.tenant, subscription.request_id)
         if await self._broker.request(reader, b"", READER_ANSWER_SECONDS) is not None:
             self._finish(subscription)
         elif self._broker.is_connected:
             self.cancel(subscription)
         else:  # other gateways could not be asked
-            subscription.orphaned_until = time.monotonic() + CHECK_SECONDS
+            subscription.deadlines.orphaned_until = time.monotonic() + CHECK_SECONDS
 
     async def _is_known(self, subscription: LogSubscription) -> bool:
         """True if the request has a log, or somebody answers that it will have one."""
-        if await self._catchup.find_log(subscription) is not None:
+        source = subscription.source
+        if await self._catchup.find_log(source) is not None:
             return True
-        return await request_lookup.is_request_known(
-            self._broker, subscription.tenant, subscription.request_id
-        )
+        return await request_lookup.is_request_known(self._broker, source.tenant, source.request_id)
 
     async def _on_find_request(self, msg: Msg) -> None:
         if any(
-            subscription.is_durable and not subscription.lost_at
+            subscription.is_durable and subscription.deadlines.lost_at is None
             for subscription in self._matching_subscriptions(msg)
         ):
             await self._broker.publish(msg.reply, _YES)
@@ -401,4 +398,4 @@ class Relay:
         """The subscriptions here to the request that a message asks for."""
         wanted = subjects.parse_request_id(msg.subject)
         found = [self._own.get(wanted[1]), *self._attached]
-        return [each for each in found if each and (each.tenant, each.request_id) == wanted]
+        return [each for each in found if each and (each.source.tenant, each.request_id) == wanted]

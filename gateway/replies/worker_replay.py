@@ -6,7 +6,8 @@ The broker would have to search for the log's records among all others
 
 import time
 
-from gateway.replies.log_subscription import LogSubscription
+from gateway.replies.log_cursor import LogCursor
+from gateway.replies.log_subscription import LogSource
 from streams import messages, subjects
 from streams.broker.connection import Broker
 from streams.records.token_log_cache import RecordPage, RecordsQuery
@@ -28,35 +29,37 @@ class WorkerReplay:
         self._silent_until: dict[str, float] = {}  # by the subject at which a worker is asked
 
     async def fetch_page(
-        self, subscription: LogSubscription, subject: str, max_bytes: int
+        self, source: LogSource, cursor: LogCursor, max_bytes: int
     ) -> RecordPage | None:
-        """Return a page of a log's records from `read_from_seq` on, as the writing worker has them.
+        """Return a page of a log's records behind `cursor`, as the writing worker has them.
 
         None means that the caller must read from the broker: no worker writes the log, it did not
-        answer within a second, or it has no further records. `subject` is that of the log, and
-        `max_bytes` limits the page roughly. The page's `remaining` is always at least 1, so that
-        the caller goes on until it has read the broker, which may have records that the worker
-        lacks. Raises `BrokerUnavailable`.
+        answer within a second, or it has no further records. The page begins at `read_from_seq`,
+        and `max_bytes` limits it roughly. Its `remaining` is always at least 1, so that the caller
+        goes on until it has read the broker, which may have records that the worker lacks. The
+        source's `subject` must be known. Raises `BrokerUnavailable`.
         """
-        if subscription.writer_subject is None:
-            subscription.writer_subject = await self._find_writer(subscription, subject)
-        if not subscription.writer_subject or self._is_silent(subscription.writer_subject):
+        if source.writer_subject is None:
+            source.writer_subject = await self._find_writer(source)
+        if not source.writer_subject or self._is_silent(source.writer_subject):
             return None
-        page = await self._request_page(subscription, subscription.writer_subject, max_bytes)
+        page = await self._request_page(source, cursor, source.writer_subject, max_bytes)
         if page is None or not page.remaining:
-            subscription.writer_subject = ""
+            source.writer_subject = ""
         return page._replace(remaining=max(1, page.remaining)) if page else None
 
-    async def _find_writer(self, subscription: LogSubscription, subject: str) -> str:
+    async def _find_writer(self, source: LogSource) -> str:
         """The subject at which to ask: that of the first attempt's worker, mostly the only one.
 
         Where the broker has dropped the first attempt's claim it is that of all workers. Empty if
         no worker has begun, or after `MAX_SEARCHES`.
         """
-        subscription.writer_searches += 1
-        if subscription.writer_searches > MAX_SEARCHES:
+        source.writer_searches += 1
+        if source.writer_searches > MAX_SEARCHES:
             return ""
-        found = await self._broker.read(subscription.stream, {"next_by_subj": subject, "seq": 1})
+        assert source.subject  # found by the caller
+        query: dict[str, int | str] = {"next_by_subj": source.subject, "seq": 1}
+        found = await self._broker.read(source.stream, query)
         first = messages.unpack(found[0].data) if found else {}
         if "index" in first:
             return subjects.WRITTEN_BY_ANY
@@ -66,13 +69,13 @@ class WorkerReplay:
         return self._silent_until.get(writer, 0.0) > time.monotonic()
 
     async def _request_page(
-        self, subscription: LogSubscription, writer: str, max_bytes: int
+        self, source: LogSource, cursor: LogCursor, writer: str, max_bytes: int
     ) -> RecordPage | None:
         question = RecordsQuery(
-            subscription.tenant,
-            subscription.request_id,
-            subscription.read_from_seq,
-            subscription.after_index,
+            source.tenant,
+            source.request_id,
+            cursor.read_from_seq,
+            cursor.after_index,
             max_bytes,
         )
         began = time.monotonic()

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.replies.log_subscription import LogSubscription, Reply, StoredRecord
+from gateway.replies.log_subscription import (
+    LogSource,
+    LogSubscription,
+    Reply,
+    StoredRecord,
+)
+from gateway.replies.subscription_deadlines import SubscriptionDeadlines
 from streams import messages
 from streams.messages import Record
 
@@ -56,7 +62,8 @@ class Sink:
 
 
 def following(sink: Sink) -> LogSubscription:
-    return LogSubscription("t", "r", "TOKENS_0", "f", sink, last_heard_at=0.0, expires_at=900.0)
+    source = LogSource("t", "r", "TOKENS_0", "f")
+    return LogSubscription(source, sink, SubscriptionDeadlines(0.0, expires_at=900.0))
 
 
 @dataclass
@@ -80,19 +87,16 @@ class Log:
 
 def catch_up(reader: LogSubscription, log: Log, *, meanwhile: list[Reply]) -> None:
     """What the relay does, with replies that come while it reads."""
-    reader.is_catching_up = True
+    reader.begin_reading()
     for reply in meanwhile:
         reader.receive_reply(*reply)
-    while not (reader.is_paused or reader.is_ended):
-        before = reader.last_seq
-        page = log.read(reader.read_from_seq)
+    while reader.takes_records:
+        before = reader.cursor.last_seq
+        page = log.read(reader.cursor.read_from_seq)
         wanted = reader.consume_page(page, 0.0)
-        if not wanted or (len(page) < 5 and reader.last_seq >= before):
+        if not wanted or (len(page) < 5 and reader.cursor.last_seq >= before):
             break
-    reader.is_catching_up = False
-    missed, reader.deferred_replies = reader.deferred_replies, []
-    for reply in missed:
-        reader.receive_reply(*reply)
+    reader.finish_reading()
 
 
 EVENT = st.tuples(
@@ -116,12 +120,14 @@ def test_each_record_is_taken_once_and_in_order(
         if kind == "reply":
             reader.receive_reply(*log.reply(place % len(contents)))
         elif kind == "room":
-            sink.room, reader.is_paused = more + 1, False
+            sink.room = more + 1
+            reader.unpause()
         else:
             meanwhile = [log.reply((place + i) % len(contents)) for i in range(more)]
             catch_up(reader, log, meanwhile=meanwhile)
         assert sink.taken == contents[: len(sink.taken)]
-    sink.room, reader.is_paused = 1000, False
+    sink.room = 1000
+    reader.unpause()
     catch_up(reader, log, meanwhile=[])
     assert sink.taken == contents
     assert reader.is_ended
@@ -143,7 +149,7 @@ def test_a_log_that_was_put_back_goes_on_where_it_was(
     for place in range(min(seen, len(contents) - 1)):
         reader.receive_reply(*log.reply(place))
     copy = Log.of(contents, first=first, step=1)
-    reader.is_suspect = True
+    reader.mark_stale()
     for place in replies:
         reader.receive_reply(*copy.reply(place % len(contents)))
     catch_up(reader, copy, meanwhile=[copy.reply(place % len(contents)) for place in replies])
@@ -183,7 +189,7 @@ def test_another_attempt_may_say_it_in_other_pieces(
     reader = following(sink)
     for place in range(min(seen, len(contents) - 1)):
         reader.receive_reply(*Log.of(contents, first=500).reply(place))
-    reader.is_suspect = True
+    reader.mark_stale()
     catch_up(reader, Log.of(in_other_pieces(sum(counts), others), first=1), meanwhile=[])
     chunks = [record for record in sink.taken if record["type"] == "chunk"]
     assert [c["index"] for c in chunks] == [
@@ -200,7 +206,7 @@ def test_text_behind_the_last_token_comes_once() -> None:
     reader = following(sink)
     for place in range(4):
         reader.receive_reply(*Log.of(contents, first=50).reply(place))
-    reader.is_suspect = True
+    reader.mark_stale()
     catch_up(reader, Log.of(contents, first=1), meanwhile=[])
     assert sink.taken == contents
 
@@ -215,7 +221,7 @@ def test_a_gap_or_another_text_ends_in_an_error(contents: list[dict[str, Any]]) 
     reader = following(sink)
     for place in range(3):
         reader.receive_reply(*Log.of([START, chunk(0), chunk(1)], first=50).reply(place))
-    reader.is_suspect = True
+    reader.mark_stale()
     catch_up(reader, Log.of(contents), meanwhile=[])
     assert sink.taken[-1]["code"] == "log_lost"
     assert reader.is_ended
@@ -227,7 +233,8 @@ def test_a_cut_head_of_a_log_is_noticed() -> None:
     reader = following(sink)
     for place in range(4):
         reader.receive_reply(*log.reply(place))
-    sink.room, reader.is_paused = 100, False
+    sink.room = 100
+    reader.unpause()
     log.stored = log.stored[6:]
     catch_up(reader, log, meanwhile=[])
     assert sink.taken[-1]["code"] == "log_lost"
@@ -247,9 +254,9 @@ def test_who_has_the_beginning_needs_only_the_rest(
     rest = contents[min(cut, len(counts)) :]
     begin = rest[0]["index"]
     reader = following(sink)
-    reader.after_index = begin - 1
+    reader.cursor.after_index = begin - 1
     reader.consume_page(Log.of(rest, first=500).stored[: min(seen, len(rest) - 1)], 0.0)
-    reader.is_suspect = True
+    reader.mark_stale()
     catch_up(reader, Log.of(in_other_pieces(sum(counts), others), first=1), meanwhile=[])
     chunks = [record for record in sink.taken if record["type"] == "chunk"]
     whole = "".join(map(word, range(sum(counts))))
@@ -275,7 +282,7 @@ def test_who_lacks_the_beginning_is_told_that_it_is_lost() -> None:
     """What the broker has dropped in the middle of what a reader wants is an error, not a leap."""
     sink = Sink()
     reader = following(sink)
-    reader.after_index = 1
+    reader.cursor.after_index = 1
     reader.consume_page(Log.of(records([1] * 9)[4:]).stored, 0.0)
     assert sink.taken[-1]["code"] == "log_lost"
 
@@ -283,24 +290,25 @@ def test_who_lacks_the_beginning_is_told_that_it_is_lost() -> None:
 def test_looks_become_rare_while_nothing_is_said() -> None:
     """A thousand queued requests must not be read a thousand times a second."""
     reader, now, looks = following(Sink()), 0.0, 0
+    deadlines = reader.deadlines
     while now < 600:
         now += 0.25
-        if reader.needs_check(now):
-            reader.mark_checked(now)
+        if deadlines.needs_check(now):
+            deadlines.mark_checked(now)
             looks += 1
     assert looks < 15
     reader.consume_record(1, messages.pack(START))
-    reader.last_heard_at = now
-    assert reader.needs_check(now + 5.25)
+    deadlines.last_heard_at = now
+    assert deadlines.needs_check(now + 5.25)
 
 
 def test_cancels_become_rare_but_do_not_stop() -> None:
     """One may get lost, and a request that never was must not be cancelled for ever in a storm."""
     reader, now, cancels = following(Sink()), 0.0, []
-    reader.cancel_at = 0.0
+    reader.deadlines.cancel_at = 0.0
     while now < 60:
         if reader.needs_cancel(now):
-            reader.mark_cancel_sent(now)
+            reader.deadlines.mark_cancel_sent(now)
             cancels.append(now)
         now += 0.25
     assert cancels[:4] == [0.0, 0.25, 0.75, 1.75]

@@ -9,8 +9,9 @@ import pytest
 from gateway.entrypoints.result_frame import ResultFrame
 from gateway.entrypoints.ws_request import WebSocketRequest
 from gateway.metrics import RequestMetrics
-from gateway.replies.log_subscription import LogSubscription, discard_record
+from gateway.replies.log_subscription import LogSource, LogSubscription, discard_record
 from gateway.replies.send_buffer import EncodedFrame
+from gateway.replies.subscription_deadlines import SubscriptionDeadlines
 from streams import messages
 
 PART = {"type": "result", "index": 0, "count": 1, "vectors": [struct.pack("<2f", 0.25, 0.75)]}
@@ -28,7 +29,9 @@ def frames_of(*records: dict[str, Any]) -> list[dict[str, Any]]:
 
     call = WebSocketRequest("a", send, ResultFrame("json"))
     call.accept(
-        LogSubscription("acme", "r", "s", "f", discard_record, 0, 9),
+        LogSubscription(
+            LogSource("acme", "r", "s", "f"), discard_record, SubscriptionDeadlines(0, expires_at=9)
+        ),
         RequestMetrics.for_resumed("acme"),
         0.5,
     )

@@ -15,7 +15,7 @@ from gateway import service
 from gateway.entrypoints.ws_request import WebSocketRequest
 from gateway.replies import relay
 from gateway.replies.catchup import Catchup
-from gateway.replies.log_subscription import LogSubscription, StoredRecord
+from gateway.replies.log_subscription import DeliveryState, LogSubscription, StoredRecord
 from gateway.replies.relay import Relay
 from gateway.replies.send_buffer import LIMIT_BYTES
 from gateway.server import http_protocol, server_config, uvicorn_server, write_timeout
@@ -57,7 +57,7 @@ async def test_lost_replies_are_read_from_the_log(
 ) -> None:
     """NATS may drop what the gateway is too slow for; with all replies lost the log is enough."""
     unreliable(monkeypatch, share)
-    monkeypatch.setattr("gateway.replies.log_subscription.FIRST_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("gateway.replies.subscription_deadlines.FIRST_CHECK_SECONDS", 0.2)
     async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
         for i in range(5):
             await socket.generate(str(i), max_tokens=200)
@@ -228,7 +228,7 @@ async def test_a_slow_reader_gets_everything_once(
 
     def watched(self: LogSubscription, seq: int, data: bytes) -> bool:
         wanted = take(self, seq, data)
-        paused.append(self.is_paused)
+        paused.append(self.state is DeliveryState.PAUSED)
         return wanted
 
     monkeypatch.setattr(LogSubscription, "consume_record", watched)
@@ -361,8 +361,8 @@ async def test_a_lost_log_is_not_given_up_while_a_leader_cannot_be_asked(
 ) -> None:
     """Brokers that come back elect leaders for long; until then nobody knows what is in flight."""
     monkeypatch.setattr(relay, "LOST_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.replies.log_subscription.FIRST_SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.replies.log_subscription.SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.replies.subscription_deadlines.FIRST_SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.replies.subscription_deadlines.SEARCH_SECONDS", 0.1)
     questions: list[str] = []
 
     async def on_find(msg: Msg) -> None:
@@ -394,7 +394,7 @@ async def test_a_request_without_a_sign_ends_at_its_deadline(
         relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
         await relayed.open()
         housekeeping = tasks.create_task(relayed.run())
-        relayed.subscribe_new("acme", "0a", reader).expires_at = 0.0
+        relayed.subscribe_new("acme", "0a", reader).deadlines.expires_at = 0.0
         await eventually(lambda: reader.records)
         assert reader.records[-1]["code"] == "deadline_exceeded"
         assert len(relayed) == 0
