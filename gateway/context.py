@@ -8,8 +8,11 @@ from weakref import WeakSet
 
 from starlette.types import Scope
 
+from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
+from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload import OffloadThread
+from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
 from gateway.replies.record_queue import RecordQueue
@@ -34,7 +37,10 @@ class GatewayContext:
     registry: Registry
     tenants: Tenants
     tokenizers: TokenizerCache
+    validator: SubmissionValidator
     submitter: Submitter
+    client_requests: ClientRequests
+    producer_requests: ProducerRequests
     relay: Relay
     streams: StreamDeclarer
     offload_thread: OffloadThread = field(default_factory=OffloadThread)

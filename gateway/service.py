@@ -13,6 +13,8 @@ from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission import idempotency
+from gateway.admission.client_requests import ClientRequests
+from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
 from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
@@ -88,10 +90,20 @@ async def _build_context(
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
     validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
-    submitter = Submitter(broker, validator, relay, streams)
+    submitter = Submitter(broker, streams)
     await submitter.open(settings.replicas)
     context = GatewayContext(
-        settings, broker, registry, tenants, tokenizers, submitter, relay, streams
+        settings,
+        broker,
+        registry,
+        tenants,
+        tokenizers,
+        validator,
+        submitter,
+        ClientRequests(submitter, relay),
+        ProducerRequests(broker, submitter, settings.shards),
+        relay,
+        streams,
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)

@@ -1,8 +1,10 @@
 """A submission comes in; a ticket goes out, once the broker has stored the request.
 
-offload        parses large bodies in a thread, before there is a submission
-submitter      the one way in: validates, claims the idempotency key, sheds load, reserves quotas,
-               enqueues, and subscribes to the replies
-idempotency    finds the request that a key stands for
-load_shedding  refuses requests whose estimated wait is too long (pure)
+offload            parses large bodies in a thread, before there is a submission
+client_requests    submits what comes over HTTP or a WebSocket, and subscribes to its replies
+producer_requests  submits what producers publish to NATS
+submitter          the one way in for both: claims the idempotency key, sheds load, reserves quotas,
+                   and enqueues
+idempotency        finds the request that a key stands for
+load_shedding      refuses requests whose estimated wait is too long (pure)
 """

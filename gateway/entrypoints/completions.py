@@ -24,7 +24,7 @@ from api.tool_calls import (
     detect_format,
     forced_function_format,
 )
-from gateway.admission.submitter import Ticket
+from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import collect_stages, format_server_timing, json_response
 from gateway.entrypoints.http_request import HttpRequest, submit_http_request

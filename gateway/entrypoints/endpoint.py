@@ -18,7 +18,7 @@ from api.submission.quota_checks import quota_scopes
 from api.submission.quotas import Quotas
 from api.submission.submission import Submission
 from gateway import error_responses
-from gateway.admission.submitter import Ticket
+from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
 from gateway.credentials import find_key
 from gateway.replies.record_queue import ClientGone

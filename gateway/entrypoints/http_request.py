@@ -15,7 +15,7 @@ from starlette.requests import Request
 from api.schemas.websocket_frames import MAX_IDEMPOTENCY_KEY
 from api.submission.submission import Submission
 from api.submission.validation import ValidatedRequest
-from gateway.admission.submitter import Ticket
+from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
 from gateway.entrypoints.http_middleware import REQUEST_ID
 from gateway.metrics import RequestMetrics, count_refused
@@ -126,7 +126,7 @@ async def submit_http_request(
         key = _idempotency_key(request)
         if resumes:
             await _check_known(context, tenant, key, submissions)
-        validate = context.submitter.validator.validate
+        validate = context.validator.validate
         validated = [each for s in submissions for each in await validate(tenant, s)]
         tickets += await _submit_all(context, validated, queue, key)
     except MillstreamError as error:
@@ -153,7 +153,7 @@ async def _check_known(
     for choice in range(sum(each.choices for each in submissions)):
         choice_key = _choice_key(key, choice)
         assert choice_key
-        await context.submitter.check_key_known(tenant.name, choice_key)
+        await context.client_requests.check_key_known(tenant.name, choice_key)
 
 
 async def _submit_all(
@@ -167,7 +167,7 @@ async def _submit_all(
 
     async def accept(choice: int, validated: ValidatedRequest) -> None:
         sink, choice_key = _choice_sink(queue, choice), _choice_key(key, choice)
-        accepted[choice] = await context.submitter.submit_validated(validated, sink, choice_key)
+        accepted[choice] = await context.client_requests.submit(validated, sink, choice_key)
 
     try:
         accepting = map(accept, range(len(requests)), requests)

@@ -146,10 +146,9 @@ class NatsIngress:
         submission = await self._context.offload_thread.run(
             len(delivery.data), _to_submission, delivery
         )
-        route, shards = _reply_route(delivery), self._scale.shards
-        await self._context.submitter.submit_for_producer(
-            tenant, submission, _idempotency_key(delivery), route, shards
-        )
+        route = _reply_route(delivery)
+        (validated,) = await self._context.validator.validate(tenant, submission)
+        await self._context.producer_requests.submit(validated, _idempotency_key(delivery), route)
         await delivery.ack()
 
     async def _redeliver_later(self, delivery: Delivery, refusal: Refused) -> None:
@@ -185,9 +184,8 @@ class NatsIngress:
             route = DEFAULT_ROUTE
         key, request_id = _idempotency_key(delivery), None
         if not isinstance(error, IdempotencyConflict):  # else the request is not this submission's
-            request_id = await self._context.submitter.find_producer_request(
-                self._tenant, key
-            )  # `accepted` was said already
+            # Where there is one `accepted` was said already
+            request_id = await self._context.producer_requests.find_request(self._tenant, key)
         address = LogAddress(self._tenant, route, request_id or f"refused-{delivery.seq}")
         token_log = TokenLog(self._context.broker, address, self._scale.shards)
         terminal = messages.error_record(error.code, error.message, messages.openai_usage(0, 0))

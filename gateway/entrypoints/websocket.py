@@ -222,8 +222,9 @@ class WebSocketConnection:
         with self._reporting_errors(request):
             self._context.check_not_draining()
             submission = await self._context.offload_thread.run(size, Submission.from_body, frame)
-            ticket = await self._context.submitter.submit(
-                tenant, submission, sink, frame.idempotency_key
+            (validated,) = await self._context.validator.validate(tenant, submission)
+            ticket = await self._context.client_requests.submit(
+                validated, sink, frame.idempotency_key
             )
             metrics = RequestMetrics(tenant.name, ticket.model.name, submission.priority, arrived)
             self._accept_request(request, ticket.subscription, metrics, ticket.admit_ms)

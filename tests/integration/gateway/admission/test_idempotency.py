@@ -186,7 +186,7 @@ async def test_who_is_refused_meanwhile_has_a_whole_grace_period_to_come_back(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request was stored though nobody said so; brokers may be away for longer than that."""
-    monkeypatch.setattr("gateway.admission.submitter.ACCEPT_SECONDS", 0.4)
+    monkeypatch.setattr("gateway.admission.client_requests.ACCEPT_SECONDS", 0.4)
     store = Broker.store
 
     async def losing(self: Broker, subject: str, *words: Any, **options: Any) -> PubAck:
