@@ -78,7 +78,7 @@ class GenerationBody(InferenceBody):
 
     @property
     def template_messages(self) -> list[dict[str, Any]] | None:
-        """The chat messages to answer, in the form that chat templates take; None for a prompt."""
+        """The chat messages to answer, as dicts that chat templates take; None for a prompt."""
         return None
 
     @property

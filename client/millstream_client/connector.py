@@ -63,8 +63,8 @@ class Connector:
         """Try once, for at most 3 s, to connect to the next gateway; return the open connection.
 
         Raises the `MillstreamError` that the gateway gives as its reason for refusing the
-        connection, or `NotConnected` if it gives none or cannot be reached. Waiting for `delay`
-        beforehand is left to the caller.
+        connection, or `NotConnected` if it gives none or cannot be reached. The caller waits for
+        `delay()` seconds beforehand.
         """
         url = self._urls[0]
         self._urls.rotate(-1)

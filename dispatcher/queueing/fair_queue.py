@@ -265,15 +265,16 @@ class FairQueue:
         self._reorder(tenant)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight, by which later charges to it are divided."""
+        """Set a tenant's weight (above 0), by which later charges to it are divided."""
         self.fair_share.set_weight(tenant, weight)
 
     def restore_baseline(self, at: float, mean_output: RunningMean) -> None:
         """Record that the counters come from an earlier leader's checkpoint, taken at `at`.
 
-        `at` is epoch seconds. If a tenant's request was accepted before that time, `enqueue` takes
-        the tenant as one that has waited since, not as one that returns, and leaves its counter as
-        it is. `mean_output` is the mean of generated tokens per request over all tenants.
+        To be called once they are set, before the first `enqueue`, which lifts the counter of a
+        tenant that comes back to those of the others. A tenant whose request was accepted before
+        `at` (epoch seconds) has waited since: its counter stays. `mean_output` is the mean of
+        generated tokens per request over all tenants; it predicts the output of new ones.
         """
         self._restored_at, self._mean_output = at, mean_output
 

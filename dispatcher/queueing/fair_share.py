@@ -224,9 +224,9 @@ class FairShare:
         self._in_flight.add(cost)
 
     def release_batch(self, cost: int) -> None:
-        """Stop counting a batch request of `cost` reserved tokens as in flight.
+        """Take back `reserve_batch` for a batch request that has ended, or was not dispatched.
 
-        It has ended or never ran.
+        `cost` is its reserved tokens.
         """
         self._in_flight.remove(cost)
 

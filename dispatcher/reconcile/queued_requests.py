@@ -68,8 +68,8 @@ class QueuedReconciler:
     async def remember_stream(self) -> None:
         """Remember when REQUESTS was created, to recognise another one that is made in its place.
 
-        Raises nats-py's `NotFoundError` if there is no REQUESTS, `BrokerUnavailable` if no answer
-        comes.
+        To be called once, before the first `reconcile`. Raises nats-py's `NotFoundError` if there
+        is no REQUESTS, `BrokerUnavailable` if no answer comes.
         """
         self._created = (await declaration.stream_info(self._broker, topology.REQUESTS)).created
 

@@ -93,10 +93,11 @@ class PendingWork:
         self._adjust(+1, priority, cost, placement)
 
     def release(self, priority: Priority, cost: int, placement: str = ANY) -> None:
-        """Stop counting a reserved request that will not be published, or was published earlier.
+        """Take back `reserve` for a request that is not published after all.
 
-        One that was published earlier may have been pulled already. `placement` is the worker that
-        the request was reserved for or placed on, or `ANY`.
+        Also for one that the broker had already, published by an earlier leader: a worker may have
+        pulled that. `cost` is its reserved tokens. `placement` is the worker that it was reserved
+        for or placed on, or `ANY`.
         """
         self._adjust(-1, priority, cost, placement)
 

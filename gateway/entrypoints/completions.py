@@ -43,7 +43,12 @@ CompletionBody = CompletionRequest | ChatRequest
 
 @dataclass(frozen=True)
 class CompletionEndpoint:
-    """The differences between /v1/completions and /v1/chat/completions, as one value for each."""
+    """What differs between /v1/completions and /v1/chat/completions; each has one instance.
+
+    `schema` is its request body. `build_body` and `build_choice` make the response of an answer
+    that is not streamed, `events_class` the events of one that is. `default_max_tokens` is the
+    number of tokens to generate if the client sets none; None is what the context leaves.
+    """
 
     schema: type[CompletionRequest] | type[ChatRequest]
     build_body: Callable[[str, str, int, Sequence[JsonBody], Usage], JsonBody]

@@ -28,7 +28,10 @@ class OutputBuffer:
     final_output: Output | None = None
 
     def add(self, output: Output) -> None:
-        """Add the engine's next output; one with finish reason or error becomes `final_output`."""
+        """Add the engine's next output; one with a finish reason or error is also `final_output`.
+
+        None may follow that.
+        """
         if output.tokens or output.text:
             self.outputs.append(output)
         self.vectors += output.vectors or ()

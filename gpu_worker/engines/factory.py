@@ -31,9 +31,10 @@ def free_memory() -> tuple[int, float]:
 
 
 def loaded_size_ratio(directory: Path) -> float:
-    """Return how many times the size of its files a model's weights take once loaded.
+    """Return how many times the size of its files a model's weights take on this machine's device.
 
-    More than 1 where the device needs a wider dtype than the files have. Imports torch.
+    It is 1.0 unless the device computes in another dtype than the files have, as float32 for
+    bfloat16 (2.0). Imports torch.
     """
     openmp.load_runtime()
     device = import_module("gpu_worker.engines.device_memory").default_device()

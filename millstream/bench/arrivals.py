@@ -58,9 +58,9 @@ def _parse_row(row: dict[str, str], line: int) -> Arrival:
 
 
 def mean_rate(trace: list[Arrival]) -> float:
-    """Return the mean number of arrivals per second of a trace that begins at 0 s.
+    """Return the mean number of arrivals per second of a trace whose first arrival is at 0 s.
 
-    Returns infinity if all arrivals have the same time. The trace must not be empty.
+    Returns infinity if all arrive at 0 s. The trace must not be empty.
     """
     span = trace[-1].at
     return (len(trace) - 1) / span if span else float("inf")

@@ -122,7 +122,7 @@ class AddSettings(ClientSettings):
 
     @property
     def goals(self) -> dict[Priority, LatencyGoals]:
-        """The latency goals that were given, by priority: each a longest time to first token.
+        """The latency goals that were given, by priority: each a longest time to first token in ms.
 
         A priority without a goal is absent; the dict is empty if no goal was given.
         """

@@ -67,8 +67,9 @@ def extend_sequence(sequence: Sequence, output: Output) -> Sequence:
 class TextOutputDecoder:
     """Decodes the stream of a server that sends no token ids, so that only its text is known.
 
-    Each token is given as `UNKNOWN_TOKEN`, and held back with its text, so that the stored tokens
-    and text agree. `tokenizer` encodes a continued prompt; without one (None) it is sent as text.
+    Each token is given as `UNKNOWN_TOKEN`. Text that may begin a stop string is held back until
+    more text decides, and its tokens are held back with it. `continuation_prompt` is encoded with
+    `tokenizer`; without one (None) it is text.
     """
 
     sequence: Sequence

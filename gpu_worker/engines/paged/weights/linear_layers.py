@@ -131,9 +131,10 @@ class MergedLinear(nn.Module):
 
 
 class MergedLinearPart(nn.Module):
-    """The module in the place of a layer that was merged into a `MergedLinear`.
+    """The module in the place of a linear layer that was merged into a `MergedLinear`.
 
-    `first_column` is the column at which the layer's output begins in the merged output.
+    Calling it returns what the replaced layer would: `out_features` columns of the merged output,
+    from `first_column` on. The first part that is called computes that output for all of them.
     """
 
     def __init__(self, merged: MergedLinear, layer: nn.Linear, first: int, size: int) -> None:
