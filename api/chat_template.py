@@ -11,13 +11,13 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from registry.checkpoints.template_syntax import GenerationTag
 from streams.errors import BadRequest
 
 Message = Mapping[str, Any]
@@ -87,16 +87,6 @@ def _plain_line(message: Message) -> str:
     return f"{speaker}: {content}\n" if speaker else f"{content}\n\n"
 
 
-class _GenerationTag(Extension):
-    """Renders `{% generation %}` as its body: the tag matters in training only."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as an instance attribute
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class _PlainNamespace(Namespace):
     """Jinja namespace that refuses underscored attributes, by which a template reaches Python."""
 
@@ -118,7 +108,7 @@ def _refuse_underscore(name: str) -> None:
 
 
 def _build_environment() -> ImmutableSandboxedEnvironment:
-    extensions = [_GenerationTag, loopcontrols]
+    extensions = [GenerationTag, loopcontrols]
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=extensions
     )

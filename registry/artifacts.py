@@ -24,6 +24,7 @@ IGNORED = frozenset({".md", ".rst", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".p
 IGNORED_STEMS = ("readme", "license", "licence", "notice", "use_policy", "usage_policy")
 THREADS = min(8, os.cpu_count() or 1)
 SHORT_DIGEST = 12
+LFS_POINTER = b"version https://git-lfs"  # a text of these words lies in place of a file not fetched
 
 
 class ArtifactError(MillstreamError):
@@ -31,7 +32,7 @@ class ArtifactError(MillstreamError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = path
+        self.path, self.reason = path, reason
 
 
 class ArtifactRefused(ArtifactError):
@@ -48,13 +49,22 @@ def hash_files(directory: Path) -> dict[str, str]:
     Documentation and hidden files are left out. Raises `ArtifactRefused` for a file that must not
     be there, such as a pickle, a script or a symbolic link. Reads every byte: call it in a thread.
     """
+    root, paths = _resolve_root(directory), list_files(directory)
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="sha256") as threads:
+        return dict(zip(paths, threads.map(_sha256, [root / path for path in paths]), strict=True))
+
+
+def list_files(directory: Path) -> list[str]:
+    """Return the relative paths of the files of a model version, in order; reads only the JSON.
+
+    Documentation and hidden files are left out. Raises `ArtifactRefused` as `hash_files` does.
+    """
     root = _resolve_root(directory)
     paths = sorted(_walk_files(root))
     for path in paths:
         if path.lower().endswith(".json"):
             _check_json(root, path)
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="sha256") as threads:
-        return dict(zip(paths, threads.map(_sha256, [root / path for path in paths]), strict=True))
+    return paths
 
 
 def verify_files(directory: Path, files: Mapping[str, str]) -> None:
@@ -97,8 +107,11 @@ def read_json(path: Path) -> Any:
 
     Raises OSError if the file cannot be read.
     """
+    content = path.read_bytes()
+    if content.startswith(LFS_POINTER):
+        raise ArtifactRefused(path.name, "is a Git LFS pointer, not the file: git lfs pull")
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ArtifactRefused(path.name, f"is not JSON ({error})") from None
 
@@ -139,7 +152,8 @@ def _is_wanted(path: str) -> bool:
     """
     name = PurePosixPath(path.lower())
     if name.suffix in PICKLES:
-        raise ArtifactRefused(path, f"may hold a pickle, which can run code ({name.suffix})")
+        reason = f"may hold a pickle, which can run code ({name.suffix}): remove it, or convert it "
+        raise ArtifactRefused(path, reason + "with save_pretrained, which writes .safetensors")
     if name.suffix in CODE:
         raise ArtifactRefused(path, "is code; a model version consists of data alone")
     if name.suffix in IGNORED or name.name.startswith(IGNORED_STEMS):

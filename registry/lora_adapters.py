@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.artifacts import ArtifactRefused, combine_digests, hash_files, read_json
+from registry.checkpoints.safetensors_header import TensorShape, read_shapes
 from registry.models import Adapter, Model, Version
-from registry.safetensors_header import TensorShape, read_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENGINE = "transformers"  # the only engine that serves adapters

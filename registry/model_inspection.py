@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files, read_json
+from registry.artifacts import (
+    SHORT_DIGEST,
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+    list_files,
+    read_json,
+)
+from registry.checkpoints.checkpoint import check_checkpoint, check_module
+from registry.checkpoints.findings import Finding
+from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
 from registry.models import EngineKind, Model, Task, Version
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
@@ -57,13 +67,42 @@ def inspect_model(directory: Path) -> ModelDescription:
     )
 
 
+def check_model(directory: Path) -> list[Finding]:
+    """Return all that keeps a model's directory from being served, and warnings.
+
+    From headers, config.json and tokeniser files alone: a checkpoint without a finding may still be
+    refused by the worker that loads it.
+    """
+    try:
+        list_files(directory)
+        config, described = _read_config(directory), inspect_model(directory)
+    except ArtifactRefused as refused:
+        return [Finding(refused.path, refused.reason)]
+    return [
+        *check_checkpoint(directory, config, described.engine),
+        *_check_dense_modules(directory, described),
+        *check_tokenizer(directory, described.vocab_size, described.chat_template),
+        *check_template(directory, described.chat_template),
+    ]
+
+
+def _check_dense_modules(directory: Path, described: ModelDescription) -> Iterator[Finding]:
+    if described.engine == "embed":
+        for path, module in _dense_modules(directory):
+            sizes = int(module["in_features"]), int(module["out_features"])
+            yield from check_module(directory, path, *sizes)
+
+
 def model_from(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
     """Return a model's record with one version, which consists of the files in `directory`.
 
     The version's id is `version` or, by default, the first 12 hex digits of the digest over the
-    files. `fields` override what the files say. Raises `ArtifactRefused` for files that must not be
-    there or do not say enough. Reads and hashes every file: call it in a thread.
+    files. `fields` override what the files say. Raises `ArtifactRefused` for the first refusal of
+    `check_model`. Reads and hashes every file: call it in a thread.
     """
+    if refusals := [finding for finding in check_model(directory) if finding.is_refusal]:
+        more = f" (and {len(refusals) - 1} more: millstream models check)" * (len(refusals) > 1)
+        raise ArtifactRefused(refusals[0].path, refusals[0].reason + more)
     files = hash_files(directory)
     digest = combine_digests(files)
     made = Version(
@@ -145,14 +184,16 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 
 def _dimensions(directory: Path, config: dict[str, Any]) -> int:
     """Return the width of an embedding: of the last dense module, else of the encoder."""
-    dense = [int(module["out_features"]) for module in _dense_modules(directory)]
+    dense = [int(module["out_features"]) for _, module in _dense_modules(directory)]
     return dense[-1] if dense else _first_number(config, ("hidden_size", "dim", "d_model"))
 
 
-def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
+def _dense_modules(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the configuration of each dense module of a sentence encoder."""
     for module in read_json(directory / "modules.json"):
         if str(module["type"]).endswith(".Dense"):
-            yield read_json(directory / str(module["path"]) / "config.json")
+            path = str(module["path"])
+            yield path, read_json(directory / path / "config.json")
 
 
 def read_chat_template(directory: Path) -> str | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from millstream.admin.console import MODEL_COLUMNS, console_width
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused
+from registry.artifacts import SHORT_DIGEST
 from registry.lora_adapters import adapter_from
 from registry.model_inspection import model_from
 from registry.models import INHERITED_FIELDS, Adapter, Model
@@ -53,10 +53,7 @@ async def _add_model(settings: AddSettings) -> None:
 
 def _make_model(settings: AddSettings) -> Model:
     if settings.path:
-        model = model_from(settings.path, settings.name, settings.version)
-        if not any(file.endswith(".safetensors") for file in model.default.files):
-            raise ArtifactRefused(str(settings.path), "has no .safetensors file")
-        return model
+        return model_from(settings.path, settings.name, settings.version)
     assert settings.remote, "the settings require a path or a server"
     server = RemoteServer(
         url=settings.remote,

@@ -1,6 +1,7 @@
 """Safetensors files and adapters made by hand: the registry reads their headers without torch."""
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None
     """A file of float32 zeros."""
     header, offset = {}, 0
     for name, shape in shapes.items():
-        end = offset + 4 * shape[0] * shape[-1]
+        end = offset + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     packed = json.dumps(header).encode()

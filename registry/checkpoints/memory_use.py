@@ -1,0 +1,80 @@
+"""Says what a checkpoint takes in memory once loaded: weights, and keys and values by token."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from registry.checkpoints.completeness import positive, read_key
+from registry.checkpoints.families import FAMILIES, Family
+from registry.checkpoints.safetensors_header import DTYPE_BITS, TensorHeader
+
+FLOAT_DTYPES = frozenset(name for name in DTYPE_BITS if name.startswith(("F", "BF")))
+
+
+@dataclass(frozen=True)
+class KvLayer:
+    """What one attention layer keeps of each token, and of how many tokens (None: of all)."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+    def bytes_per_token(self, itemsize: int) -> int:
+        """Return the bytes of one token's key and value."""
+        return 2 * self.kv_heads * self.head_dim * itemsize
+
+
+def loaded_bytes(
+    tensors: Mapping[str, TensorHeader],
+    itemsize: int,
+    scaled: Iterable[str] = (),
+    unused: Iterable[str] = (),
+) -> int:
+    """Return the bytes of a checkpoint's tensors once they are loaded in a dtype of `itemsize`.
+
+    Floating point tensors take that dtype, as do those named in `scaled`, which are multiplied
+    out; others keep their own. Those in `unused` are not loaded.
+    """
+    left_out, multiplied = set(unused), set(scaled)
+    return sum(
+        tensor.numel * itemsize
+        if name in multiplied or tensor.dtype in FLOAT_DTYPES
+        else tensor.end - tensor.start
+        for name, tensor in tensors.items()
+        if name not in left_out
+    )
+
+
+def kv_layers(config: Mapping[str, Any]) -> list[KvLayer]:
+    """Return what each layer keeps of a token by config.json; empty if that does not say.
+
+    Where config.json tells windows in no way that is known here, a layer keeps all tokens.
+    """
+    text = config.get("text_config") or config
+    family = FAMILIES.get(str(text.get("model_type")), _OTHER)
+
+    def number(key: str) -> int | None:
+        return positive(read_key(family, text, key))
+
+    layers, heads, hidden = map(number, ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    head_dim = number("head_dim") or (hidden // heads if hidden and heads else None)
+    kv_heads = number("num_key_value_heads") or heads
+    if not layers or not head_dim or not kv_heads:
+        return []
+    return [KvLayer(kv_heads, head_dim, window) for window in _windows(text, layers)]
+
+
+_OTHER = Family("")
+
+
+def _windows(text: Mapping[str, Any], layers: int) -> list[int | None]:
+    window = positive(text.get("sliding_window"))
+    types = text.get("layer_types")
+    if window is None or text.get("use_sliding_window") is False:
+        return [None] * layers
+    if isinstance(types, list) and len(types) == layers:
+        return [window if kind == "sliding_attention" else None for kind in types]
+    pattern = positive(text.get("sliding_window_pattern") or text.get("_sliding_window_pattern"))
+    if pattern:  # each pattern's last layer sees all
+        return [window if (number + 1) % pattern else None for number in range(layers)]
+    return [window if text.get("model_type") == "mistral" else None] * layers
