@@ -24,7 +24,7 @@ IGNORED = frozenset({".md", ".rst", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".p
 IGNORED_STEMS = ("readme", "license", "licence", "notice", "use_policy", "usage_policy")
 THREADS = min(8, os.cpu_count() or 1)
 SHORT_DIGEST = 12
-LFS_POINTER = b"version https://git-lfs"  # a text of these words lies in place of a file not fetched
+LFS_POINTER = b"version https://git-lfs"  # begins a text in place of a file not fetched
 
 
 class ArtifactError(MillstreamError):

@@ -13,8 +13,8 @@ from registry.artifacts import (
     list_files,
     read_json,
 )
-from registry.checkpoints.checkpoint import check_checkpoint, check_module
 from registry.checkpoints.findings import Finding
+from registry.checkpoints.model_weights import check_module, check_weights
 from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
 from registry.models import EngineKind, Model, Task, Version
 
@@ -79,7 +79,7 @@ def check_model(directory: Path) -> list[Finding]:
     except ArtifactRefused as refused:
         return [Finding(refused.path, refused.reason)]
     return [
-        *check_checkpoint(directory, config, described.engine),
+        *check_weights(directory, config, described.engine),
         *_check_dense_modules(directory, described),
         *check_tokenizer(directory, described.vocab_size, described.chat_template),
         *check_template(directory, described.chat_template),
@@ -185,7 +185,8 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 def _dimensions(directory: Path, config: dict[str, Any]) -> int:
     """Return the width of an embedding: of the last dense module, else of the encoder."""
     dense = [int(module["out_features"]) for _, module in _dense_modules(directory)]
-    return dense[-1] if dense else _first_number(config, ("hidden_size", "dim", "d_model"))
+    widths = ("hidden_size", "dim", "d_model", "n_embd")
+    return dense[-1] if dense else _first_number(config, widths)
 
 
 def _dense_modules(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,5 +8,5 @@ families           tables of the tensors that known model types have
 completeness       compares a checkpoint's tensors with such a table
 tokenizer_files, template_syntax   tokenizer.json against the embeddings; the chat template
 memory_use         bytes once loaded, and of each token's keys and values
-checkpoint         all about the weights in one call
+model_weights      all about the weights in one call
 """

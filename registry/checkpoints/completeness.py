@@ -13,6 +13,7 @@ from registry.models import EngineKind
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
 Dimensions = Mapping[str, int | None]  # by the words of the tables; None: config.json does not say
 Shape = tuple[int | None, ...]
+Tensors = Mapping[str, TensorHeader]
 _TERM = re.compile(r"(\d*)([a-z_?]+)")
 # What training wrappers put before every name; no model of transformers has them.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
@@ -25,7 +26,7 @@ _SHOWN = 3  # names in a message
 
 
 def check_tensors(
-    config: Mapping[str, Any], engine: EngineKind, tensors: Mapping[str, TensorHeader]
+    config: Mapping[str, Any], engine: EngineKind, tensors: Tensors
 ) -> Iterator[Finding]:
     """Yield what a checkpoint lacks, has in another shape, or has too much, by its config.json.
 
@@ -39,8 +40,8 @@ def check_tensors(
         return
     expected = ExpectedTensors(family, config, engine)
     found = {expected.normalise(name): tensor for name, tensor in tensors.items()}
-    if not expected.shapes.keys() & found.keys():
-        example = f"by those of its model type, such as {expected.full_name(min(expected.shapes))}"
+    if not expected.base_names & found.keys():
+        example = f"by those of its type, such as {expected.full_name(min(expected.base_names))}"
         yield Finding(WEIGHTS, _foreign_names(tensors, example))
         return
     yield from _check_layers(expected, found)
@@ -92,6 +93,12 @@ class ExpectedTensors:
         return positive(self.get("num_hidden_layers"))
 
     @property
+    def base_names(self) -> set[str]:
+        """The names of the base model's tensors, without those of a head."""
+        heads = (self.family.lm_head + "\n" + self.family.classifier).split()
+        return self.shapes.keys() - set(heads)
+
+    @property
     def is_tied(self) -> bool:
         """Whether embeddings serve as the output head, so that one of the two may be missing."""
         return self.engine == "transformers" and bool(self.get("tie_word_embeddings"))
@@ -110,8 +117,8 @@ class ExpectedTensors:
 
     def full_name(self, name: str) -> str:
         """Return a tensor's name as a model with its head saves it."""
-        head = self.family.lm_head + self.family.classifier
-        return name if name in head.split() else f"{self.family.prefix}.{name}"
+        is_of_base = name in self.base_names or name not in self.shapes
+        return f"{self.family.prefix}.{name}" if is_of_base else name
 
     def _tables(self) -> Iterator[str]:
         yield self.family.tensors
@@ -123,7 +130,7 @@ class ExpectedTensors:
 
 
 def read_key(family: Family, config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key of config.json, which the type may call otherwise, or its default."""
+    """Return the value of a key of config.json under the type's name for it, or its default."""
     value = config.get(family.keys.get(key, key))
     return family.defaults.get(key) if value is None else value
 
@@ -179,7 +186,7 @@ def _evaluate(word: str, dimensions: Dimensions) -> int | None:
     return total
 
 
-def _check_layers(expected: ExpectedTensors, found: Mapping[str, TensorHeader]) -> Iterator[Finding]:
+def _check_layers(expected: ExpectedTensors, found: Tensors) -> Iterator[Finding]:
     """Yield layers that are wholly missing, and those beyond the number in config.json."""
     count = expected.layer_count
     if count is None:
@@ -193,9 +200,7 @@ def _check_layers(expected: ExpectedTensors, found: Mapping[str, TensorHeader]) 
         yield Finding(CONFIG, reason + "; it is of another checkpoint, or was changed")
 
 
-def _check_missing(
-    expected: ExpectedTensors, found: Mapping[str, TensorHeader]
-) -> Iterator[Finding]:
+def _check_missing(expected: ExpectedTensors, found: Tensors) -> Iterator[Finding]:
     """Yield tensors that are in no file, outside of layers that are wholly missing."""
     present = {m[0] for name in found if (m := expected.layer_pattern.match(name))}
     missing = []
@@ -221,9 +226,7 @@ def _embeddings_name(expected: ExpectedTensors) -> str:
     return expected.family.tensors.split()[0]
 
 
-def _check_shapes(
-    expected: ExpectedTensors, found: Mapping[str, TensorHeader]
-) -> Iterator[Finding]:
+def _check_shapes(expected: ExpectedTensors, found: Tensors) -> Iterator[Finding]:
     wrong = {
         name: (found[name].shape, shape)
         for name, shape in sorted(expected.shapes.items())
@@ -245,9 +248,7 @@ def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
     )
 
 
-def _check_surplus(
-    expected: ExpectedTensors, found: Mapping[str, TensorHeader]
-) -> Iterator[Finding]:
+def _check_surplus(expected: ExpectedTensors, found: Tensors) -> Iterator[Finding]:
     """Yield biases and norms of the layers that the model would drop, unless they are all zero."""
     surplus = []
     for name in sorted(found.keys() - expected.shapes.keys()):
@@ -266,9 +267,7 @@ def _check_surplus(
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 
 
-def _check_experts(
-    expected: ExpectedTensors, found: Mapping[str, TensorHeader]
-) -> Iterator[Finding]:
+def _check_experts(expected: ExpectedTensors, found: Tensors) -> Iterator[Finding]:
     """Yield experts that are missing from layers which have experts one by one."""
     matches = [match for name in found if (match := _EXPERT.fullmatch(name))]
     count = positive(expected.get("num_experts"))

@@ -37,7 +37,7 @@ _DECLARING_FILES = {
 _SIGNS = (
     ("GPTQ", re.compile(r"\.g_idx$")),
     ("AWQ or GPTQ", re.compile(r"\.(qweight|qzeros)$")),
-    ("bitsandbytes", re.compile(r"\.(SCB|weight\.absmax|weight\.quant_state\..+|weight\.quant_map)$")),
+    ("bitsandbytes", re.compile(r"\.(SCB|weight\.(absmax|quant_map|quant_state\..+))$")),
     ("compressed-tensors", re.compile(r"\.(weight_packed|weight_g_idx|weight_zero_point)$")),
     ("modelopt NVFP4", re.compile(r"\.weight_scale_2$")),
     ("MXFP4", re.compile(r"_blocks$")),
@@ -49,7 +49,9 @@ _SIGNS = (
 )  # fmt: skip
 _STORED_INTEGERS = frozenset({"U8", "I16", "U16", "I32", "U32", "F4", "F6_E2M3", "F6_E3M2"})
 # What calibration leaves for activations and for the KV cache; the weights do not depend on it.
-_UNUSED_SCALES = re.compile(r"\.(input_scale|input_scale_ub|activation_scale|[kvq]_scale|kv_scale)$")
+_UNUSED_SCALES = re.compile(
+    r"\.(input_scale|input_scale_ub|activation_scale|[kvq]_scale|kv_scale)$"
+)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,9 @@ def compare(model_type: str, engine: EngineKind, values: dict[str, Any]) -> None
         shapes = {name: shape for name, shape in shapes.items() if not name.startswith(UNUSED)}
     wild = {name for name, shape in expected.shapes.items() if None in shape}
     assert wild <= {"encoder.relative_attention_bias.weight"}
-    known = {name: shapes.get(name, ()) if name in wild else s for name, s in expected.shapes.items()}
+    known = {
+        name: shapes.get(name, ()) if name in wild else s for name, s in expected.shapes.items()
+    }
     assert known == shapes
     full = {expected.full_name(name) for name in shapes}
     assert engine != "transformers" or full <= model.state_dict().keys()
@@ -87,7 +89,9 @@ def test_an_encoders_tensors_are_those_of_the_table(model_type: str) -> None:
     compare(model_type, "embed", shape_of(model_type))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "phi"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "phi"]
+)
 def test_a_decoder_that_classifies_has_a_score(model_type: str) -> None:
     """In place of the output head."""
     compare(model_type, "classify", shape_of(model_type))

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from registry.checkpoints.safetensors_header import DTYPE_BITS
+
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 LORA_SHAPES = {f"{Q_PROJ}.lora_A.weight": (2, 8), f"{Q_PROJ}.lora_B.weight": (6, 2)}
 LORA_CONFIG = {
@@ -18,15 +20,21 @@ LORA_CONFIG = {
 }
 
 
-def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A file of float32 zeros."""
+def write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str] | None = None,
+    fill: bytes = b"\0",
+) -> None:
+    """A file of tensors that are float32 where `dtypes` says nothing else; every byte is `fill`."""
     header, offset = {}, 0
     for name, shape in shapes.items():
-        end = offset + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        dtype = (dtypes or {}).get(name, "F32")
+        end = offset + math.prod(shape) * DTYPE_BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     packed = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(packed)) + packed + bytes(offset))
+    path.write_bytes(struct.pack("<Q", len(packed)) + packed + fill * offset)
 
 
 def write_adapter(

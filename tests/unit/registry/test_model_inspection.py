@@ -8,6 +8,7 @@ import pytest
 
 from registry.artifacts import ArtifactRefused
 from registry.model_inspection import inspect_model, model_from
+from tests.support.checkpoints import config_of, write_model
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -131,7 +132,7 @@ def test_a_gguf_alone_is_refused(tmp_path: Path) -> None:
 
 def test_the_version_is_named_after_its_digest(tmp_path: Path) -> None:
     """The same files get the same version id wherever they are registered."""
-    model = model_from(write(tmp_path, config=LLAMA), "m")
+    model = model_from(write_model(tmp_path, config_of("llama")), "m")
     assert model.default_version == model.default.digest[:12]
-    assert list(model.default.files) == ["config.json"]
+    assert list(model.default.files) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert model_from(tmp_path, "m", "v2", default_max_tokens=7).default_version == "v2"

@@ -16,7 +16,7 @@ from registry.models import EngineKind
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ModelWeights:
     """A model directory's tensors by name, those that are scaled, and warnings about its files."""
 
     tensors: Mapping[str, TensorHeader]
@@ -33,28 +33,28 @@ class Checkpoint:
         return loaded_bytes(self.tensors, itemsize, self.scaled, self.unused)
 
 
-def read_checkpoint(directory: Path, config: Mapping[str, Any]) -> Checkpoint:
+def read_model_weights(directory: Path, config: Mapping[str, Any]) -> ModelWeights:
     """Return what the weight files of a model's directory hold; reads headers only.
 
     Raises `ArtifactRefused` for files that are missing, damaged or quantised by a method that
     cannot be run.
     """
     tensors, warnings = read_weights(directory, config)
-    return Checkpoint(tensors, scaled_weights(directory, config, tensors), warnings)
+    return ModelWeights(tensors, scaled_weights(directory, config, tensors), warnings)
 
 
-def check_checkpoint(
+def check_weights(
     directory: Path, config: Mapping[str, Any], engine: EngineKind
 ) -> Iterator[Finding]:
     """Yield what is wrong with the weights of a model's directory for an engine."""
     try:
-        checkpoint = read_checkpoint(directory, config)
+        weights = read_model_weights(directory, config)
     except ArtifactRefused as refused:
         yield Finding(refused.path, refused.reason)
         return
-    yield from checkpoint.warnings
-    weights = {n: t for n, t in checkpoint.tensors.items() if n not in checkpoint.unused}
-    yield from check_tensors(config, engine, weights)
+    yield from weights.warnings
+    tensors = {n: t for n, t in weights.tensors.items() if n not in weights.unused}
+    yield from check_tensors(config, engine, tensors)
 
 
 def check_module(directory: Path, path: str, inputs: int, outputs: int) -> Iterator[Finding]:
