@@ -130,11 +130,11 @@ async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings
     size = weight_bytes(version)
     if not size or version.directory is None:
         return 0
-    size_ratio = await run_in_thread(
-        partial(factory.loaded_size_ratio, Path(version.directory)), "memory"
+    loaded_bytes = await run_in_thread(
+        partial(factory.loaded_bytes, Path(version.directory), model.engine), "memory"
     )
     adapter_bytes = settings.adapter_bytes if model.engine == "transformers" else 0
-    return model_eviction.estimate_needed_bytes(int(size * size_ratio), adapter_bytes)
+    return model_eviction.estimate_needed_bytes(loaded_bytes or size, adapter_bytes)
 
 
 def _build_server(

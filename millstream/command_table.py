@@ -144,6 +144,12 @@ COMMANDS = (
         "millstream.models.commands:show",
     ),
     Command(
+        "models check",
+        "say what keeps a directory from being served, and what it takes in memory",
+        "millstream.models.settings:CheckSettings",
+        "millstream.models.check:check",
+    ),
+    Command(
         "models remove",
         "forget a model with its aliases and adapters, an alias, or an adapter; files stay",
         "millstream.models.settings:RemoveSettings",

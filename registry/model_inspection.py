@@ -14,7 +14,7 @@ from registry.artifacts import (
     read_json,
 )
 from registry.checkpoints.findings import Finding
-from registry.checkpoints.model_weights import check_module, check_weights
+from registry.checkpoints.model_weights import check_dense_modules, check_weights
 from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
 from registry.models import EngineKind, Model, Task, Version
 
@@ -80,17 +80,10 @@ def check_model(directory: Path) -> list[Finding]:
         return [Finding(refused.path, refused.reason)]
     return [
         *check_weights(directory, config, described.engine),
-        *_check_dense_modules(directory, described),
+        *(check_dense_modules(directory) if described.engine == "embed" else ()),
         *check_tokenizer(directory, described.vocab_size, described.chat_template),
         *check_template(directory, described.chat_template),
     ]
-
-
-def _check_dense_modules(directory: Path, described: ModelDescription) -> Iterator[Finding]:
-    if described.engine == "embed":
-        for path, module in _dense_modules(directory):
-            sizes = int(module["in_features"]), int(module["out_features"])
-            yield from check_module(directory, path, *sizes)
 
 
 def model_from(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
@@ -184,17 +177,15 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 
 def _dimensions(directory: Path, config: dict[str, Any]) -> int:
     """Return the width of an embedding: of the last dense module, else of the encoder."""
-    dense = [int(module["out_features"]) for _, module in _dense_modules(directory)]
+    dense = [int(module["out_features"]) for module in _dense_modules(directory)]
     widths = ("hidden_size", "dim", "d_model", "n_embd")
     return dense[-1] if dense else _first_number(config, widths)
 
 
-def _dense_modules(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the path and the configuration of each dense module of a sentence encoder."""
+def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
     for module in read_json(directory / "modules.json"):
         if str(module["type"]).endswith(".Dense"):
-            path = str(module["path"])
-            yield path, read_json(directory / path / "config.json")
+            yield read_json(directory / str(module["path"]) / "config.json")
 
 
 def read_chat_template(directory: Path) -> str | None:

@@ -95,6 +95,24 @@ class Output:
 
 
 @dataclass(frozen=True)
+class MemoryEstimate:
+    """What a model will take on a device, as far as that can be said before it is loaded.
+
+    `kv_bytes_per_token` is of a sequence's first token, `kv_bytes_per_1000_tokens` of one sequence
+    of that length, less what lies outside of sliding windows. `kv_tokens` is how many tokens fit
+    beside weights, adapters and a step, of all sequences together; 0 if the model does not fit, and
+    None for an engine without a KV cache, or where config.json does not tell the KV's size.
+    """
+
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_bytes_per_token: int | None = None
+    kv_bytes_per_1000_tokens: int | None = None
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class FreeCapacity:
     """The sequences and KV tokens that an engine could still take now.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import validate_call
 
 from gpu_worker.engines import openmp
-from gpu_worker.engines.engine import Engine
+from gpu_worker.engines.engine import Engine, MemoryEstimate
 
 ENGINES = {
     "mock": ("gpu_worker.engines.mock", "MockEngine.load"),
@@ -30,15 +30,29 @@ def free_memory() -> tuple[int, float]:
     return memory.free_bytes(device), memory.SHARES[device.type]
 
 
-def loaded_size_ratio(directory: Path) -> float:
-    """Return how many times the size of its files a model's weights take on this machine's device.
+def loaded_bytes(directory: Path, engine: str) -> int:
+    """Return the bytes that a model's weights take on this machine's device once loaded.
 
-    It is 1.0 unless the device computes in another dtype than the files have, as float32 for
-    bfloat16 (2.0). Imports torch.
+    More than its files have where the device computes in a wider dtype than they are stored in. It
+    is 0 if the files cannot be read, which loading will report. Imports torch.
     """
     openmp.load_runtime()
     device = import_module("gpu_worker.engines.device_memory").default_device()
-    return float(import_module("gpu_worker.engines.precision").loaded_size_ratio(directory, device))
+    module = import_module("gpu_worker.engines.checkpoints.loaded_size")
+    return int(module.loaded_bytes(directory, engine, device))
+
+
+def estimate_memory(
+    directory: Path, engine: str, max_sequences: int, max_batch_tokens: int, memory: int | None
+) -> MemoryEstimate:
+    """Return what a model's directory will take on this machine's device; see `memory_estimate`.
+
+    Imports torch.
+    """
+    openmp.load_runtime()
+    estimate = import_module("gpu_worker.engines.paged.memory_estimate").estimate_memory
+    found: MemoryEstimate = estimate(directory, engine, max_sequences, max_batch_tokens, memory)
+    return found
 
 
 def build(engine: str, directory: Path | None, options: Mapping[str, object]) -> Engine:

@@ -1,7 +1,9 @@
 """Chooses the dtype that a model computes in: its checkpoint's, if the device supports it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -16,18 +18,24 @@ def choose_dtype(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     return _compute_dtype(config.dtype, device)
 
 
-def loaded_size_ratio(directory: Path, device: torch.device) -> float:
-    """Return how many times the size of its files a model's weights take once loaded.
+def read_compute_dtype(directory: Path, device: torch.device) -> torch.dtype:
+    """Return the dtype that `choose_dtype` chooses for a model's directory, by its config.json.
 
-    It is 1 if the weights keep their dtype. It is also 1 if config.json names no dtype or cannot be
-    read; nothing is raised, since loading will report that.
+    It is float32 if config.json names no dtype or cannot be read; nothing is raised, since loading
+    will report that.
     """
     try:
         config = json.loads((directory / "config.json").read_text())
-        stored = getattr(torch, config.get("dtype") or config.get("torch_dtype"))
-        return float(_compute_dtype(stored, device).itemsize / stored.itemsize)
+        return _compute_dtype(_named_dtype(config), device)
     except (OSError, ValueError, TypeError, AttributeError):
-        return 1.0
+        return _compute_dtype(None, device)
+
+
+def _named_dtype(config: Mapping[str, Any]) -> object:
+    for part in (config, config.get("text_config") or {}):
+        if name := part.get("dtype") or part.get("torch_dtype"):
+            return getattr(torch, name)
+    return None
 
 
 def has_bfloat16_matmul() -> bool:
@@ -37,5 +45,7 @@ def has_bfloat16_matmul() -> bool:
 
 def _compute_dtype(stored: object, device: torch.device) -> torch.dtype:
     dtype = stored if isinstance(stored, torch.dtype) else torch.float32
+    if dtype.itemsize == 1:  # fp8 is a way to store weights: they are multiplied out
+        dtype = torch.bfloat16
     emulated = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16_matmul())
     return torch.float32 if device.type == "cpu" and emulated else dtype

@@ -11,8 +11,9 @@ from rich.table import Table
 from millstream.admin.console import MODEL_COLUMNS, console_width
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifacts import SHORT_DIGEST
+from registry.checkpoints.findings import Finding
 from registry.lora_adapters import adapter_from
-from registry.model_inspection import model_from
+from registry.model_inspection import check_model, model_from
 from registry.models import INHERITED_FIELDS, Adapter, Model
 from registry.remote_models import RemoteServer, remote_model
 from registry.store import Registry
@@ -48,7 +49,13 @@ async def _add_model(settings: AddSettings) -> None:
         await registry.add_model(model)
         if settings.alias:
             await registry.set_alias(settings.alias, settings.name)
+        for warning in await asyncio.to_thread(_warnings, settings):
+            CONSOLE.print(f"warning: {warning.path}: {warning.reason}")
         CONSOLE.print(f"{model.name}@{model.default_version}: {_summary(model)}")
+
+
+def _warnings(settings: AddSettings) -> list[Finding]:
+    return check_model(settings.path) if settings.path else []
 
 
 def _make_model(settings: AddSettings) -> Model:

@@ -1,14 +1,14 @@
-"""Settings of `millstream models add`, `list`, `show` and `remove`."""
+"""Settings of `millstream models add`, `check`, `list`, `show` and `remove`."""
 
 from collections.abc import Set
 from pathlib import Path
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import ByteSize, Field, ValidationInfo, model_validator
 from pydantic.config import JsonDict
 
 from registry.models import LatencyGoals, ModelName, Task
 from registry.remote_models import RemoteApi, Url
-from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings
+from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings, LogLevel, Settings
 from streams.subjects import Priority, token
 
 _SCOPE_KEY = "of"
@@ -167,6 +167,19 @@ def _flags_of_kind(flags: Set[str], kind: str) -> str:
         name for name, e in extras.items() if isinstance(e, dict) and e.get(_SCOPE_KEY) == kind
     ]
     return ", ".join("--" + name.replace("_", "-") for name in of_kind if name in flags)
+
+
+class CheckSettings(Settings):
+    """Settings of `millstream models check`: a directory, and a worker's settings of memory."""
+
+    log_level: LogLevel = Field("error", description="least severe log event to write")
+    path: Path = Field(description="directory with the model's files", json_schema_extra=POSITIONAL)
+    as_json: bool = Field(False, alias="json", description="print JSON instead of lines")
+    max_sequences: int = Field(64, ge=1, description="sequences in one running batch of the worker")
+    max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
+    memory: ByteSize | None = Field(
+        None, description="memory that the model may take, as 8GiB; its share of what is free now"
+    )
 
 
 class ListSettings(ClientSettings):

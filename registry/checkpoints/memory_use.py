@@ -10,6 +10,9 @@ from registry.checkpoints.safetensors_header import DTYPE_BITS, TensorHeader
 
 FLOAT_DTYPES = frozenset(name for name in DTYPE_BITS if name.startswith(("F", "BF")))
 
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+
 
 @dataclass(frozen=True)
 class KvLayer:
@@ -43,6 +46,14 @@ def loaded_bytes(
         for name, tensor in tensors.items()
         if name not in left_out
     )
+
+
+def tied_head_elements(tensors: Mapping[str, TensorHeader]) -> int:
+    """Return the size of the embeddings that serve as the output head; 0 if there is a head."""
+    if any(name.endswith(_HEADS) for name in tensors):
+        return 0
+    embeddings = [tensor.numel for name, tensor in tensors.items() if name.endswith(_EMBEDDINGS)]
+    return max(embeddings, default=0)
 
 
 def kv_layers(config: Mapping[str, Any]) -> list[KvLayer]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused
+from registry.artifacts import ArtifactRefused, read_json
 from registry.checkpoints.completeness import check_tensors
 from registry.checkpoints.findings import Finding
-from registry.checkpoints.memory_use import loaded_bytes
+from registry.checkpoints.memory_use import loaded_bytes, tied_head_elements
 from registry.checkpoints.quantization import ScaledWeight, scaled_weights, unused_tensors
-from registry.checkpoints.safetensors_header import TensorHeader, read_shapes
+from registry.checkpoints.safetensors_header import TensorHeader, TensorShape, read_shapes
 from registry.checkpoints.weight_files import SINGLE, read_weights
 from registry.models import EngineKind
 
@@ -28,9 +28,14 @@ class ModelWeights:
         """Names of the tensors that are no weights, such as scales."""
         return unused_tensors(self.scaled, self.tensors)
 
-    def loaded_bytes(self, itemsize: int) -> int:
-        """Return the bytes of the weights once loaded in a dtype of `itemsize` bytes."""
-        return loaded_bytes(self.tensors, itemsize, self.scaled, self.unused)
+    def loaded_bytes(self, itemsize: int, separate_head: bool = False) -> int:
+        """Return the bytes of the weights once loaded in a dtype of `itemsize` bytes.
+
+        With `separate_head` an output head that is the embeddings counts once more, as where it is
+        packed for a CPU.
+        """
+        size = loaded_bytes(self.tensors, itemsize, self.scaled, self.unused)
+        return size + (tied_head_elements(self.tensors) * itemsize if separate_head else 0)
 
 
 def read_model_weights(directory: Path, config: Mapping[str, Any]) -> ModelWeights:
@@ -57,18 +62,26 @@ def check_weights(
     yield from check_tensors(config, engine, tensors)
 
 
-def check_module(directory: Path, path: str, inputs: int, outputs: int) -> Iterator[Finding]:
-    """Yield what is wrong with the weights of a sentence encoder's dense module at `path`."""
+def check_dense_modules(directory: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the weights of the dense modules of a sentence encoder."""
+    for module in read_json(directory / "modules.json"):
+        path = str(module.get("path", ""))
+        if str(module.get("type")).endswith(".Dense"):
+            settings = read_json(directory / path / "config.json")
+            shape = int(settings["out_features"]), int(settings["in_features"])
+            yield from _check_dense(directory, path, shape)
+
+
+def _check_dense(directory: Path, path: str, shape: TensorShape) -> Iterator[Finding]:
     file = f"{path}/{SINGLE}"
     if not (directory / file).exists():
         yield Finding(file, "is missing; fetch the dense module's weights, too")
         return
     try:
-        shapes = read_shapes(directory / file)
+        found = read_shapes(directory / file).get("linear.weight")
     except ArtifactRefused as refused:
         yield Finding(file, refused.reason)
         return
-    found = shapes.get("linear.weight")
-    if found != (outputs, inputs):
-        reason = f"linear.weight has the shape {list(found)}" if found else "has no linear.weight"
-        yield Finding(file, f"{reason}, {path}/config.json asks for [{outputs}, {inputs}]")
+    if found != shape:
+        has = f"linear.weight has the shape {list(found)}" if found else "has no linear.weight"
+        yield Finding(file, f"{has}, {path}/config.json asks for {list(shape)}")

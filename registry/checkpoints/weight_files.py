@@ -21,7 +21,7 @@ def read_weights(directory: Path, config: Mapping[str, Any]) -> tuple[Tensors, l
     `transformers_weights` in config.json names. Raises `ArtifactRefused` if there is none, or if a
     file is missing, damaged or not what the index says.
     """
-    name = config.get("transformers_weights") or (SINGLE, INDEX)[not (directory / SINGLE).exists()]
+    name = str(config.get("transformers_weights") or _default_name(directory))
     if not (directory / name).exists():
         raise ArtifactRefused(name, _why_absent(directory))
     if not name.endswith(".json"):
@@ -34,8 +34,18 @@ def read_weights(directory: Path, config: Mapping[str, Any]) -> tuple[Tensors, l
     return tensors, list(_warn_of_index(directory, name, index, tensors))
 
 
+def _default_name(directory: Path) -> str:
+    """Return the name that transformers looks for: a single file before an index of shards."""
+    is_sharded = (directory / INDEX).exists() or any(map(_SHARD.fullmatch, _names(directory)))
+    return INDEX if is_sharded and not (directory / SINGLE).exists() else SINGLE
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*.safetensors"))
+
+
 def _why_absent(directory: Path) -> str:
-    found = sorted(path.name for path in directory.glob("*.safetensors"))
+    found = _names(directory)
     if not found:
         return "is missing, and there is no other .safetensors file; save the model's weights so"
     if shards := [name for name in found if _SHARD.fullmatch(name)]:
@@ -75,7 +85,7 @@ def _warn_of_index(
     directory: Path, name: str, index: Mapping[str, str], tensors: Tensors
 ) -> Iterator[Finding]:
     """Yield warnings of what the index leaves out, or says wrongly without consequences."""
-    shards = {path.name for path in directory.glob("*.safetensors") if _SHARD.fullmatch(path.name)}
+    shards = {file for file in _names(directory) if _SHARD.fullmatch(file)}
     for file in sorted(shards - set(index.values())):
         yield Finding(file, f"is not in {name}, so it is not read", is_refusal=False)
     if moved := sorted(n for n, file in index.items() if tensors[n].path.name != file):

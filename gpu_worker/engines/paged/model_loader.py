@@ -1,6 +1,7 @@
 """Loads a causal language model, refuses what paged attention cannot run, and sizes the KV."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -276,12 +277,26 @@ def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_
     tokens of one step. On a CPU the contiguous copies of decoding sequences' KV are counted as
     well.
     """
-    windows = {layer.window for layer in loaded.kv_layers}
+    item_bytes = kv_item_bytes(loaded.model.dtype, loaded.model.device)
+    return layer_kv_bytes(loaded.kv_layers, item_bytes, tokens, max_sequences, max_batch_tokens)
+
+
+def kv_item_bytes(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the bytes of one number of the KV; on a CPU with its share of contiguous copies."""
+    return dtype.itemsize * (1 + contiguous_kv.MAX_SHARE * (device.type == "cpu"))
+
+
+def layer_kv_bytes(
+    layers: Sequence[KvLayerSpec],
+    item_bytes: float,
+    tokens: int,
+    max_sequences: int,
+    max_batch_tokens: int,
+) -> int:
+    """Return the bytes of the KV of `tokens` tokens in `layers`; see `kv_bytes`."""
+    windows = {layer.window for layer in layers}
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
-    block_item_bytes = loaded.model.dtype.itemsize * BLOCK_TOKENS
-    if loaded.model.device.type == "cpu":
-        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv.MAX_SHARE))
+    block_item_bytes = int(item_bytes * BLOCK_TOKENS)
     return sum(
-        2 * kv.kv_heads * kv.head_dim * block_item_bytes * blocks[kv.window]
-        for kv in loaded.kv_layers
+        2 * kv.kv_heads * kv.head_dim * block_item_bytes * blocks[kv.window] for kv in layers
     )

@@ -27,6 +27,7 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from gpu_worker.engines.factory import build
+from gpu_worker.engines.checkpoints.loaded_size import loaded_bytes
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.model_loader import (
     UnsupportedModel,
@@ -36,7 +37,7 @@ from gpu_worker.engines.paged.model_loader import (
     max_kv_tokens,
 )
 from gpu_worker.engines.paged.weights.linear_layers import GatedMLP, merge_and_pack
-from gpu_worker.engines.precision import choose_dtype, loaded_size_ratio
+from gpu_worker.engines.precision import choose_dtype, read_compute_dtype
 from tests.engine.tiny_models import (
     ARCHITECTURES,
     CONTEXT,
@@ -221,23 +222,25 @@ def test_a_checkpoint_keeps_its_type_where_the_device_computes_in_it(
 
 
 @pytest.mark.parametrize(
-    ("config", "grown"),
+    ("config", "used"),
     [
-        ('{"dtype": "float16"}', 2),
-        ('{"torch_dtype": "float16"}', 2),
-        ('{"dtype": "float32"}', 1),
-        ('{"dtype": "nope"}', 1),
-        ('{"dtype": 7}', 1),
-        ("{}", 1),
-        ("[]", 1),
-        ("{", 1),
-        (None, 1),
+        ('{"dtype": "float16"}', torch.float32),
+        ('{"torch_dtype": "float16"}', torch.float32),
+        ('{"text_config": {"dtype": "float64"}}', torch.float64),
+        ('{"dtype": "float32"}', torch.float32),
+        ('{"dtype": "nope"}', torch.float32),
+        ('{"dtype": 7}', torch.float32),
+        ("{}", torch.float32),
+        ("[]", torch.float32),
+        ("{", torch.float32),
+        (None, torch.float32),
     ],
 )
 def test_memory_is_planned_for_weights_as_they_are_computed_with(
-    config: str | None, grown: float, tmp_path: Path
+    config: str | None, used: torch.dtype, tmp_path: Path
 ) -> None:
     """One bad directory must not keep a worker from its other models."""
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert loaded_size_ratio(tmp_path, torch.device("cpu")) == grown
+    assert read_compute_dtype(tmp_path, torch.device("cpu")) == used
+    assert loaded_bytes(tmp_path, "transformers", torch.device("cpu")) == 0

@@ -2,20 +2,29 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millstream.models.check import check
 from millstream.models.commands import add, list_models, open_registry, remove, show
-from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
+from millstream.models.settings import (
+    AddSettings,
+    CheckSettings,
+    ListSettings,
+    RemoveSettings,
+    ShowSettings,
+)
 from registry.artifacts import ArtifactRefused
 from registry.store import VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
-from tests.support.safetensors_files import write_adapter, write_safetensors
+from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_model
+from tests.support.safetensors_files import write_adapter
 
 STOP = asyncio.Event()
-CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
 
 
 async def run_add(url: str, path: Path, **options: str) -> None:
@@ -36,11 +45,7 @@ async def run_remove(url: str, name: str) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    directory = tmp_path / "llama"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    write_safetensors(directory / "model.safetensors", {"weight": (2, 2)})
-    return directory
+    return write_model(tmp_path / "llama", config_of("llama", head_dim=3))
 
 
 async def test_an_added_model_is_listed_and_shown(
@@ -67,7 +72,8 @@ async def test_json_is_for_programs(
     await run_show(nats_url, "m", as_json=True)
     assert json.loads(capsys.readouterr().out) == listed
     assert listed["aliases"] == ["chat"]
-    assert listed["versions"]["v1"]["files"].keys() == {"config.json", "model.safetensors"}
+    files_of_v1 = listed["versions"]["v1"]["files"]
+    assert files_of_v1.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 async def test_a_pickle_registers_nothing(
@@ -84,7 +90,7 @@ async def test_a_pickle_registers_nothing(
 async def test_a_directory_without_weights_is_refused(nats_url: str, files: Path) -> None:
     """No worker could ever load it."""
     (files / "model.safetensors").unlink()
-    with pytest.raises(ArtifactRefused, match=r"has no \.safetensors"):
+    with pytest.raises(ArtifactRefused, match=r"no other \.safetensors"):
         await run_add(nats_url, files, name="m")
 
 
@@ -252,3 +258,59 @@ async def test_what_a_server_may_do_at_once_can_change_and_where_it_is_cannot(
 
 async def run_add_remote(url: str, remote: str, **options: str) -> None:
     await add(AddSettings.model_validate({"nats": url, "remote": remote, **options}), STOP)
+
+
+async def run_check(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    """The exit status of `models check --json`, and what it prints."""
+    status = await check(CheckSettings.model_validate({"path": path, "json": True}), STOP)
+    return status, json.loads(capsys.readouterr().out)
+
+
+async def test_a_directory_is_checked_without_being_registered(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it takes in memory, in numbers that follow from config.json."""
+    status, report = await run_check(files, capsys)
+    assert (status, report["servable"], report["refusals"]) == (0, True, [])
+    memory = report["memory"]
+    numbers = sum(math.prod(shape) for shape in shapes_of(config_of("llama", head_dim=3)).values())
+    assert memory["weight_bytes"] == 4 * numbers
+    assert (
+        memory["kv_bytes_per_token"] == 3 * 2 * 1 * 3 * 4
+    )  # layers, K and V, heads, size, float32
+    assert memory["kv_bytes_per_1000_tokens"] == 1000 * memory["kv_bytes_per_token"]
+    assert memory["kv_tokens"] == 64 * 64  # all sequences at their longest
+    await run_list(nats_url)
+    assert "llama" not in capsys.readouterr().out
+
+
+async def test_a_check_tells_all_refusals_at_once(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Registration stops at the first."""
+    (files / "tokenizer.json").unlink()
+    config = config_of("llama", head_dim=3, num_hidden_layers=4)
+    (files / "config.json").write_text(json.dumps(config))
+    status, report = await run_check(files, capsys)
+    assert (status, report["servable"], report["memory"]) == (1, False, None)
+    assert [each["path"] for each in report["refusals"]] == ["config.json", "tokenizer.json"]
+    await check(CheckSettings.model_validate({"path": files}), STOP)
+    assert "refusal  config.json: num_hidden_layers is 4" in capsys.readouterr().out
+
+
+async def test_a_directory_of_no_known_kind_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without config.json there is nothing to compare with."""
+    status, report = await run_check(tmp_path, capsys)
+    assert (status, report["engine"]) == (1, None)
+    assert report["refusals"][0]["path"] == "config.json"
+
+
+async def test_registration_prints_warnings(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What keeps nobody from using the model."""
+    (files / "tokenizer.json").write_text(json.dumps(tokenizer_of(32, image=40)))
+    await run_add(nats_url, files, name="m")
+    assert "warning: tokenizer.json: has 1 tokens up to id 40" in capsys.readouterr().out

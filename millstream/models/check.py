@@ -1,0 +1,106 @@
+"""The command `millstream models check`: all that `models add` would refuse, and what it costs."""
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich import print_json
+from rich.console import Console
+
+from gpu_worker.engines import factory
+from gpu_worker.engines.engine import MemoryEstimate
+from millstream.models.settings import CheckSettings
+from registry.artifacts import ArtifactRefused
+from registry.checkpoints.findings import Finding
+from registry.model_inspection import ModelDescription, check_model, inspect_model
+
+CONSOLE = Console(markup=False, highlight=False, soft_wrap=True)
+
+
+async def check(settings: CheckSettings, stop: asyncio.Event) -> int:
+    """Print what is wrong with a model's directory, and what it would take in memory.
+
+    Nothing is registered and no weights are read. Returns the exit status: 1 if `models add` would
+    refuse the directory, else 0.
+    """
+    report = await asyncio.to_thread(_make_report, settings)
+    if settings.as_json:
+        print_json(data=report)
+    else:
+        _print_report(report)
+    return 1 if report["refusals"] else 0
+
+
+def _make_report(settings: CheckSettings) -> dict[str, Any]:
+    """Return the report as it is printed with `--json`."""
+    findings = check_model(settings.path)
+    refusals = [_finding(each) for each in findings if each.is_refusal]
+    described = _describe(settings.path)
+    estimate = _estimate(settings, described) if described and not refusals else None
+    return {
+        "directory": str(settings.path),
+        "servable": not refusals,
+        "engine": described and described.engine,
+        "task": described and described.task,
+        "context_length": described and described.context_length,
+        "refusals": refusals,
+        "warnings": [_finding(each) for each in findings if not each.is_refusal],
+        "memory": estimate and vars(estimate),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    return {"path": finding.path, "reason": finding.reason}
+
+
+def _describe(directory: Path) -> ModelDescription | None:
+    try:
+        return inspect_model(directory)
+    except (ArtifactRefused, OSError):
+        return None
+
+
+def _estimate(settings: CheckSettings, described: ModelDescription) -> MemoryEstimate | None:
+    if not find_spec("torch"):
+        return None
+    return factory.estimate_memory(
+        settings.path,
+        described.engine,
+        settings.max_sequences,
+        settings.max_batch_tokens,
+        settings.memory,
+    )
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    kind = (
+        f"{report['task']}, context {report['context_length']:,}" if report["task"] else "unknown"
+    )
+    CONSOLE.print(f"{report['directory']}: {kind}")
+    for level in ("refusals", "warnings"):
+        for each in report[level]:
+            CONSOLE.print(f"{level[:-1]:<8} {each['path']}: {each['reason']}")
+    if report["memory"]:
+        _print_memory(report["memory"])
+    elif report["servable"]:
+        CONSOLE.print("memory   not estimated without torch: pip install 'millstream[worker]'")
+
+
+def _print_memory(memory: dict[str, Any]) -> None:
+    weights, device = _size(memory["weight_bytes"]), memory["device"]
+    CONSOLE.print(f"weights  {weights} once loaded, {memory['dtype']} on the {device}")
+    if memory["kv_bytes_per_token"] is None:
+        return
+    a_token = _size(memory["kv_bytes_per_token"])
+    a_thousand = _size(memory["kv_bytes_per_1000_tokens"])
+    CONSOLE.print(f"KV       {a_token} a token, {a_thousand} for a sequence of 1,000")
+    CONSOLE.print(f"fits     about {memory['kv_tokens']:,} tokens of all sequences together")
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} GiB"
