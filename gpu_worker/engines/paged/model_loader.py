@@ -18,6 +18,11 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gpu_worker.engines.checkpoint import (
+    UnsupportedModel,
+    load_checkpoint,
+    name_architecture,
+)
 from gpu_worker.engines.device_memory import default_device
 from gpu_worker.engines.paged.attention import contiguous_kv
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
@@ -25,14 +30,9 @@ from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
 from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
-from gpu_worker.engines.precision import choose_dtype
 
 PROBE_ATTENTION = "millstream_probe"
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-
-
-class UnsupportedModel(Exception):
-    """This engine cannot run the model; the message names the architecture and the reason."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,8 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     config = check_supported(directory, device, ranks)
     target_device = resolve_device(device)
     distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=choose_dtype(config, target_device),
-        local_files_only=True,
-        use_safetensors=True,
-        **distributed,
+    model = load_checkpoint(
+        AutoModelForCausalLM, directory, config, target_device, **distributed
     )
     model.to(target_device)  # type: ignore[arg-type]
     if ranks > 1:
@@ -120,7 +116,7 @@ def check_architecture(config: PreTrainedConfig) -> None:
     state-space layers.
     """
     text = config.get_text_config()
-    name = (config.architectures or [config.model_type])[0]
+    name = name_architecture(config)
     unsupported = set(getattr(text, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
     reasons = {
         "an encoder and a decoder": config.is_encoder_decoder,
@@ -169,7 +165,7 @@ def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.de
     if ranks == 1:
         return
     text = config.get_text_config()
-    name = (config.architectures or [config.model_type])[0]
+    name = name_architecture(config)
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     devices = torch.cuda.device_count() if device.type == "cuda" else ranks

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from gpu_worker.engines.precision import choose_dtype
+from gpu_worker.engines.checkpoint import load_checkpoint
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
@@ -85,10 +85,5 @@ class ClassifyEngine(UnaryEngine):
         it cannot load, and ValueError for an unknown activation.
         """
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            directory,
-            dtype=choose_dtype(config, device),
-            local_files_only=True,
-            use_safetensors=True,
-        )
+        model = load_checkpoint(AutoModelForSequenceClassification, directory, config, device)
         return Classifier(model.to(device).eval())  # type: ignore[arg-type]

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from gpu_worker.engines.precision import choose_dtype
+from gpu_worker.engines.checkpoint import load_checkpoint
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
 from gpu_worker.engines.unary.pooling import Pooling
+
+POOLER = r"(^|\.)pooler\."  # weights behind the token states, which pooling here does not use
 
 
 class Embedder:
@@ -38,12 +40,7 @@ class EmbedEngine(UnaryEngine):
         it cannot load, and ValueError for an unsupported pooling.
         """
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        model: PreTrainedModel = AutoModel.from_pretrained(
-            directory,
-            dtype=choose_dtype(config, device),
-            local_files_only=True,
-            use_safetensors=True,
-        )
+        model = load_checkpoint(AutoModel, directory, config, device, unused=POOLER)
         return Embedder(
             model.to(device).eval(),  # type: ignore[arg-type]
             Pooling.from_directory(directory, device),

@@ -1,5 +1,6 @@
 """LoRA adapters: what a sequence gets is peft's, whatever else is in its batch or was before."""
 
+import re
 import threading
 from dataclasses import replace
 from functools import cache
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.paged.engine import TransformersEngine
@@ -289,6 +291,20 @@ def test_an_adapter_of_another_model_fails_alone(shelf: Path) -> None:
     assert error
     assert "attention.dense is no linear layer of the model" in str(error)
     assert results.terminals["r"].finish
+
+
+def test_an_adapter_that_leaves_out_a_layer_is_refused_by_its_modules(tmp_path: Path) -> None:
+    """peft would serve it as an adapter that changes less than was trained."""
+    whole = lora_adapters.save_adapter(tmp_path, "llama", 1, 2)
+    weights = whole / "adapter_model.safetensors"
+    kept = {name: t for name, t in load_file(weights).items() if "layers.1.self_attn.q" not in name}
+    save_file(kept, weights)
+    adapter = lora_adapters.reference(whole, "hole")
+    asked = lora_adapters.greedy_sequence("r", [5], 4, adapter)
+    error = run_to_end(tiny_models.engine(), [asked]).terminals["r"].error
+    assert error
+    reason = r"no weights for 1 of the 12 modules .*: model\.layers\.1\.self_attn\.q_proj"
+    assert re.search(reason, str(error))
 
 
 class _Gate:

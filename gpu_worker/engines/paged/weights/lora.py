@@ -1,10 +1,11 @@
 """LoRA in one forward pass of many sequences: `x Aᵀ Bᵀ · scale` added to their rows of outputs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load as read_tensors
@@ -16,6 +17,8 @@ from gpu_worker.engines.paged.weights.linear_layers import MergedLinearPart, Pac
 from registry.artifacts import ArtifactRefused, read_verified
 from registry.lora_adapters import CONFIG, WEIGHTS, LoraPair, lora_scale, pair_tensors
 from streams.messages import AdapterRef
+
+MISSING_SHOWN = 8  # modules named in a message
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,15 @@ def load_lora(
     """Read an adapter's files, check them against a model's targets, and return the weights.
 
     Reads files and copies to the device, so call it in a thread. Raises `ArtifactChanged` for files
-    that are not the registered ones, and `ArtifactRefused` for modules that the model lacks or
-    whose shape differs.
+    that are not the registered ones, and `ArtifactRefused` for modules that the model lacks, whose
+    shape differs, or that the configuration adapts and the weights leave out.
     """
     config = json.loads(_read(adapter, CONFIG))
     tensors = read_tensors(_read(adapter, WEIGHTS))
     loaded = {}
-    for module, pair in pair_tensors({name: tuple(t.shape) for name, t in tensors.items()}).items():
+    found = pair_tensors({name: tuple(t.shape) for name, t in tensors.items()})
+    _check_complete(config, targets.keys(), found.keys())
+    for module, pair in found.items():
         _check_shape(module, pair, targets)
         b = tensors[pair.b].float() * lora_scale(config, module, pair.rank)
         loaded[module] = tensors[pair.a].to(device, dtype), b.to(device, dtype)
@@ -83,6 +88,26 @@ def load_lora(
 
 def _read(adapter: AdapterRef, path: str) -> bytes:
     return read_verified(Path(adapter.directory), path, adapter.files[path])
+
+
+def _check_complete(config: Mapping[str, Any], model: Set[str], found: Set[str]) -> None:
+    """Raise `ArtifactRefused` if modules that the configuration adapts have no weights.
+
+    `model` are the modules that could be adapted, `found` those with weights. Configurations that
+    choose layers, or leave modules out, are not checked.
+    """
+    wanted = config.get("target_modules")
+    chooses = any(config.get(key) for key in ("layers_to_transform", "exclude_modules"))
+    if chooses or not isinstance(wanted, list):
+        return
+    adapted = {path for path in model if any(f".{path}".endswith(f".{name}") for name in wanted)}
+    if missing := sorted(adapted - found):
+        shown = ", ".join(missing[:MISSING_SHOWN])
+        raise ArtifactRefused(
+            WEIGHTS,
+            f"has no weights for {len(missing)} of the {len(adapted)} modules that "
+            f"target_modules of {CONFIG} names: {shown}",
+        )
 
 
 def _check_shape(module: str, pair: LoraPair, targets: LoraTargets) -> None:

@@ -18,7 +18,7 @@ from gateway.replies.catchup import Catchup
 from gateway.replies.log_subscription import DeliveryState, LogSubscription, StoredRecord
 from gateway.replies.relay import Relay
 from gateway.replies.send_buffer import LIMIT_BYTES
-from gateway.server import http_protocol, server_config, uvicorn_server, write_timeout
+from gateway.server import http_protocol, uvicorn_server, write_timeout
 from gateway.settings import GatewaySettings
 from streams import messages, subjects, topology
 from streams.broker import declaration
@@ -193,7 +193,7 @@ async def test_an_http_client_that_does_not_read_is_cut_too(
 async def test_an_http_client_may_pause(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than a WebSocket may, since a request without a key cannot be resumed."""
     monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(server_config, "TCP_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(http_protocol, "TCP_TIMEOUT_SECONDS", 1)
     paused = asyncio.Event()
     pause = http_protocol.HttpProtocol.pause_writing
 

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from gateway.server import http_protocol, uvicorn_server, websocket_protocol
-from gateway.server.server_config import TCP_TIMEOUT_SECONDS
+from gateway.server.http_protocol import TCP_TIMEOUT_SECONDS
 from gateway.settings import GatewaySettings
 from streams.settings import KeySettings, TenantSettings
 from tests.support.eventually import eventually
