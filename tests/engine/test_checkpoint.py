@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gpu_worker.engines.checkpoint import IncompleteCheckpoint, UnsupportedModel
+from gpu_worker.engines.checkpoints.loading import IncompleteCheckpoint, UnsupportedModel
 from gpu_worker.engines.paged.model_loader import load_model
 from gpu_worker.engines.unary.classify import ClassifyEngine
 from gpu_worker.engines.unary.embed import EmbedEngine
@@ -57,7 +57,6 @@ HOLES: dict[str, tuple[Change, str]] = {
         r"has another shape: model\.norm\.weight \(\(40,\) instead of \(48,\)\)",
     ),
     "scale": (with_one(f"{LAYER}.q_proj.weight_scale", 1), rf"{LAYER}\.q_proj\.weight_scale"),
-    "packed": (with_one(f"{LAYER}.q_proj.qweight", 4, 4), "has no place in the model"),
     "bias": (with_one(f"{LAYER}.q_proj.bias", 64), rf"{LAYER}\.q_proj\.bias"),
     "layer too many": (
         with_one("model.layers.3.mlp.gate_proj.weight", 96, 48),

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gpu_worker.engines import device_memory
-from gpu_worker.engines.engine import MemoryEstimate
 from gpu_worker.engines.checkpoints.loaded_size import loaded_bytes
+from gpu_worker.engines.engine import MemoryEstimate
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.engine import ADAPTER_BYTES
 from gpu_worker.engines.paged.model_loader import kv_item_bytes, layer_kv_bytes

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gpu_worker.engines.checkpoint import (
+from gpu_worker.engines.checkpoints.loading import (
     UnsupportedModel,
     load_checkpoint,
     name_architecture,
@@ -80,9 +80,7 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     config = check_supported(directory, device, ranks)
     target_device = resolve_device(device)
     distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
-    model = load_checkpoint(
-        AutoModelForCausalLM, directory, config, target_device, **distributed
-    )
+    model = load_checkpoint(AutoModelForCausalLM, directory, config, target_device, **distributed)
     model.to(target_device)  # type: ignore[arg-type]
     if ranks > 1:
         replace_parallel_linears(model)

@@ -26,8 +26,8 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from gpu_worker.engines.factory import build
 from gpu_worker.engines.checkpoints.loaded_size import loaded_bytes
+from gpu_worker.engines.factory import build
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.model_loader import (
     UnsupportedModel,

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from gpu_worker.engines.checkpoints.dequantization import read_generation_config, weights_source
 from gpu_worker.engines.device_memory import is_out_of_memory
 from gpu_worker.engines.precision import choose_dtype
+from registry.artifacts import ArtifactError
 from streams.errors import MillstreamError
 
 log = structlog.get_logger()
@@ -47,8 +49,9 @@ def load_checkpoint(
     load the directory.
     """
     try:
-        model, report = auto_class.from_pretrained(
-            directory,
+        model_class, source = weights_source(auto_class, directory, config)
+        model, report = model_class.from_pretrained(
+            **source,
             dtype=choose_dtype(config, device),
             local_files_only=True,
             use_safetensors=True,
@@ -56,6 +59,10 @@ def load_checkpoint(
             output_loading_info=True,
             **options,
         )
+    except ArtifactError as error:
+        raise UnsupportedModel(
+            f"{name_architecture(config)} in {directory} cannot run on this engine: {error}"
+        ) from error
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         if is_out_of_memory(error):
             raise
@@ -64,6 +71,7 @@ def load_checkpoint(
             f"{name_architecture(config)} in {directory} cannot be loaded by transformers: {reason}"
         ) from error
     check_report(model, directory, report, unused)
+    read_generation_config(model, directory)
     return model  # type: ignore[no-any-return]
 
 
