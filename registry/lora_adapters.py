@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.artifacts import ArtifactRefused, combine_digests, hash_files, read_json
+from registry.checkpoints.families import FAMILIES
 from registry.checkpoints.safetensors_header import TensorShape, read_shapes
 from registry.models import Adapter, Model, Version
 
@@ -65,7 +66,10 @@ def adapter_from(directory: Path, name: str, model: Model, version: Version) -> 
     found = pair_tensors(read_shapes(directory / WEIGHTS))
     for module, pair in found.items():
         lora_scale(config, module, pair.rank)
-    _check_modules(found, _read_module_shapes(version))
+    known = _read_module_shapes(version)
+    _check_modules(found, known)
+    if _has_known_names(version):
+        _check_complete(config, found, known)
     return Adapter(
         name=name,
         model=model.name,
@@ -161,6 +165,42 @@ def _check_modules(found: Mapping[str, LoraPair], known: Mapping[str, set[Tensor
         if (pair.outputs, pair.inputs) not in known[place]:
             is_, fits = min(known[place]), (pair.outputs, pair.inputs)
             raise ArtifactRefused(WEIGHTS, f"{module} fits {fits}, the model's is {is_}")
+
+
+def _check_complete(
+    config: Mapping[str, Any],
+    found: Mapping[str, LoraPair],
+    known: Mapping[str, set[TensorShape]],
+) -> None:
+    """Raise `ArtifactRefused` if modules that the configuration adapts have no weights.
+
+    Configurations that choose layers by their numbers or by a pattern are not checked.
+    """
+    wanted = config.get("target_modules")
+    chooses = any(config.get(key) for key in ("layers_to_transform", "exclude_modules"))
+    if chooses or not isinstance(wanted, list) or any(map(_names_a_layer, wanted)):
+        return
+    linear = (path for path, shapes in known.items() if len(min(shapes)) == 2)
+    adapted = {path for path in linear if f".{path}".endswith(tuple(f".{name}" for name in wanted))}
+    if missing := sorted(adapted - set(map(_path_in_layer, found))):
+        reason = f"has no weights for {len(missing)} of the {len(adapted)} modules that "
+        reason += f"target_modules of {CONFIG} names: layer {missing[0]} is one; save it again"
+        raise ArtifactRefused(WEIGHTS, reason)
+
+
+def _names_a_layer(target: object) -> bool:
+    return any(part.isdigit() for part in str(target).split("."))
+
+
+def _has_known_names(version: Version) -> bool:
+    """Return whether the names in the model's files are those of its layers, and of no others.
+
+    A model with a second tower, or with experts in one tensor, has modules that peft calls or
+    counts otherwise.
+    """
+    path = Path(version.directory or "") / "config.json"
+    config = read_json(path) if version.directory and path.exists() else None
+    return isinstance(config, dict) and config.get("model_type") in FAMILIES
 
 
 def _read_module_shapes(version: Version) -> dict[str, set[TensorShape]]:

@@ -25,6 +25,7 @@ from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_
 from tests.support.safetensors_files import write_adapter
 
 STOP = asyncio.Event()
+CONFIG = config_of("llama", head_dim=3, num_hidden_layers=1)
 
 
 async def run_add(url: str, path: Path, **options: str) -> None:
@@ -45,7 +46,7 @@ async def run_remove(url: str, name: str) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "llama", config_of("llama", head_dim=3))
+    return write_model(tmp_path / "llama", CONFIG)
 
 
 async def test_an_added_model_is_listed_and_shown(
@@ -273,7 +274,7 @@ async def test_a_directory_is_checked_without_being_registered(
     status, report = await run_check(files, capsys)
     assert (status, report["servable"], report["refusals"]) == (0, True, [])
     memory = report["memory"]
-    numbers = sum(math.prod(shape) for shape in shapes_of(config_of("llama", head_dim=3)).values())
+    numbers = sum(math.prod(shape) for shape in shapes_of(CONFIG).values())
     assert memory["weight_bytes"] == 4 * numbers
     assert (
         memory["kv_bytes_per_token"] == 3 * 2 * 1 * 3 * 4
@@ -289,8 +290,7 @@ async def test_a_check_tells_all_refusals_at_once(
 ) -> None:
     """Registration stops at the first."""
     (files / "tokenizer.json").unlink()
-    config = config_of("llama", head_dim=3, num_hidden_layers=4)
-    (files / "config.json").write_text(json.dumps(config))
+    (files / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4}))
     status, report = await run_check(files, capsys)
     assert (status, report["servable"], report["memory"]) == (1, False, None)
     assert [each["path"] for each in report["refusals"]] == ["config.json", "tokenizer.json"]

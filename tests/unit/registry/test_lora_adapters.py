@@ -161,3 +161,25 @@ def test_the_scale_is_pefts(options: dict[str, Any], wanted: float) -> None:
     """alpha / rank, or alpha / sqrt(rank); patterns name ends of paths, by whole names."""
     module = "model.layers.0.self_attn.q_proj"
     assert lora_scale({"lora_alpha": 16, **options}, module, rank=4) == wanted
+
+
+def test_an_adapter_without_a_layer_is_refused(tmp_path: Path) -> None:
+    """It would change some layers and leave others, which no training does."""
+    base_shapes = {f"model.layers.{n}.self_attn.q_proj.weight": (6, 8) for n in range(3)}
+    version = with_layers(tmp_path / "base", base_shapes)
+    (tmp_path / "base/config.json").write_text(json.dumps({"model_type": "llama"}))
+    adapter = write_adapter(tmp_path / "a")
+    with pytest.raises(ArtifactRefused, match=r"2 of the 3 modules .* layer 1\.self_attn\.q_proj"):
+        added(adapter, version)
+    for chosen in ({"layers_to_transform": [0]}, {"target_modules": r".*0\.self_attn\.q_proj"}):
+        assert added(write_adapter(tmp_path / "a", **chosen), version).rank == 2
+    (tmp_path / "base/config.json").write_text(json.dumps({"model_type": "llava"}))
+    assert added(write_adapter(tmp_path / "a"), version).rank == 2
+
+
+def test_an_adapter_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    """As a model's weights are."""
+    file = write_adapter(tmp_path) / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ArtifactRefused, match=r"adapter_model\.safetensors: is cut off"):
+        added(tmp_path)
