@@ -68,12 +68,11 @@ def millstream_process(*words: str, cwd: Path | None = None) -> Iterator["subpro
             process.stdout.close()
 
 
-def run_millstream(*words: str) -> "subprocess.CompletedProcess[str]":
-    """What a `millstream` command prints, with its status."""
+def run_millstream(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """What a `millstream` command prints, with its status; `variables` are added to its own."""
     command = [sys.executable, "-m", "millstream", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=environment_without_settings()
-    )
+    environment = {**environment_without_settings(), **variables}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
 class MillstreamUp:
