@@ -10,12 +10,13 @@ from rich.table import Table
 
 from millstream.admin.console import MODEL_COLUMNS, console_width
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused
+from registry.artifacts import SHORT_DIGEST
 from registry.lora_adapters import adapter_from
+from registry.model_folder import check_model_folder
 from registry.model_inspection import model_from
 from registry.models import INHERITED_FIELDS, Adapter, Model
 from registry.remote_models import RemoteServer, remote_model
-from registry.store import Registry
+from registry.store import NameTaken, Registry
 from streams.broker.connection import connect
 from streams.errors import ModelNotFound
 
@@ -45,6 +46,8 @@ async def _add_model(settings: AddSettings) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
     async with open_registry(settings.nats) as registry:
+        if settings.alias in {*registry.models, settings.name}:  # before anything is registered
+            raise NameTaken(settings.alias)
         await registry.add_model(model)
         if settings.alias:
             await registry.set_alias(settings.alias, settings.name)
@@ -53,10 +56,8 @@ async def _add_model(settings: AddSettings) -> None:
 
 def _make_model(settings: AddSettings) -> Model:
     if settings.path:
-        model = model_from(settings.path, settings.name, settings.version)
-        if not any(file.endswith(".safetensors") for file in model.default.files):
-            raise ArtifactRefused(str(settings.path), "has no .safetensors file")
-        return model
+        check_model_folder(settings.path)
+        return model_from(settings.path, settings.name, settings.version)
     assert settings.remote, "the settings require a path or a server"
     server = RemoteServer(
         url=settings.remote,

@@ -320,6 +320,25 @@ def test_other_commands_find_the_server_it_left(mock_up: MillstreamUp, tmp_path:
     assert lost.stderr == f"millstream: no `millstream up` runs in {tmp_path}\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("empty", "is empty"), ("m.gguf", "must be converted"), ("nothing", "no directory is called")],
+)
+def test_what_is_no_model_is_said_before_anything_starts(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    """The sentence of `models add`, and no data directory of a cell that never was."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    words = ("up", "--model", str(tmp_path / name), "--data-dir", str(tmp_path / "data"))
+    done = run_millstream(*words)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f"{tmp_path / name}" in line
+    assert reason in line
+    assert not (tmp_path / "data").exists()
+
+
 def test_lag_is_shown_again_every_second(mock_up: MillstreamUp) -> None:
     """To a pipe as soon as it is known: tables, or a line of JSON each."""
     words = ("lag", "--watch", "--data-dir", str(mock_up.home / "data"))

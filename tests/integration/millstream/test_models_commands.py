@@ -9,7 +9,7 @@ import pytest
 from millstream.models.commands import add, list_models, open_registry, remove, show
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifacts import ArtifactRefused
-from registry.store import VersionExists
+from registry.store import NameTaken, VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
 from tests.support.safetensors_files import write_adapter, write_safetensors
@@ -39,6 +39,7 @@ def files(tmp_path: Path) -> Path:
     directory = tmp_path / "llama"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "tokenizer.json").write_text("{}")
     write_safetensors(directory / "model.safetensors", {"weight": (2, 2)})
     return directory
 
@@ -67,7 +68,11 @@ async def test_json_is_for_programs(
     await run_show(nats_url, "m", as_json=True)
     assert json.loads(capsys.readouterr().out) == listed
     assert listed["aliases"] == ["chat"]
-    assert listed["versions"]["v1"]["files"].keys() == {"config.json", "model.safetensors"}
+    assert listed["versions"]["v1"]["files"].keys() == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+    }
 
 
 async def test_a_pickle_registers_nothing(
@@ -86,6 +91,25 @@ async def test_a_directory_without_weights_is_refused(nats_url: str, files: Path
     (files / "model.safetensors").unlink()
     with pytest.raises(ArtifactRefused, match=r"has no \.safetensors"):
         await run_add(nats_url, files, name="m")
+
+
+@pytest.mark.parametrize("alias", ["taken", "m"])
+async def test_an_alias_that_cannot_be_registers_nothing(
+    nats_url: str, files: Path, alias: str
+) -> None:
+    """Not the model without it: who repeats the command would meet another error."""
+    await run_add(nats_url, files, name="taken")
+    with pytest.raises(NameTaken, match=alias):
+        await run_add(nats_url, files, name="m", alias=alias)
+    async with open_registry(nats_url) as registry:
+        assert [*registry.models] == ["taken"]
+
+
+async def test_a_model_is_no_adapter(nats_url: str, files: Path) -> None:
+    """The other way about, `models add` of an adapter says to give `--adapter-of`."""
+    await run_add(nats_url, files, name="m")
+    with pytest.raises(ArtifactRefused, match="llama is a model: leave out --adapter-of"):
+        await run_add(nats_url, files, name="a", adapter_of="m")
 
 
 async def test_an_added_adapter_is_listed_and_shown(
