@@ -57,6 +57,22 @@ async def test_an_added_model_is_listed_and_shown(
     assert "chat" in out
 
 
+async def test_a_digest_is_whole_on_a_narrow_terminal(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there to be compared; where it does not fit, it is wrapped."""
+    await run_add(nats_url, files, name="m")
+    async with open_registry(nats_url) as registry:
+        digest = registry.models["m"].default.digest
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "80")
+    await run_show(nats_url, "m")
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    cells = [line.split("│")[3].strip() for line in out.splitlines() if line.count("│") == 4]
+    assert digest in "".join(cells)
+
+
 async def test_json_is_for_programs(
     nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
