@@ -140,6 +140,8 @@ def _walk_files(root: Path, below: str = "") -> Iterator[str]:
         if entry.is_dir():
             yield from _walk_files(root, path + "/")
         elif _is_wanted(path):
+            if not entry.is_file():  # reading a pipe would wait for its writer
+                raise ArtifactRefused(path, "is no regular file")
             yield path
 
 
