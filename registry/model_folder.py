@@ -3,6 +3,8 @@
 from itertools import islice
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from registry.artifacts import PICKLES, ArtifactRefused, read_json
 from registry.lora_adapters import CONFIG as ADAPTER_CONFIG
 from registry.lora_adapters import WEIGHTS as ADAPTER_WEIGHTS
@@ -15,8 +17,9 @@ _WHOLE = "a model is a folder with config.json, tokenizer.json and weights as .s
 def check_model_folder(directory: Path) -> None:
     """Raise `ArtifactRefused` if `directory` holds no model, with what is missing and what to do.
 
-    Looks at names, and at the headers of weights, so that it is quick whatever the folder is. What
-    the files say is not checked: see `model_from`. Raises OSError if the folder cannot be read.
+    Looks at names and the headers of weights, and loads the tokeniser; reads no weights, so that it
+    is quick whatever the folder is. What the configuration says is not checked: see `model_from`.
+    Raises OSError if the folder cannot be read.
     """
     if reason := _find_fault(directory):
         raise ArtifactRefused(str(directory), reason)
@@ -27,6 +30,7 @@ def check_model_folder(directory: Path) -> None:
             )
     for path in _weights(directory):
         check_length(path)
+    _check_tokenizer(directory / "tokenizer.json")
 
 
 def _find_fault(directory: Path) -> str | None:
@@ -119,6 +123,13 @@ def _first(directory: Path, pattern: str) -> Path | None:
     """Return the first path that matches and is not hidden."""
     found = (p for p in directory.glob(pattern) if not p.name.startswith("."))
     return next(iter(sorted(islice(found, 100))), None)
+
+
+def _check_tokenizer(file: Path) -> None:
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower one
+        raise ArtifactRefused(str(file), f"is no tokeniser of transformers ({error})") from None
 
 
 def _is_lfs_pointer(path: Path) -> bool:

@@ -1,6 +1,5 @@
 """Output and constants that operator commands share: width, exit status, time for answers."""
 
-import os
 import sys
 
 from rich.console import Console
@@ -14,11 +13,10 @@ PIPED_COLUMNS = 240  # of output to a file or pipe, which has no width: ids and 
 def console_width() -> int | None:
     """Return the `width` in columns to give a rich `Console` that prints to stdout.
 
-    Returns None, so that rich uses the terminal's width or that in COLUMNS, if there is one, and
+    Returns None if stdout is a terminal, so that rich uses the terminal's own width, and
     `PIPED_COLUMNS` if stdout is a file or pipe.
     """
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return None if has_width else PIPED_COLUMNS
+    return None if sys.stdout.isatty() else PIPED_COLUMNS
 
 
 def make_console() -> Console:
@@ -36,7 +34,7 @@ def make_whole_table(*titles: str, title: str | None = None) -> Table:
 
 
 def print_sentences(text: str) -> None:
-    """Print lines of sentences, wrapped at words where stdout has a width."""
+    """Print lines of sentences, wrapped at words if stdout is a terminal."""
     if console_width() is None:
         make_console().print(text)
     else:

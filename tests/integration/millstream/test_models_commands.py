@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from millstream.admin import console
 from millstream.models.commands import add, list_models, open_registry, remove, show
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifacts import ArtifactRefused
 from registry.store import NameTaken, VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
-from tests.support.safetensors_files import write_adapter, write_safetensors
+from tests.support.safetensors_files import TOKENIZER_JSON, write_adapter, write_safetensors
 
 STOP = asyncio.Event()
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
@@ -39,7 +40,7 @@ def files(tmp_path: Path) -> Path:
     directory = tmp_path / "llama"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer.json").write_text(TOKENIZER_JSON)
     write_safetensors(directory / "model.safetensors", {"weight": (2, 2)})
     return directory
 
@@ -65,7 +66,7 @@ async def test_a_digest_is_whole_on_a_narrow_terminal(
     async with open_registry(nats_url) as registry:
         digest = registry.models["m"].default.digest
     capsys.readouterr()
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(console, "PIPED_COLUMNS", 80)
     await run_show(nats_url, "m")
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80

@@ -7,21 +7,21 @@ import pytest
 
 from registry.artifacts import ArtifactRefused
 from registry.model_folder import check_model_folder
-from tests.support.safetensors_files import write_adapter, write_safetensors
+from tests.support.safetensors_files import TOKENIZER_JSON, write_adapter, write_safetensors
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 
 
 def make(directory: Path, *names: str) -> Path:
-    """A folder with these files; weights are such, all others hold `{}`."""
+    """A folder with these files; weights and tokenisers are such, all others hold `{}`."""
     for name in names:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".safetensors":
             write_safetensors(path, {"weight": (2, 2)})
         else:
-            path.write_text("{}")
+            path.write_text(TOKENIZER_JSON if name == TOKENIZER else "{}")
     directory.mkdir(exist_ok=True)
     return directory
 
@@ -93,6 +93,15 @@ def test_a_pointer_of_git_lfs_is_not_the_file(tmp_path: Path, name: str) -> None
     folder = make(tmp_path / "m", CONFIG, WEIGHTS, TOKENIZER)
     (folder / name).write_text(LFS)
     with pytest.raises(ArtifactRefused, match=f"{name}: is a pointer of Git LFS.*git lfs pull"):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"version": "1.0", "model": {"type": "Own"}}'])
+def test_a_tokeniser_that_cannot_be_loaded_is_refused(tmp_path: Path, content: str) -> None:
+    """Gateways load it, too: no request for the model could be taken."""
+    folder = make(tmp_path / "m", CONFIG, WEIGHTS, TOKENIZER)
+    (folder / TOKENIZER).write_text(content)
+    with pytest.raises(ArtifactRefused, match="tokenizer.json: is no tokeniser"):
         check_model_folder(folder)
 
 
