@@ -95,7 +95,8 @@ def _folder_name(source: str) -> str:
 def check_folders(sources: Iterable[str]) -> None:
     """Raise `ArtifactRefused` for the first directory among `sources` that holds no model.
 
-    `sources` are values of the result of `resolve_models`. Reads no file whole.
+    `sources` are values of the result of `resolve_models`. Loads each tokeniser, which may take
+    seconds: call it in a thread.
     """
     for source in sources:
         if source != MOCK and source not in WHEEL_PACKAGES:
