@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from gpu_worker.models import model_eviction
 from gpu_worker.models.loading import Loader, run_in_thread, weight_bytes
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.models.model_manager import ManagedModel, ModelManager
+from gpu_worker.models.registration import wait_for_models
 from gpu_worker.pool.model_server import ModelServer
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
@@ -26,13 +27,11 @@ from streams import messages, subjects, topology
 from streams.broker import declaration
 from streams.broker.clock_sync import sync_clock
 from streams.broker.connection import Broker, BrokerSubscription, connect
-from streams.errors import BrokerUnavailable, ModelNotFound
 from streams.metrics_server import not_yet, serve_metrics
 from streams.records.token_log_cache import RecordsQuery
 
 log = structlog.get_logger()
 
-REGISTRATION_WAIT_SECONDS = 60.0  # how long a configured model may take to be registered
 T = TypeVar("T")
 
 
@@ -43,8 +42,8 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
     `stop` is set or an operator asks for it, and this returns when it is over. A drain that begins
     while models are still loading ends the service without waiting for them.
 
-    Raises `ModelNotFound` for a model that is not registered within a minute, `DoesNotFit` for one
-    that is larger than the memory, and the error of a model that cannot be loaded at the start.
+    Raises `NotRegistered` for models that are not registered in time, `DoesNotFit` for one that is
+    larger than the memory, and the error of a model that cannot be loaded at the start.
     Raises `EngineCrashed` or `EngineHung`, in an exception group, when a failed engine has to end
     the process.
     """
@@ -89,12 +88,9 @@ async def _build_manager(
 ) -> ModelManager:
     """Return a manager of the configured models, none of which is loaded yet.
 
-    Raises `ModelNotFound`, and `DoesNotFit` for a model that is too large even alone.
+    Raises `NotRegistered`, and `DoesNotFit` for a model that is too large even alone.
     """
-    versions = {}
-    for name in settings.model:
-        model, version = await _resolve(registry, name)
-        versions[f"{model.name}@{version.id}"] = model, version
+    versions = await wait_for_models(registry, settings.model)
     budget, shares = await _plan_memory(versions, settings)
     models = {
         name: ManagedModel(
@@ -143,28 +139,6 @@ def _build_server(
     identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards, model.goals)
     timeout = settings.engine_timeout_seconds
     return ModelServer(broker, identity, model.context_length, observe_finished, timeout)
-
-
-async def _resolve(registry: Registry, name: str) -> tuple[Model, Version]:
-    """Return a registered model and version, waiting up to a minute for its registration.
-
-    Raises `ModelNotFound` after that.
-    """
-    if not _is_registered(registry, name):
-        log.warning("waiting_for_model", model=name, at_most_seconds=REGISTRATION_WAIT_SECONDS)
-    with suppress(BrokerUnavailable):  # never registered: `resolve` then raises with the name
-        await registry.wait_until(
-            lambda: _is_registered(registry, name), seconds=REGISTRATION_WAIT_SECONDS
-        )
-    return registry.resolve(name)
-
-
-def _is_registered(registry: Registry, name: str) -> bool:
-    try:
-        registry.resolve(name)
-    except ModelNotFound:
-        return False
-    return True
 
 
 async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) -> BrokerSubscription:

@@ -1,6 +1,7 @@
 """Models, versions, adapters, aliases and tenants in NATS KV: what can be served, and for whom.
 
 artifacts          hashes a version's files and refuses those that could run code
+model_folder       says what a folder is that holds no model, and what it lacks
 model_inspection   reads engine, task, lengths and chat template from a model directory
 remote_models      makes the record of a model that another server runs
 lora_adapters, safetensors_header   check a peft adapter against its model, by tensor shapes

@@ -5,6 +5,8 @@ Format: https://huggingface.co/docs/safetensors (8 bytes of length, a JSON map, 
 
 import json
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from registry.artifacts import ArtifactRefused
@@ -18,18 +20,40 @@ def read_shapes(path: Path) -> dict[str, TensorShape]:
 
     Raises `ArtifactRefused` for a file that is not safetensors or cannot be read.
     """
-    try:
-        header = _read_header(path)
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    with _refusing(path):
+        tensors, _ = _read_header(path)
         return {name: tuple(map(int, entry["shape"])) for name, entry in tensors.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+
+
+def check_length(path: Path) -> None:
+    """Check that a safetensors file is as long as its header says; reads the header only.
+
+    Raises `ArtifactRefused` for a file that is shorter, is not safetensors or cannot be read.
+    """
+    with _refusing(path):
+        tensors, begin = _read_header(path)
+        wanted = begin + max(
+            (int(entry["data_offsets"][1]) for entry in tensors.values()), default=0
+        )
+        found = path.stat().st_size
+    if found < wanted:
+        reason = f"is cut off after {found:,} of {wanted:,} bytes: download it again"
+        raise ArtifactRefused(path.name, reason)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise ArtifactRefused(path.name, f"is no safetensors file ({error!r})") from None
 
 
-def _read_header(path: Path) -> dict[str, dict[str, list[int]]]:
+def _read_header(path: Path) -> tuple[dict[str, dict[str, list[int]]], int]:
+    """Return the header's entries of tensors, and the position at which their data begins."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         if size > MAX_HEADER_BYTES:
             raise ValueError(f"a header of {size} bytes")
         header: dict[str, dict[str, list[int]]] = json.loads(file.read(size))
-    return header
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + size

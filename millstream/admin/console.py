@@ -1,20 +1,41 @@
-"""Constants that operator commands share: output widths, an exit status, the time for answers."""
+"""Output and constants that operator commands share: width, exit status, time for answers."""
 
 import sys
 
+from rich.console import Console
+from rich.table import Column, Table
+
 NOT_FOUND = 1  # exit status: what was asked for is not there, or nobody answers for it
 ANSWER_SECONDS = 2.0  # how long a dispatcher or worker may take to answer
-
-# Columns of output to a file or pipe, which has no width of its own.
-TABLE_COLUMNS = 140
-MODEL_COLUMNS = 200
-DEAD_LETTER_COLUMNS = 240  # ids and errors are long
+PIPED_COLUMNS = 240  # of output to a file or pipe, which has no width: ids and errors are long
 
 
-def console_width(piped_columns: int) -> int | None:
+def console_width() -> int | None:
     """Return the `width` in columns to give a rich `Console` that prints to stdout.
 
-    Returns None if stdout is a terminal, so that rich uses the terminal's own width. Returns
-    `piped_columns` if stdout is a file or pipe, which has no width.
+    Returns None if stdout is a terminal, so that rich uses the terminal's own width, and
+    `PIPED_COLUMNS` if stdout is a file or pipe.
     """
-    return None if sys.stdout.isatty() else piped_columns
+    return None if sys.stdout.isatty() else PIPED_COLUMNS
+
+
+def make_console() -> Console:
+    """Return a console that prints to stdout as it is now; names and errors are no markup."""
+    return Console(width=console_width(), markup=False, highlight=False)
+
+
+def make_whole_table(*titles: str, title: str | None = None) -> Table:
+    """Return a table in which long words are wrapped, not cut: digests are compared and copied.
+
+    Without `titles` it has two columns, of names and values, and no header.
+    """
+    columns = [Column(each, overflow="fold") for each in titles or ("", "")]
+    return Table(*columns, title=title, title_justify="left", show_header=bool(titles))
+
+
+def print_sentences(text: str) -> None:
+    """Print lines of sentences, wrapped at words if stdout is a terminal."""
+    if console_width() is None:
+        make_console().print(text)
+    else:
+        print(text)

@@ -26,7 +26,8 @@ class BenchSettings(DiscoverySettings):
     )
     api_key: SecretStr | None = Field(
         None,
-        description="API key; by default the one that `millstream up` keeps in its data directory",
+        description="API key; by default, and with --data-dir in any case, the one that "
+        "`millstream up` keeps in its data directory",
     )
     model: tuple[str, ...] = Field(
         (), description="model to ask, by default the first that generates; several take turns"

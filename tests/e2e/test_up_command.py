@@ -26,6 +26,7 @@ from tests.support.millstream_up import (
     descendants,
     is_gone,
     millstream_process,
+    run_in_terminal,
     run_millstream,
     wait_until,
 )
@@ -318,6 +319,47 @@ def test_other_commands_find_the_server_it_left(mock_up: MillstreamUp, tmp_path:
     lost = run_millstream("models", "list", "--data-dir", str(tmp_path))
     assert (lost.returncode, lost.stdout) == (2, "")
     assert lost.stderr == f"millstream: no `millstream up` runs in {tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("empty", "is empty"), ("m.gguf", "must be converted"), ("nothing", "no directory is called")],
+)
+def test_what_is_no_model_is_said_before_anything_starts(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    """The sentence of `models add`, and no data directory of a cell that never was."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    words = ("up", "--model", str(tmp_path / name), "--data-dir", str(tmp_path / "data"))
+    done = run_millstream(*words)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f"{tmp_path / name}" in line
+    assert reason in line
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("lag", "worker-1"),
+        ("models list", "mock"),
+        ("models show mock", "default_version"),
+        ("dead list", "request"),
+        ("usage", "tokens"),
+        ("why --tenant default", "A new request would wait"),
+    ],
+)
+def test_what_operators_read_fits_a_terminal(
+    mock_up: MillstreamUp, command: str, part: str
+) -> None:
+    """Of 80 columns; sentences are wrapped at words. In a pipe every line is whole."""
+    words = (*command.split(), "--data-dir", str(mock_up.home / "data"))
+    lines = run_in_terminal(80, *words)
+    assert part in " ".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert part in run_millstream(*words).stdout
 
 
 def test_lag_is_shown_again_every_second(mock_up: MillstreamUp) -> None:

@@ -56,6 +56,13 @@ def test_symbolic_links_are_refused(version: Path, target: str) -> None:
         hash_files(version)
 
 
+def test_a_pipe_is_refused(version: Path) -> None:
+    """Who read it would wait for ever."""
+    os.mkfifo(version / "vocab.json")
+    with pytest.raises(ArtifactRefused, match=r"vocab.json: is no regular file"):
+        hash_files(version)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_a_configuration_that_asks_for_remote_code_is_refused(version: Path, name: str) -> None:
     """`auto_map` names Python that transformers would import."""
