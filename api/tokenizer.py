@@ -20,7 +20,7 @@ import tokenizers
 
 from api import chat_template
 from api.control_tokens import ControlTokens
-from registry.artifacts import ArtifactChanged, ArtifactRefused, read_verified
+from registry.artifact_verification import ArtifactChanged, ArtifactRefused, read_verified
 from registry.models import Model, Version
 from streams.errors import TokenOutOfRange, UnsupportedValue
 

@@ -23,8 +23,8 @@ from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants, hash_key
-from streams.broker.connection import Broker
-from streams.broker.stream_declarer import StreamDeclarer
+from streams.broker.broker_client import Broker
+from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import Refused, TooManyWrongKeys, Unauthenticated
 
 
@@ -42,7 +42,7 @@ class GatewayContext:
     client_requests: ClientRequests
     producer_requests: ProducerRequests
     relay: Relay
-    streams: StreamDeclarer
+    streams: StreamReconciler
     offload_thread: OffloadThread = field(default_factory=OffloadThread)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)

@@ -26,12 +26,12 @@ from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
+from streams.base_settings import TenantSettings
+from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
-from streams.broker.connection import Broker, connect
-from streams.broker.stream_declarer import StreamDeclarer
+from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
 from streams.metrics_server import serve_metrics
-from streams.settings import TenantSettings
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(tenants.close)
         await _declare_tenants(tenants, settings)
-        streams = StreamDeclarer(broker, scale, partial(_stream_configs, tenants, scale))
+        streams = StreamReconciler(broker, scale, partial(_stream_configs, tenants, scale))
         await streams.declare_all()
         context = await _build_context(stack, settings, broker, registry, tenants, streams)
         checks = context.readiness_checks
@@ -80,7 +80,7 @@ async def _build_context(
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
-    streams: StreamDeclarer,
+    streams: StreamReconciler,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
     await relay.open()

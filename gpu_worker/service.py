@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import structlog
 from nats.aio.msg import Msg
 
-from gpu_worker.drain import DrainController, DrainReport
+from gpu_worker.drain_controller import DrainController, DrainReport
 from gpu_worker.engines import factory
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.metrics import ENGINE_STATS, observe_finished, observe_heartbeat
@@ -25,8 +25,8 @@ from registry.models import Model, Version
 from registry.store import Registry
 from streams import messages, subjects, topology
 from streams.broker import declaration
+from streams.broker.broker_client import Broker, BrokerSubscription, connect
 from streams.broker.clock_sync import sync_clock
-from streams.broker.connection import Broker, BrokerSubscription, connect
 from streams.metrics_server import not_yet, serve_metrics
 from streams.records.token_log_cache import RecordsQuery
 

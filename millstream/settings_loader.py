@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from millstream.command_table import COMMANDS
 from millstream.up import data_directory, state_file
-from streams.settings import DATA_DIR, ENV_PREFIX, DiscoverySettings, Settings
+from streams.base_settings import DATA_DIR, ENV_PREFIX, DiscoverySettings, Settings
 
 DEFAULT_FILE = Path("millstream.toml")
 ENVIRONMENT_ONLY = {"config", "cache_dir"}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from registry.artifacts import PICKLES, ArtifactRefused, read_json
-from registry.lora_adapters import CONFIG as ADAPTER_CONFIG
-from registry.lora_adapters import WEIGHTS as ADAPTER_WEIGHTS
+from registry.artifact_verification import PICKLES, ArtifactRefused, read_json
+from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
+from registry.lora_inspection import WEIGHTS as ADAPTER_WEIGHTS
 from registry.safetensors_header import check_length
 
 _LFS_POINTER = b"version https://git-lfs"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from registry.artifacts import (
+from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
     combine_digests,

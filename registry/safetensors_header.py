@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 TensorShape = tuple[int, ...]

@@ -70,7 +70,7 @@ LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as at Op
 class Logprob:
     """A generated token's id, text and natural log probability, with the likeliest alternatives.
 
-    A `text` that is a part of a character is spelt (`streams/partial_characters.py`). `top` has id,
+    A `text` that is a part of a character is spelt (`streams/logprob_token_text.py`). `top` has id,
     text and log probability of each alternative, the likeliest first.
     """
 

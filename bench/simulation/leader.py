@@ -1,7 +1,7 @@
 """The leader of a model on the virtual clock: the real `ModelState`, driven as in `dispatcher/`.
 
-It does what `dispatcher/leader.py` and `dispatcher/dispatching/dispatch_loop.py` do, without their
-broker. Every call of the scheduler is in this file.
+It does what `dispatcher/model_dispatcher.py` and `dispatcher/dispatching/dispatch_loop.py` do,
+without their broker. Every call of the scheduler is in this file.
 """
 
 import itertools

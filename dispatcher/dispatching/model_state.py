@@ -68,7 +68,7 @@ class ModelState:
         """
         full: dict[str, Priority] = {}
         kept_free: set[str] = set()
-        self.queue.fair_share.advance(now)
+        self.queue.capacity_shares.advance(now)
         for item in self.queue.candidates(now):
             version = resolve_version(item)
             if version is None:
@@ -100,14 +100,14 @@ class ModelState:
         It is batch for a request that takes its tenant beyond its fair share, if the engines of the
         version preempt batch work for more urgent work.
         """
-        fair_share = self.queue.fair_share
+        fair_share = self.queue.capacity_shares
         if self.fleet.preempts_batch(version) and fair_share.exceeds_share(item.tenant, item.cost):
             return Priority.BATCH
         return item.priority
 
     def _required_headroom(self, item: QueuedRequest, version: str, now: float) -> float:
         """The fraction of the fleet that must stay free if the request is sent; -inf: nothing."""
-        if self.queue.fair_share.is_idle or self.queue.is_starving(item.priority, now):
+        if self.queue.capacity_shares.is_idle or self.queue.is_starving(item.priority, now):
             return -inf
         preempts_batch = self.fleet.preempts_batch(version)
         return self.queue.required_headroom(item.tenant, item.priority, item.cost, preempts_batch)
@@ -126,7 +126,7 @@ class ModelState:
     def _competes_for_room(self, item: QueuedRequest, version: str) -> bool:
         """True if the request would take, bit by bit, room that an earlier one waits for."""
         if is_urgent(item.priority):
-            return self.queue.fair_share.get_tenant(item.tenant).is_above_share
+            return self.queue.capacity_shares.get_tenant(item.tenant).is_above_share
         return not self.fleet.preempts_batch(version)
 
     def apply_heartbeat(self, beat: Heartbeat, now: float) -> None:
@@ -180,7 +180,7 @@ class ModelState:
 
     def _update_capacity(self) -> None:
         total = self.fleet.total_capacity
-        self.queue.fair_share.set_capacity(total.sequences, total.tokens)
+        self.queue.capacity_shares.set_capacity(total.sequences, total.tokens)
 
     def reserve(self, item: QueuedRequest, version: str, now: float) -> Priority:
         """Take a request from the queue, charge its tenant, and count its room as used.

@@ -18,12 +18,12 @@ from gateway.admission.load_shedding import (
     first_token_goal_seconds,
 )
 from streams import subjects
-from streams.broker.connection import Broker, PubAck
-from streams.broker.stream_declarer import StreamDeclarer
+from streams.broker.broker_client import Broker, PubAck
+from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID
 from streams.messages import Pressure
-from streams.records import lanes
+from streams.records import request_queue
 from streams.subjects import Lane
 
 ACCEPT_SECONDS = 2.5  # an unreachable broker is a 503 after this
@@ -59,7 +59,7 @@ class Submitter:
     Call `open` before the first request.
     """
 
-    def __init__(self, broker: Broker, streams: StreamDeclarer) -> None:
+    def __init__(self, broker: Broker, streams: StreamReconciler) -> None:
         self._broker, self._streams = broker, streams
         self._idempotency = IdempotencyStore(broker)
         self.quotas = Quotas(broker)
@@ -150,9 +150,9 @@ class Submitter:
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = validated.packed.payload, validated.lane, validated.tenant.max_queued
         if limit >= self._streams.lane_limit:
-            return await lanes.enqueue(self._broker, lane, payload, headers, ACCEPT_SECONDS)
+            return await request_queue.enqueue(self._broker, lane, payload, headers, ACCEPT_SECONDS)
         async with self._lane_locks.setdefault(lane, asyncio.Lock()):
-            return await lanes.enqueue_below(
+            return await request_queue.enqueue_below(
                 self._broker, lane, payload, headers, ACCEPT_SECONDS, limit
             )
 

@@ -30,7 +30,7 @@ from gateway.replies.log_subscription import (
 )
 from gateway.replies.subscription_deadlines import SubscriptionDeadlines
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker, BrokerSubscription
+from streams.broker.broker_client import Broker, BrokerSubscription
 from streams.broker.retry import broker_timeout
 from streams.errors import BrokerUnavailable, RequestNotFound
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS

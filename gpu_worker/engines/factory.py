@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import validate_call
 
-from gpu_worker.engines import openmp
+from gpu_worker.engines import openmp_runtime
 from gpu_worker.engines.engine import Engine
 
 ENGINES = {
@@ -24,7 +24,7 @@ def free_memory() -> tuple[int, float]:
 
     Imports torch, as engines with a model do.
     """
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     memory = import_module("gpu_worker.engines.device_memory")
     device = memory.default_device()
     return memory.free_bytes(device), memory.SHARES[device.type]
@@ -36,7 +36,7 @@ def loaded_size_ratio(directory: Path) -> float:
     It is 1.0 unless the device computes in another dtype than the files have, as float32 for
     bfloat16 (2.0). Imports torch.
     """
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     device = import_module("gpu_worker.engines.device_memory").default_device()
     return float(import_module("gpu_worker.engines.precision").loaded_size_ratio(directory, device))
 
@@ -49,7 +49,7 @@ def build(engine: str, directory: Path | None, options: Mapping[str, object]) ->
     """
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}")
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     module, name = ENGINES[engine]
     load: Callable[..., Engine] = attrgetter(name)(import_module(module))
     return validate_call(load)(directory, **options)

@@ -13,7 +13,7 @@ import structlog
 from gpu_worker.engines import factory
 from gpu_worker.engines.engine import Engine
 from gpu_worker.settings import WorkerSettings
-from registry import artifacts
+from registry import artifact_verification
 from registry.models import Model, Version
 
 log = structlog.get_logger()
@@ -93,7 +93,7 @@ class Loader:
         """Verify the files' hashes, unless no file has changed since this loader last did so."""
         stamps = _file_stamps(directory, version)
         if self._verified.get(directory) != stamps:
-            artifacts.verify_files(directory, version.files)
+            artifact_verification.verify_files(directory, version.files)
             self._verified[directory] = stamps
 
     def _options(

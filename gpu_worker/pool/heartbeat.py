@@ -13,7 +13,7 @@ from gpu_worker.engines.engine import ReportsCache
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.cache_report import CacheReporter
 from streams import subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 from streams.messages import Heartbeat
 

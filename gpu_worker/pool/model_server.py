@@ -11,7 +11,7 @@ import structlog
 
 from gpu_worker.attempt.attempt import Attempt
 from gpu_worker.attempt.finished_logs import FinishedLogs, restore_log
-from gpu_worker.attempt.start_queue import StartQueue
+from gpu_worker.attempt.start_quarantine import StartQuarantine
 from gpu_worker.attempt.terminals import FinishedRequest, StopReason
 from gpu_worker.engines.driver import Driver, EngineCrashed
 from gpu_worker.engines.engine import (
@@ -29,11 +29,11 @@ from gpu_worker.engines.engine_watchdog import EngineHung, wait_for_failure
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.ack_keepalive import AckKeepalive
 from gpu_worker.pool.credit import Credit, TokenRate
-from gpu_worker.pool.handover import Handover
+from gpu_worker.pool.handover_selection import Handover
 from gpu_worker.pool.heartbeat import HeartbeatSender
 from gpu_worker.pool.progress_report import PROGRESS_REPORT_SECONDS, ProgressReporter, TokenCounts
 from gpu_worker.pool.pull_loops import PullLoops
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.pull_loop import Delivery
 from streams.broker.retry import wait_for_tasks
 from streams.errors import BrokerUnavailable
@@ -78,7 +78,7 @@ class ModelServer:
         self._stats_source: ReportsStats | None = None
         self._engine_timeout = engine_timeout_seconds
         self._engine_holder = EngineHolder(self._route_outputs, identity.model)
-        self._start_queue = StartQueue()
+        self._start_queue = StartQuarantine()
         self._finished_logs = FinishedLogs()
         self._attempts: dict[str, Attempt] = {}
         self._ack_keepalive = AckKeepalive(broker, self._attempts)

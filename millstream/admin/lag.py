@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND, console_width
+from millstream.admin.command_constants import ANSWER_SECONDS, NOT_FOUND, console_width
 from millstream.admin.fitted_table import Column, FittedTable
-from millstream.settings import LagSettings
+from millstream.admin.settings import LagSettings
 from registry.store import Registry
 from streams import subjects
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 
 WATCH_SECONDS = 1.0
 _LANE_COLUMNS = (

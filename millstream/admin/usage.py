@@ -5,14 +5,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.admin.console import make_console
+from millstream.admin.command_constants import make_console
 from millstream.admin.fitted_table import Column, FittedTable
-from millstream.settings import UsageSettings
+from millstream.admin.settings import UsageSettings
 from registry.tenant_records import QuotaLimits
 from registry.tenants import Tenants
 from streams import quota_windows, subjects, topology
+from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
-from streams.broker.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.quota_windows import QuotaWindow
 from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope

@@ -4,13 +4,13 @@ import asyncio
 import json
 from typing import Any
 
-from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND, print_sentences
+from millstream.admin.command_constants import ANSWER_SECONDS, NOT_FOUND, print_sentences
 from millstream.admin.explanations import explain_request, explain_tenant
-from millstream.settings import WhySettings
+from millstream.admin.settings import WhySettings
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.records import token_log
 
 _PAGE_RECORDS = 1000  # ledger records per read

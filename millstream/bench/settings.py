@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from streams.settings import DiscoverySettings
+from streams.base_settings import DiscoverySettings
 from streams.subjects import Priority
 
 DEFAULT_SECONDS = 30.0

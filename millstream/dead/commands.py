@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 
-from millstream.admin.console import make_console
+from millstream.admin.command_constants import make_console
 from millstream.dead import replays
 from millstream.dead.rendering import describe, render_letter, render_table, summarize
 from millstream.dead.replays import NotReplayable
@@ -15,8 +15,8 @@ from millstream.dead.settings import (
     DeadShowSettings,
 )
 from streams import topology
+from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
-from streams.broker.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.records import dead_letters
 from streams.records.dead_letters import DeadLetter

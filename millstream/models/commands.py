@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 from rich import print_json
 from rich.table import Table
 
-from millstream.admin.console import make_console, make_whole_table
+from millstream.admin.command_constants import make_console, make_whole_table
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
-from registry.artifacts import SHORT_DIGEST
-from registry.lora_adapters import adapter_from
+from registry.artifact_verification import SHORT_DIGEST
+from registry.lora_inspection import adapter_from
 from registry.model_folder import check_model_folder
 from registry.model_inspection import model_from
 from registry.models import INHERITED_FIELDS, Adapter, Model
 from registry.remote_models import RemoteServer, remote_model
 from registry.store import NameTaken, Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.errors import ModelNotFound
 
 _COLUMNS = (

@@ -7,13 +7,13 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from millstream.settings import UpSettings
-from millstream.up.demo_conversion import convert_demo_model
+from millstream.up.demo_conversion_process import convert_demo_model
+from millstream.up.settings import UpSettings
 from registry.model_folder import check_model_folder
 from registry.model_inspection import model_from
 from registry.models import Model, mock_model, validate_name
 from registry.store import Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.errors import MillstreamError
 
 GEMMA, MINILM, MOCK = "gemma-3-270m", "all-minilm-l6-v2", "mock"

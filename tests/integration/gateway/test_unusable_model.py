@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from registry.model_inspection import model_from
 from registry.store import Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import cell
 

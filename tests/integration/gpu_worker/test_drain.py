@@ -13,7 +13,7 @@ import gpu_worker.service
 from gpu_worker.models.loading import Loader
 from millstream.admin import drain
 from millstream.admin.drain import WorkerNotAnswering
-from millstream.settings import DrainSettings
+from millstream.admin.settings import DrainSettings
 from streams import messages, subjects
 from streams.messages import Heartbeat, Request
 from tests.integration.gpu_worker.test_worker_death import gap_free

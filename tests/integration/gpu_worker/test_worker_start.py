@@ -11,7 +11,7 @@ from gpu_worker.models import registration
 from gpu_worker.models.registration import NotRegistered, describe_missing, wait_for_models
 from registry.models import Adapter, mock_model
 from registry.store import Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 from tests.support.services import model_with_versions, worker_settings
 

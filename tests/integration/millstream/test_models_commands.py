@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.admin import console
+from millstream.admin import command_constants
 from millstream.models.commands import add, list_models, open_registry, remove, show
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.store import NameTaken, VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
@@ -66,7 +66,7 @@ async def test_a_digest_is_whole_on_a_narrow_terminal(
     async with open_registry(nats_url) as registry:
         digest = registry.models["m"].default.digest
     capsys.readouterr()
-    monkeypatch.setattr(console, "PIPED_COLUMNS", 80)
+    monkeypatch.setattr(command_constants, "PIPED_COLUMNS", 80)
     await run_show(nats_url, "m")
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api import sse
+from api import completion_events
 from api.event_ids import ChoicePosition, EventNumbering, StreamPosition, parse_event_id
 from api.tool_calls import HERMES, ToolParser
 from streams.errors import BadRequest
@@ -24,15 +24,17 @@ def chunks(choice: int, texts: list[str]) -> list[dict[str, Any]]:
 def stream(had: StreamPosition, texts: tuple[list[str], ...] = TEXTS) -> list[bytes]:
     """The events of a chat with two choices, the second of which may call tools."""
     numbering = EventNumbering(had)
-    plain = sse.ChatEvents("r", "m", had.created, 0)
-    tools = sse.ToolCallEvents(ToolParser(HERMES, "r", True, {"look"}), "r", "m", had.created, 1)
+    plain = completion_events.ChatEvents("r", "m", had.created, 0)
+    tools = completion_events.ToolCallEvents(
+        ToolParser(HERMES, "r", True, {"look"}), "r", "m", had.created, 1
+    )
     found = b"".join(numbering.other(i, each.opening()) for i, each in enumerate((plain, tools)))
     for choice, events in enumerate((plain, tools)):
         for record in chunks(choice, texts[choice]):
             for part in numbering.split(record):
                 found += numbering.output(choice, events.text(part["text"]), part)
         found += numbering.other(choice, events.finish("stop"))
-    found += numbering.ending(plain.usage({"total_tokens": 1}) + sse.DONE)
+    found += numbering.ending(plain.usage({"total_tokens": 1}) + completion_events.DONE)
     return [event + b"\n\n" for event in found.split(b"\n\n")[:-1]]
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from streams.messages import Grammar, Sampling
 from streams.subjects import Priority
 

@@ -11,7 +11,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from api import tokenizer
 from api.tokenizer import FileTokenizer, TokenizerCache, check_token_ids
-from registry.artifacts import ArtifactChanged, ArtifactRefused, combine_digests, hash_files
+from registry.artifact_verification import (
+    ArtifactChanged,
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+)
 from registry.models import Model, Version, mock_model
 from streams.errors import TokenOutOfRange
 

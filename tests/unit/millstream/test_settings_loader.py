@@ -8,11 +8,12 @@ from pydantic import ValidationError
 
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
+from millstream.admin.settings import LagSettings, WhySettings
 from millstream.bench.settings import BenchSettings
 from millstream.models.settings import AddSettings
-from millstream.settings import LagSettings, UpSettings, WhySettings
 from millstream.settings_loader import UsageError, load_settings
 from millstream.up import state_file
+from millstream.up.settings import UpSettings
 
 
 @pytest.fixture(autouse=True)

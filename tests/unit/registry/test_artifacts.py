@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.artifacts import (
+from registry.artifact_verification import (
     ArtifactChanged,
     ArtifactRefused,
     combine_digests,

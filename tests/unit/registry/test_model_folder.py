@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.model_folder import check_model_folder
 from tests.support.safetensors_files import TOKENIZER_JSON, write_adapter, write_safetensors
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.model_inspection import inspect_model, model_from
 
 LLAMA = {

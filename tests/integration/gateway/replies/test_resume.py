@@ -10,7 +10,7 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from streams import topology
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.broker.nats_client import PatchedNatsClient
 from tests.support.eventually import eventually
 from tests.support.gateways import (

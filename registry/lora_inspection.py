@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, combine_digests, hash_files, read_json
+from registry.artifact_verification import ArtifactRefused, combine_digests, hash_files, read_json
 from registry.models import Adapter, Model, Version
 from registry.safetensors_header import TensorShape, read_shapes
 
