@@ -1,4 +1,4 @@
-"""The reply to one request on a WebSocket: the records of its log as frames with the client's own id."""
+"""The reply to one request on a WebSocket: the records of its log as frames with its own id."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
