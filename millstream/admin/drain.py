@@ -6,7 +6,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from millstream.admin.command_constants import ANSWER_SECONDS
+from millstream.admin.console_output import ANSWER_SECONDS
 from millstream.admin.settings import DrainSettings
 from streams import subjects
 from streams.broker.broker_client import connect

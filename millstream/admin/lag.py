@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from millstream.admin.command_constants import ANSWER_SECONDS, NOT_FOUND, console_width
+from millstream.admin.console_output import ANSWER_SECONDS, NOT_FOUND, console_width
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.admin.settings import LagSettings
 from registry.store import Registry

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.admin.command_constants import make_console
+from millstream.admin.console_output import make_console
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.admin.settings import UsageSettings
 from registry.tenant_records import QuotaLimits

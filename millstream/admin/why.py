@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from millstream.admin.command_constants import ANSWER_SECONDS, NOT_FOUND, print_sentences
+from millstream.admin.console_output import ANSWER_SECONDS, NOT_FOUND, print_sentences
 from millstream.admin.explanations import explain_request, explain_tenant
 from millstream.admin.settings import WhySettings
 from registry.store import Registry

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 
-from millstream.admin.command_constants import make_console
+from millstream.admin.console_output import make_console
 from millstream.dead import replays
 from millstream.dead.rendering import describe, render_letter, render_table, summarize
 from millstream.dead.replays import NotReplayable

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from millstream.admin.command_constants import make_whole_table
+from millstream.admin.console_output import make_whole_table
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.dead.replays import Replay
 from streams.messages import Request, Sampling

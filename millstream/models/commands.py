@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from rich import print_json
 from rich.table import Table
 
-from millstream.admin.command_constants import make_console, make_whole_table
+from millstream.admin.console_output import make_console, make_whole_table
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifact_verification import SHORT_DIGEST

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.admin import command_constants
+from millstream.admin import console_output
 from millstream.models.commands import add, list_models, open_registry, remove, show
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifact_verification import ArtifactRefused
@@ -66,7 +66,7 @@ async def test_a_digest_is_whole_on_a_narrow_terminal(
     async with open_registry(nats_url) as registry:
         digest = registry.models["m"].default.digest
     capsys.readouterr()
-    monkeypatch.setattr(command_constants, "PIPED_COLUMNS", 80)
+    monkeypatch.setattr(console_output, "PIPED_COLUMNS", 80)
     await run_show(nats_url, "m")
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80

@@ -9,7 +9,7 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from millstream.admin import why
-from millstream.admin.command_constants import NOT_FOUND
+from millstream.admin.console_output import NOT_FOUND
 from millstream.admin.explanations import explain_request
 from millstream.admin.settings import WhySettings
 from registry.tenant_records import Tenant
