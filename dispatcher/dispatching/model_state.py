@@ -54,17 +54,17 @@ class ModelState:
     ) -> tuple[QueuedRequest, str | None] | None:
         """Return the next request and the version to serve it; None if no request may be sent now.
 
-        `resolve_version` gives the id of the version that would serve a request. If that is None,
-        the request is returned with None, for the caller to end it. Nothing is removed from the
-        queue.
+        Requests are tried in fair order (`FairQueue.candidates`) at the time `now` (seconds of this
+        leader's clock). Nothing is removed from the queue. `resolve_version` gives the id of the
+        version that would serve a request; where it gives None, the request is returned with None,
+        for the caller to end it.
 
         A request whose version has no room holds back all later requests for that version; where
-        engines preempt batch work, only those that are not more urgent. A request is passed over if
-        it would not leave enough capacity free for other tenants (headroom). A large one is also
-        passed over if no single worker is sure to have room for it at once, and its tenant is above
-        its fair share or it is batch work that is not preempted. After either, later requests for
-        the version that must leave headroom are passed over, too, if their tenant is above its
-        share or they are batch work that is not preempted.
+        engines preempt batch work, only the equally or less urgent ones. A request is passed over
+        if it would not leave the headroom that its tenant owes the others. So is one that no single
+        worker has room for at once, if its tenant is above its share or it is batch work that is
+        not preempted. Once one was passed over, so is every later one for its version that owes
+        headroom and whose tenant is above its share, or that is batch work not preempted.
         """
         full: dict[str, Priority] = {}
         kept_free: set[str] = set()
@@ -250,10 +250,10 @@ class ModelState:
             self._adjust_charge(flight, 0)
 
     def mark_requeued(self, request_id: str, previous_seq: int, seq: int) -> None:
-        """Record that a request was taken back from its worker and published for any, as `seq`.
+        """Record that a request was taken back from its worker and is in WORK for any worker again.
 
-        `previous_seq` is its sequence in WORK before, for a request that was taken back before this
-        leader knew that it was published. An unknown request is ignored.
+        `previous_seq` and `seq` are its sequences in WORK before and now. If this leader had not
+        learned of the first publish yet, it is recorded before. An unknown request is ignored.
         """
         if flight := self.in_flight.get(request_id):
             if flight.stage < Stage.PUBLISHED:

@@ -16,11 +16,10 @@ EnqueueFrame = Callable[[dict[str, Any] | EncodedFrame], bool]
 
 
 class ResultFrame:
-    """A WebSocket's `result` frame in the making: items are encoded as they come.
+    """A WebSocket's `result` frame in the making: vectors and labels are encoded as they come.
 
-    Thus the event loop is not blocked by encoding all of them at the end; `finish` only joins them,
-    which is one copy (of 16 MB at most). A thread would not help, since both encoders hold Python's
-    lock.
+    Thus the event loop is not blocked by encoding all of them at the end: `finish` only joins them,
+    which is one copy. A thread would not help, since both encoders hold Python's lock.
     """
 
     def __init__(self, encoding: Literal["json", "msgpack"]) -> None:

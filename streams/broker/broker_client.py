@@ -332,7 +332,7 @@ class Broker(ReconnectingClient):
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def sample_clock(self) -> ClockSample:
-        """Ask the leader of the stream REQUESTS for the time; return question and answer.
+        """Ask the leader of the stream REQUESTS for the time; return it with when it was asked.
 
         Raises `BrokerUnavailable` if no answer comes or the stream does not exist.
         """
