@@ -225,6 +225,7 @@ async def _serve(
         handed_over = sum(await asyncio.gather(*(s.drain(drain.seconds_left) for s in servers)))
         report = DrainReport(held - handed_over, handed_over)
         log.info("drained", **report._asdict())
+        await asyncio.gather(*(s.announce_drained(report._asdict()) for s in servers))
         await finds.unsubscribe()
         for task in (*serving, managing, exporting):
             task.cancel()

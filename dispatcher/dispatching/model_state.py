@@ -165,10 +165,11 @@ class ModelState:
         flight.done_fraction += advance
 
     def remove_worker(self, worker: str) -> list[str]:
-        """Remove a dead worker; return the acknowledgement subjects of the requests that it held.
+        """Remove a worker that has ended; return the reply subjects of the requests that it held.
 
-        The caller publishes a NAK on each, so that the broker delivers the request to another
-        worker. The requests stay in flight. An unknown worker gives an empty list.
+        If the worker has died, the caller publishes a NAK on each, so that the broker delivers the
+        request to another worker; a drained one has returned its requests itself. The requests stay
+        in flight. An unknown worker gives an empty list.
         """
         self.fleet.remove_worker(worker)
         self.prefix_router.remove_worker(worker)
