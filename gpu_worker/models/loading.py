@@ -105,13 +105,16 @@ class Loader:
                 "max_sequences": settings.max_sequences,
                 "max_batch_tokens": settings.max_batch_tokens,
                 "kv_tokens": settings.kv_tokens,
-                "memory_bytes": memory_bytes,
                 "adapter_bytes": settings.adapter_bytes,
             }
         if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
             options["tensor_parallel_size"] = settings.tensor_parallel_size
         if model.engine in ("transformers", "embed", "classify"):
-            options |= {"threads": settings.threads, "stage": stages.begin}
+            options |= {
+                "threads": settings.threads,
+                "memory_bytes": memory_bytes,
+                "stage": stages.begin,
+            }
         return options
 
 

@@ -111,11 +111,11 @@ def test_the_plan_is_what_the_loader_takes(
 ) -> None:
     """Half of it planned, the first long prompt would find no memory."""
     if kind == "causal":
-        LlamaForCausalLM(LlamaConfig(**tiny_models.GROUPED)).to(stored).save_pretrained(tmp_path)
+        LlamaForCausalLM(LlamaConfig(**tiny_models.GROUPED)).save_pretrained(tmp_path)
         tiny_models.tokenizer().save(str(tmp_path / "tokenizer.json"))
     else:
         tiny_encoders.encoder(tmp_path, "bert", "mean")
-        _store_as(tmp_path / "model.safetensors", stored)
+    _store_as(tmp_path / "model.safetensors", stored)
     _name_dtype(tmp_path / "config.json", str(stored).removeprefix("torch.") if named else None)
     model: nn.Module
     if kind == "causal":
