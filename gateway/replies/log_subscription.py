@@ -64,6 +64,7 @@ class LogSubscription:
     last_heard_at: float
     expires_at: float  # the request has ended by then, whatever happens
     after_index: int = -1  # index of the last token (or vector) that the reader had before
+    after_characters: int | None = None  # characters that it had before; None: it does not say
     # Subject at which the log's writer is asked; empty: read the broker; None: not yet known
     writer_subject: str | None = ""
     writer_searches: int = 0  # searches for the writer so far
@@ -242,7 +243,7 @@ class LogSubscription:
             and "characters" in record
             and record["index"] <= self.after_index + 1
         ):
-            self.delivered_tokens, self.delivered_characters = record["index"], before
+            self.delivered_tokens, self.delivered_characters = self._begin(record["index"], before)
         skip_tokens = self.delivered_tokens - record["index"]
         skip_characters = self.delivered_characters - before
         if skip_tokens >= count and skip_characters >= len(text):
@@ -257,6 +258,16 @@ class LogSubscription:
         if skip_tokens or skip_characters:
             return _drop_delivered(record, skip_tokens, skip_characters)
         return record
+
+    def _begin(self, index: int, before: int) -> tuple[int, int]:
+        """Return the tokens and characters that count as delivered as the first chunk comes.
+
+        That is what the reader says. One that does not know its number of characters gets the first
+        chunk, which has the token `index` after `before` characters, whole.
+        """
+        if self.after_characters is None:
+            return index, before
+        return self.after_index + 1, self.after_characters
 
 
 def _drop_delivered(record: Record, count: int, characters: int) -> Record:
