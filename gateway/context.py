@@ -37,7 +37,7 @@ class GatewayContext:
     submitter: Submitter
     relay: Relay
     streams: StreamDeclarer
-    offload_thread: OffloadThread = field(default_factory=OffloadThread)
+    offload_thread: OffloadThread
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

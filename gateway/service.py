@@ -13,6 +13,7 @@ from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission import idempotency
+from gateway.admission.offload import OffloadThread
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
 from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
@@ -88,16 +89,17 @@ async def _build_context(
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
     validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
-    submitter = Submitter(broker, validator, relay, streams)
+    offload_thread = OffloadThread()
+    stack.callback(offload_thread.close)
+    submitter = Submitter(broker, validator, relay, streams, offload_thread)
     await submitter.open(settings.replicas)
     context = GatewayContext(
-        settings, broker, registry, tenants, tokenizers, submitter, relay, streams
+        settings, broker, registry, tenants, tokenizers, submitter, relay, streams, offload_thread
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)
-    stack.callback(context.offload_thread.close)
     return context
 
 

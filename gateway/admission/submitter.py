@@ -18,6 +18,7 @@ from gateway.admission.load_shedding import (
     LoadShedder,
     first_token_goal_seconds,
 )
+from gateway.admission.offload import OffloadThread
 from gateway.replies import request_lookup
 from gateway.replies.log_subscription import LogSubscription, Sink
 from gateway.replies.relay import Relay
@@ -68,8 +69,10 @@ class Submitter:
         validator: SubmissionValidator,
         relay: Relay,
         streams: StreamDeclarer,
+        offload_thread: OffloadThread,
     ) -> None:
         self.validator = validator
+        self._offload_thread = offload_thread
         self._streams = streams
         self._broker, self._relay = broker, relay
         self._idempotency = IdempotencyStore(broker)
@@ -145,7 +148,8 @@ class Submitter:
         """
         (validated,) = await self.validator.validate(tenant, submission)
         request_id, scoped = secrets.token_hex(16), _PRODUCER_KEY_PREFIX + key
-        known = await self._idempotency.claim(tenant.name, scoped, request_id, submission.digest)
+        digest = await self._digest(validated)
+        known = await self._idempotency.claim(tenant.name, scoped, request_id, digest)
         address = LogAddress(tenant.name, route, known.request_id)
         if not known.is_first:
             await self._check_route(address, shards)
@@ -190,11 +194,16 @@ class Submitter:
         """Subscribe to a new request, or to the one that `key` stands for; True if it is new."""
         tenant, request_id = validated.tenant.name, secrets.token_hex(16)
         if key is not None:
-            digest = validated.submission.digest
+            digest = await self._digest(validated)
             known = await self._idempotency.claim(tenant, key, request_id, digest)
             if not known.is_first:
                 return await self._relay.subscribe_existing(tenant, known.request_id, sink), False
         return self._relay.subscribe_new(tenant, request_id, sink), True
+
+    async def _digest(self, validated: ValidatedRequest) -> str:
+        """The digest of a request's submission, computed in a thread if the request is large."""
+        size, submission = len(validated.packed.payload), validated.submission
+        return await self._offload_thread.run(size, lambda: submission.digest)
 
     async def _publish(
         self,
