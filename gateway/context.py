@@ -11,7 +11,7 @@ from starlette.types import Scope
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
-from gateway.admission.offload import OffloadThread
+from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
@@ -43,7 +43,7 @@ class GatewayContext:
     producer_requests: ProducerRequests
     relay: Relay
     streams: StreamReconciler
-    offload_thread: OffloadThread = field(default_factory=OffloadThread)
+    offload_thread: OffloadThread
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

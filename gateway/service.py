@@ -14,6 +14,7 @@ from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission import idempotency
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
@@ -90,7 +91,9 @@ async def _build_context(
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
     validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
-    submitter = Submitter(broker, streams)
+    offload_thread = OffloadThread()
+    stack.callback(offload_thread.close)
+    submitter = Submitter(broker, streams, offload_thread)
     await submitter.open(settings.replicas)
     context = GatewayContext(
         settings,
@@ -104,12 +107,12 @@ async def _build_context(
         ProducerRequests(broker, submitter, settings.shards),
         relay,
         streams,
+        offload_thread,
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)
-    stack.callback(context.offload_thread.close)
     return context
 
 

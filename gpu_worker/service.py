@@ -15,7 +15,7 @@ from gpu_worker.engines import factory
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.metrics import ENGINE_STATS, observe_finished, observe_heartbeat
 from gpu_worker.models import model_eviction
-from gpu_worker.models.loading import Loader, run_in_thread, weight_bytes
+from gpu_worker.models.loading import Loader, run_in_thread, weight_files
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.models.model_manager import ManagedModel, ModelManager
 from gpu_worker.models.registration import wait_for_models
@@ -110,7 +110,7 @@ async def _plan_memory(
     Without `--memory`, a single model and models without weights are not bounded.
     """
     if settings.memory is None and (
-        len(versions) == 1 or not any(weight_bytes(version) for _, version in versions.values())
+        len(versions) == 1 or not any(weight_files(version) for _, version in versions.values())
     ):
         return 0, dict.fromkeys(versions, 0)
     needed = {name: await _needed_bytes(*each, settings) for name, each in versions.items()}
@@ -123,14 +123,12 @@ async def _plan_memory(
 
 async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings) -> int:
     """Return the least memory, in bytes, to plan for a model; 0 for one without weights here."""
-    size = weight_bytes(version)
-    if not size or version.directory is None:
+    if not (files := weight_files(version)):
         return 0
-    size_ratio = await run_in_thread(
-        partial(factory.loaded_size_ratio, Path(version.directory)), "memory"
-    )
+    directory = Path(version.directory or "")
+    size = await run_in_thread(partial(factory.loaded_weight_bytes, directory, files), "memory")
     adapter_bytes = settings.adapter_bytes if model.engine == "transformers" else 0
-    return model_eviction.estimate_needed_bytes(int(size * size_ratio), adapter_bytes)
+    return model_eviction.estimate_needed_bytes(size, adapter_bytes)
 
 
 def _build_server(
@@ -199,6 +197,7 @@ async def _serve(
         handed_over = sum(await asyncio.gather(*(s.drain(drain.seconds_left) for s in servers)))
         report = DrainReport(held - handed_over, handed_over)
         log.info("drained", **report._asdict())
+        await asyncio.gather(*(s.announce_drained(report._asdict()) for s in servers))
         await finds.unsubscribe()
         for task in (*serving, managing, exporting):
             task.cancel()

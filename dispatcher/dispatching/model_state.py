@@ -14,7 +14,7 @@ from dispatcher.estimate.wait_estimator import WaitEstimator
 from dispatcher.queueing.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.workers.fleet import Fleet
-from dispatcher.workers.placements import InFlightRequest, PlacedRequests, Stage, StrandedWork
+from dispatcher.workers.placed_requests import InFlightRequest, PlacedRequests, Stage, StrandedWork
 from dispatcher.workers.prefix_routing import Placement, PlacementRequest, PrefixRouter
 from streams import subjects
 from streams.headers import Envelope
@@ -54,8 +54,8 @@ class ModelState:
     ) -> tuple[QueuedRequest, str | None] | None:
         """Return the next request and the version to serve it; None if no request may be sent now.
 
-        Requests are tried in fair order (`FairQueue.candidates`) at the time `now` (seconds of this
-        leader's clock). Nothing is removed from the queue. `resolve_version` gives the id of the
+        Requests are tried in fair order (`FairQueue.candidates`) at the time `now` (epoch seconds).
+        Nothing is removed from the queue. `resolve_version` gives the id of the
         version that would serve a request; where it gives None, the request is returned with None,
         for the caller to end it.
 
@@ -165,10 +165,11 @@ class ModelState:
         flight.done_fraction += advance
 
     def remove_worker(self, worker: str) -> list[str]:
-        """Remove a dead worker; return the acknowledgement subjects of the requests that it held.
+        """Remove a worker that has ended; return the reply subjects of the requests that it held.
 
-        The caller publishes a NAK on each, so that the broker delivers the request to another
-        worker. The requests stay in flight. An unknown worker gives an empty list.
+        If the worker has died, the caller publishes a NAK on each, so that the broker delivers the
+        request to another worker; a drained one has returned its requests itself. The requests stay
+        in flight. An unknown worker gives an empty list.
         """
         self.fleet.remove_worker(worker)
         self.prefix_router.remove_worker(worker)

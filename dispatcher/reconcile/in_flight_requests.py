@@ -18,7 +18,7 @@ from dispatcher.dispatching.terminals import write_terminal
 from dispatcher.reconcile import dead_letters
 from dispatcher.reconcile.stranded_work import parse_requeue_origin
 from dispatcher.reconcile.stuck_consumer_detector import StuckConsumerDetector
-from dispatcher.workers.placements import InFlightRequest
+from dispatcher.workers.placed_requests import InFlightRequest
 from streams import subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoredMessage

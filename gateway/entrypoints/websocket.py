@@ -233,7 +233,7 @@ class WebSocketConnection:
         with self._reporting_errors(request):
             self._context.check_not_draining()
             subscription = await self._context.relay.resume(
-                tenant, frame.request_id, sink, frame.after
+                tenant, frame.request_id, sink, frame.after, frame.characters
             )
             self._accept_request(request, subscription, RequestMetrics.for_resumed(tenant), 0.0)
 

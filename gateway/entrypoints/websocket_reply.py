@@ -63,7 +63,7 @@ class WebSocketReply:
     `enqueue_frame` queues a frame, encoded or not, and returns False if the socket's send buffer is
     full. Records that come before `accept` are kept until then, because replies may overtake the
     broker's confirmation. Chunks up to token index `after`, which the client has already (-1:
-    none), are not sent.
+    none), are not sent; text behind that token, a chunk of no tokens, is.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class WebSocketReply:
         return True
 
     def _send_chunk(self, record: Record) -> bool:
-        last = record["index"] + record["count"] - 1
-        if last <= self._after:
+        end = record["index"] + record["count"]
+        if end <= self._after + 1 and (record["count"] or end <= self._after):
             return True
         if "logprobs" in record:
             return self._enqueue_frame(self._frame(record, "index", "count", "text", "logprobs"))

@@ -91,6 +91,7 @@ class ModelServer:
         self._last_heartbeat_at = -inf
         self._is_open = True
         self.is_draining = False
+        self._drained_counts: dict[str, int] = {}
         self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
         self.on_change: Callable[[], None] = lambda: None
 
@@ -234,6 +235,15 @@ class ModelServer:
         await self.release_all()
         return handed_over
 
+    async def announce_drained(self, counts: dict[str, int]) -> None:
+        """Tell the model's leader that this worker has drained and is about to end.
+
+        `counts` is the worker's `DrainReport` as a dict. Best effort, as any heartbeat is: a leader
+        that does not hear of it takes the worker for silent after three seconds.
+        """
+        self._drained_counts = counts
+        await self._heartbeat.send()
+
     def _pull_limit(self, priority: Priority) -> int:
         self._update_concurrency_limit()
         return self.credit.pull_batch_size(priority) if self.accepts_work else 0
@@ -340,6 +350,7 @@ class ModelServer:
             pulled=dict(self._pull_loops.pulled),
             pulled_own=self._pull_loops.pulled_own,
             draining=self.is_draining,
+            drained=self._drained_counts,
             resident=self._engine_holder.driver is not None,
             room=self._free_by_priority() if credit.preempts else {},
         )

@@ -132,6 +132,35 @@ def test_a_killed_service_is_started_again_and_serves(up: MillstreamUp, word: st
     wait_until(lambda: answers(up), 30)
 
 
+def test_only_a_kill_is_told_as_a_death(tmp_path: Path) -> None:
+    """One worker is drained by an operator, one gets a SIGTERM, and one is killed."""
+    with MillstreamUp(tmp_path, *MOCK, "--workers", "3") as up:
+        before = up.wait_until_ready().pids("worker")
+        wait_until(lambda: _workers(up) == 3, 20)
+        drained = run_millstream("drain", "worker-1", "--within", "5s", "--nats", up.nats_url)
+        assert "worker-1 is empty" in drained.stdout
+        wait_until(lambda: _count(up, "child_ended") == 1, 10)
+        terminated, killed = (pid for pid in before if not is_gone(pid))
+        os.kill(terminated, signal.SIGTERM)
+        os.kill(killed, signal.SIGKILL)
+        expected = {"worker_drained": 2, "child_ended": 2, "worker_dead": 1, "child_died": 1}
+        wait_until(lambda: all(_count(up, event) >= n for event, n in expected.items()), 10)
+        assert {event: _count(up, event) for event in expected} == expected
+        assert _count(up, "worker_silent") == 0
+
+
+def _workers(up: MillstreamUp) -> int:
+    """How many workers of the mock its gateway has heard of from the dispatcher."""
+    with urllib.request.urlopen(f"{up.url}/readyz", timeout=5) as answer:
+        return int(json.load(answer)["workers"]["mock"])
+
+
+def _count(up: MillstreamUp, event: str) -> int:
+    """How often an event is in the logs of all processes."""
+    logs = [up.output, *(up.home / "data/logs").glob("*.log")]
+    return sum(log.read_text().count(f'"event":"{event}"') for log in logs)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_broker_whose_disk_was_full_is_started_again_once_there_is_room(tmp_path: Path) -> None:
     """It gives up what it could not write, and a restart before would be in vain."""

@@ -76,12 +76,12 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     Raises `UnsupportedModel`, with the architecture's name, before weights are read or, where only
     a forward pass can tell, after.
     """
-    config = check_supported(directory, device, ranks)
+    check_supported(directory, device, ranks)
     target_device = resolve_device(device)
     distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         directory,
-        dtype=choose_dtype(config, target_device),
+        dtype=choose_dtype(directory, target_device),
         local_files_only=True,
         use_safetensors=True,
         **distributed,

@@ -16,7 +16,7 @@ from dispatcher.model_dispatcher import ModelDispatcher
 from dispatcher.reconcile import in_flight_requests
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
 from dispatcher.reconcile.stranded_work import Requeuer
-from dispatcher.workers.placements import StrandedWork
+from dispatcher.workers.placed_requests import StrandedWork
 from streams import messages, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoredMessage

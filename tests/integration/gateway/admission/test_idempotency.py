@@ -1,12 +1,14 @@
 """Idempotency keys: one request, however often and wherever it is asked for."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 import dispatcher.service
 import gpu_worker.service
+from api.submission.json_hash import sha256_of_json
 from gateway.admission.idempotency import IdempotencyStore
 from streams import topology
 from streams.broker import broker_client
@@ -44,6 +46,26 @@ async def ledger(nats_url: str) -> int:
 async def begun(nats_url: str) -> bool:
     async with connect(nats_url, "test") as broker:
         return len(await broker.read_subject(topology.token_stream_name(0), "infer.token.>")) > 10
+
+
+async def test_a_large_request_is_compared_beside_the_event_loop(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other clients' streams go on meanwhile. A small one is not worth the way to a thread."""
+    threads = list[str]()
+
+    def noted(value: object) -> str:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return sha256_of_json(value)
+
+    monkeypatch.setattr("api.submission.submission_record.sha256_of_json", noted)
+    async with cell(nats_url) as (gateway,):
+        for key, prompt in (("small", "hello"), ("large", "h" * 8190)):
+            answers = [await keyed(gateway, key, prompt, max_tokens=2) for _ in range(2)]
+            assert len({answer.json["id"] for answer in answers}) == 1
+            other = await keyed(gateway, key, prompt[:-1] + "!", max_tokens=2)
+            assert other.json["error"]["code"] == "idempotency_conflict"
+    assert threads == 3 * ["MainThread"] + 3 * ["offload"]
 
 
 async def test_one_key_is_one_request_over_two_gateways(nats_url: str) -> None:
