@@ -1,13 +1,13 @@
 """Builds engines by name. An engine's module is imported only then: the mock needs no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
 from pydantic import validate_call
 
-from gpu_worker.engines import openmp
+from gpu_worker.engines import openmp_runtime
 from gpu_worker.engines.engine import Engine, MemoryEstimate
 
 ENGINES = {
@@ -24,22 +24,21 @@ def free_memory() -> tuple[int, float]:
 
     Imports torch, as engines with a model do.
     """
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     memory = import_module("gpu_worker.engines.device_memory")
     device = memory.default_device()
     return memory.free_bytes(device), memory.SHARES[device.type]
 
 
-def loaded_bytes(directory: Path, engine: str) -> int:
-    """Return the bytes that a model's weights take on this machine's device once loaded.
+def loaded_weight_bytes(directory: Path, files: Iterable[Path], engine: str) -> int:
+    """Return the bytes that a model's weights, which are in `files`, take once they are loaded.
 
-    More than its files have where the device computes in a wider dtype than they are stored in. It
-    is 0 if the files cannot be read, which loading will report. Imports torch.
+    That is more than the files where the device needs a wider dtype than they have. Imports torch.
     """
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     device = import_module("gpu_worker.engines.device_memory").default_device()
     module = import_module("gpu_worker.engines.checkpoints.loaded_size")
-    return int(module.loaded_bytes(directory, engine, device))
+    return int(module.loaded_bytes(directory, files, engine, device))
 
 
 def estimate_memory(
@@ -49,7 +48,7 @@ def estimate_memory(
 
     Imports torch.
     """
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     estimate = import_module("gpu_worker.engines.paged.memory_estimate").estimate_memory
     found: MemoryEstimate = estimate(directory, engine, max_sequences, max_batch_tokens, memory)
     return found
@@ -63,7 +62,7 @@ def build(engine: str, directory: Path | None, options: Mapping[str, object]) ->
     """
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}")
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     module, name = ENGINES[engine]
     load: Callable[..., Engine] = attrgetter(name)(import_module(module))
     return validate_call(load)(directory, **options)

@@ -1,21 +1,20 @@
 """The command `millstream models check`: all that `models add` would refuse, and what it costs."""
 
 import asyncio
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich import print_json
-from rich.console import Console
 
 from gpu_worker.engines import factory
 from gpu_worker.engines.engine import MemoryEstimate
+from millstream.admin.console_output import print_sentences
 from millstream.models.settings import CheckSettings
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.checkpoints.findings import Finding
 from registry.model_inspection import ModelDescription, check_model, inspect_model
-
-CONSOLE = Console(markup=False, highlight=False, soft_wrap=True)
 
 
 async def check(settings: CheckSettings, stop: asyncio.Event) -> int:
@@ -28,7 +27,7 @@ async def check(settings: CheckSettings, stop: asyncio.Event) -> int:
     if settings.as_json:
         print_json(data=report)
     else:
-        _print_report(report)
+        print_sentences("\n".join(_lines(report)))
     return 1 if report["refusals"] else 0
 
 
@@ -73,29 +72,26 @@ def _estimate(settings: CheckSettings, described: ModelDescription) -> MemoryEst
     )
 
 
-def _print_report(report: dict[str, Any]) -> None:
-    kind = (
-        f"{report['task']}, context {report['context_length']:,}" if report["task"] else "unknown"
-    )
-    CONSOLE.print(f"{report['directory']}: {kind}")
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    context = f", context {report['context_length']:,}" if report["task"] else ""
+    yield f"{report['directory']}: {report['task'] or 'of no known kind'}{context}"
     for level in ("refusals", "warnings"):
         for each in report[level]:
-            CONSOLE.print(f"{level[:-1]:<8} {each['path']}: {each['reason']}")
+            yield f"{level[:-1]:<8} {each['path']}: {each['reason']}"
     if report["memory"]:
-        _print_memory(report["memory"])
+        yield from _memory_lines(report["memory"])
     elif report["servable"]:
-        CONSOLE.print("memory   not estimated without torch: pip install 'millstream[worker]'")
+        yield "memory   not estimated without torch: pip install 'millstream[worker]'"
 
 
-def _print_memory(memory: dict[str, Any]) -> None:
+def _memory_lines(memory: dict[str, Any]) -> Iterator[str]:
     weights, device = _size(memory["weight_bytes"]), memory["device"]
-    CONSOLE.print(f"weights  {weights} once loaded, {memory['dtype']} on the {device}")
-    if memory["kv_bytes_per_token"] is None:
-        return
-    a_token = _size(memory["kv_bytes_per_token"])
-    a_thousand = _size(memory["kv_bytes_per_1000_tokens"])
-    CONSOLE.print(f"KV       {a_token} a token, {a_thousand} for a sequence of 1,000")
-    CONSOLE.print(f"fits     about {memory['kv_tokens']:,} tokens of all sequences together")
+    yield f"weights  {weights} once loaded, {memory['dtype']} on the {device}"
+    if memory["kv_bytes_per_token"] is not None:
+        a_token = _size(memory["kv_bytes_per_token"])
+        a_thousand = _size(memory["kv_bytes_per_1000_tokens"])
+        yield f"KV       {a_token} a token, {a_thousand} for a sequence of 1,000"
+        yield f"fits     about {memory['kv_tokens']:,} tokens of all sequences together"
 
 
 def _size(count: float) -> str:

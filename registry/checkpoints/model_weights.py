@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, read_json
+from registry.artifact_verification import ArtifactRefused, read_json
 from registry.checkpoints.completeness import check_tensors
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.memory_use import loaded_bytes, tied_head_elements

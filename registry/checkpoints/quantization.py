@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, read_json
+from registry.artifact_verification import ArtifactRefused, read_json
 from registry.checkpoints.safetensors_header import TensorHeader, TensorShape
 
 Tensors = Mapping[str, TensorHeader]

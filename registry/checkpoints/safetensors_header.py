@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import LFS_POINTER, ArtifactRefused
+from registry.artifact_verification import LFS_POINTER, ArtifactRefused
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 DTYPE_BITS = {
@@ -52,7 +52,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     """
     try:
         tensors = _parse(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise ArtifactRefused(path.name, f"is no safetensors file ({error!r})") from None
     _check_size(path, tensors)
     return tensors
@@ -105,6 +105,9 @@ def _check_size(path: Path, tensors: dict[str, TensorHeader]) -> None:
         return
     size, needed = path.stat().st_size, max(tensor.end for tensor in tensors.values())
     if size != needed:
-        state = "is cut off" if size < needed else "has more than its tensors"
-        reason = f"{state}: {size:,} bytes, by its header {needed:,}; copy it again"
-        raise ArtifactRefused(path.name, reason)
+        state = (
+            f"is cut off after {size:,} of {needed:,} bytes"
+            if size < needed
+            else (f"has {size:,} bytes, which are more than the {needed:,} of its tensors")
+        )
+        raise ArtifactRefused(path.name, f"{state}: download it again")

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, read_json
+from registry.artifact_verification import ArtifactRefused, read_json
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.template_syntax import syntax_error
 
 TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
-_OLDER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 def check_tokenizer(
@@ -20,11 +19,6 @@ def check_tokenizer(
     Added tokens beyond the embeddings are refused only if the chat template writes them: some
     models have more, such as Gemma 3, whose text models come with a token for images.
     """
-    if not (directory / TOKENIZER).exists():
-        older = next((name for name in _OLDER_FILES if (directory / name).exists()), None)
-        reason = f"is missing, and {older} is not read" if older else "is missing"
-        yield Finding(TOKENIZER, f"{reason}; AutoTokenizer's save_pretrained writes it")
-        return
     try:
         content = read_json(directory / TOKENIZER)
         vocabulary, added = _vocabulary_ids(content), _added_tokens(content)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, read_json
+from registry.artifact_verification import ArtifactRefused, read_json
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.safetensors_header import TensorHeader, read_header
 

@@ -192,7 +192,7 @@ def test_what_a_quantised_model_takes_is_planned(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
     store(tmp_path, "int8, per row")
     loaded = load_model(tmp_path, "cpu")
-    planned = loaded_bytes(tmp_path, "transformers", torch.device("cpu"))
+    planned = loaded_bytes(tmp_path, [], "transformers", torch.device("cpu"))
     assert planned == pytest.approx(model_bytes(loaded.model), rel=0.01)
 
 

@@ -68,7 +68,8 @@ def write_model(
 def tokenizer_of(tokens: int, **added: int) -> dict[str, Any]:
     """A tokenizer.json with so many tokens, and added ones by their text."""
     vocabulary = {f"t{number}": number for number in range(tokens)}
-    entries = [{"id": number, "content": text, "special": True} for text, number in added.items()]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    entries = [{"id": n, "content": text, "special": True, **flags} for text, n in added.items()]
     return {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": entries}
 
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from registry.artifacts import read_json
+from registry.artifact_verification import read_json
 from registry.checkpoints.model_weights import ModelWeights, read_model_weights
 from registry.checkpoints.quantization import ScaledWeight
 

@@ -1,24 +1,28 @@
 """Says what a model's weights take on a device once they are loaded, from headers alone."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from gpu_worker.engines.precision import read_compute_dtype
-from registry.artifacts import ArtifactRefused, read_json
+from gpu_worker.engines.precision import choose_dtype, loaded_weight_bytes
+from registry.artifact_verification import ArtifactRefused, read_json_object
 from registry.checkpoints.model_weights import read_model_weights
 
 
-def loaded_bytes(directory: Path, engine: str, device: torch.device) -> int:
-    """Return the bytes of a model's weights once an engine has loaded them onto a device.
+def loaded_bytes(directory: Path, files: Iterable[Path], engine: str, device: torch.device) -> int:
+    """Return the bytes of a model's weights in `files` once an engine has loaded them.
 
-    On a CPU the `transformers` engine packs an output head that is the embeddings, which takes its
-    size again. It is 0 if the files cannot be read; nothing is raised, since loading will report
-    that.
+    Weights of 8 bits count multiplied out, and files that are not read do not count. On a CPU the
+    `transformers` engine packs an output head that is the embeddings, which takes its size again.
+    Where the files cannot be read it is `loaded_weight_bytes`, since loading will report that.
     """
     try:
-        weights = read_model_weights(directory, read_json(directory / "config.json"))
-    except (ArtifactRefused, OSError, AttributeError):
-        return 0
+        config = read_json_object(directory / "config.json")
+        weights = read_model_weights(directory, config)
+    except (ArtifactRefused, OSError):
+        return loaded_weight_bytes(directory, files, device)
     packs_head = engine == "transformers" and device.type == "cpu"
-    return weights.loaded_bytes(read_compute_dtype(directory, device).itemsize, packs_head)
+    modules = (file for file in files if file.parent != directory)
+    size = weights.loaded_bytes(choose_dtype(directory, device).itemsize, packs_head)
+    return size + loaded_weight_bytes(directory, modules, device)

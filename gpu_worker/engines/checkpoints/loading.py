@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from gpu_worker.engines.checkpoints.dequantization import read_generation_config, weights_source
 from gpu_worker.engines.device_memory import is_out_of_memory
 from gpu_worker.engines.precision import choose_dtype
-from registry.artifacts import ArtifactError
+from registry.artifact_verification import ArtifactError
 from streams.errors import MillstreamError
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ def load_checkpoint(
         model_class, source = weights_source(auto_class, directory, config)
         model, report = model_class.from_pretrained(
             **source,
-            dtype=choose_dtype(config, device),
+            dtype=choose_dtype(directory, device),
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported, with the names

@@ -12,8 +12,8 @@ from gpu_worker.engines.engine import MemoryEstimate
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.engine import ADAPTER_BYTES
 from gpu_worker.engines.paged.model_loader import kv_item_bytes, layer_kv_bytes
-from gpu_worker.engines.precision import read_compute_dtype
-from registry.artifacts import read_json
+from gpu_worker.engines.precision import choose_dtype
+from registry.artifact_verification import read_json
 from registry.checkpoints.memory_use import KvLayer, kv_layers
 from registry.model_inspection import read_context_length
 
@@ -35,9 +35,9 @@ def estimate_memory(
     only when a model is loaded, and estimated here.
     """
     device = device_memory.default_device()
-    dtype = read_compute_dtype(directory, device)
+    dtype = choose_dtype(directory, device)
     name = str(dtype).removeprefix("torch.")
-    weights = loaded_bytes(directory, engine, device)
+    weights = loaded_bytes(directory, directory.rglob("*.safetensors"), engine, device)
     config = read_json(directory / "config.json")
     layers = kv_layers(config) if engine == "transformers" else []
     if not layers:

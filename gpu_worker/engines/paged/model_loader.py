@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -24,7 +25,7 @@ from gpu_worker.engines.checkpoints.loading import (
     name_architecture,
 )
 from gpu_worker.engines.device_memory import default_device
-from gpu_worker.engines.paged.attention import contiguous_kv
+from gpu_worker.engines.paged.attention import contiguous_kv_copies
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
@@ -79,7 +80,9 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     """
     config = check_supported(directory, device, ranks)
     target_device = resolve_device(device)
-    distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
+    distributed: dict[str, Any] = {}
+    if ranks > 1:
+        distributed["distributed_config"] = DistributedConfig(tp_size=ranks)
     model = load_checkpoint(AutoModelForCausalLM, directory, config, target_device, **distributed)
     model.to(target_device)  # type: ignore[arg-type]
     if ranks > 1:
@@ -277,7 +280,7 @@ def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_
 
 def kv_item_bytes(dtype: torch.dtype, device: torch.device) -> float:
     """Return the bytes of one number of the KV; on a CPU with its share of contiguous copies."""
-    return dtype.itemsize * (1 + contiguous_kv.MAX_SHARE * (device.type == "cpu"))
+    return dtype.itemsize * (1 + contiguous_kv_copies.MAX_SHARE * (device.type == "cpu"))
 
 
 def layer_kv_bytes(

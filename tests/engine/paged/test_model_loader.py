@@ -17,7 +17,6 @@ from transformers import (
     GptOssForCausalLM,
     Lfm2Config,
     Llama4TextConfig,
-    LlamaConfig,
     MambaConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -26,18 +25,16 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from gpu_worker.engines.checkpoints.loaded_size import loaded_bytes
+from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.factory import build
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.model_loader import (
-    UnsupportedModel,
     check_architecture,
     inspect_model,
     load_model,
     max_kv_tokens,
 )
 from gpu_worker.engines.paged.weights.linear_layers import GatedMLP, merge_and_pack
-from gpu_worker.engines.precision import choose_dtype, read_compute_dtype
 from tests.engine.tiny_models import (
     ARCHITECTURES,
     CONTEXT,
@@ -197,50 +194,3 @@ def test_no_pass_asks_whether_its_positions_need_other_frequencies(layer: str | 
 def test_kv_is_never_more_than_could_be_used() -> None:
     """A tiny model takes little of a large machine."""
     assert max_kv_tokens(load_tiny_model("llama"), 2, 512, 1 << 40) == 2 * CONTEXT
-
-
-@pytest.mark.parametrize(
-    ("device", "has_bfloat16", "stored", "used"),
-    [
-        ("cpu", True, torch.bfloat16, torch.bfloat16),
-        ("cpu", False, torch.bfloat16, torch.float32),
-        ("cpu", True, torch.float16, torch.float32),
-        ("cuda", False, torch.float16, torch.float16),
-        ("cpu", True, None, torch.float32),
-    ],
-)
-def test_a_checkpoint_keeps_its_type_where_the_device_computes_in_it(
-    device: str,
-    has_bfloat16: bool,
-    stored: torch.dtype | None,
-    used: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """bfloat16 is twice as fast as float32 on a CPU that has it, and a sixth as fast elsewhere."""
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16)
-    assert choose_dtype(LlamaConfig(dtype=stored), torch.device(device)) == used
-
-
-@pytest.mark.parametrize(
-    ("config", "used"),
-    [
-        ('{"dtype": "float16"}', torch.float32),
-        ('{"torch_dtype": "float16"}', torch.float32),
-        ('{"text_config": {"dtype": "float64"}}', torch.float64),
-        ('{"dtype": "float32"}', torch.float32),
-        ('{"dtype": "nope"}', torch.float32),
-        ('{"dtype": 7}', torch.float32),
-        ("{}", torch.float32),
-        ("[]", torch.float32),
-        ("{", torch.float32),
-        (None, torch.float32),
-    ],
-)
-def test_memory_is_planned_for_weights_as_they_are_computed_with(
-    config: str | None, used: torch.dtype, tmp_path: Path
-) -> None:
-    """One bad directory must not keep a worker from its other models."""
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    assert read_compute_dtype(tmp_path, torch.device("cpu")) == used
-    assert loaded_bytes(tmp_path, "transformers", torch.device("cpu")) == 0

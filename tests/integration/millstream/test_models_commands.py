@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from millstream.admin import console_output
 from millstream.models.check import check
 from millstream.models.commands import add, list_models, open_registry, remove, show
 from millstream.models.settings import (
@@ -17,8 +18,8 @@ from millstream.models.settings import (
     RemoveSettings,
     ShowSettings,
 )
-from registry.artifacts import ArtifactRefused
-from registry.store import VersionExists
+from registry.artifact_verification import ArtifactRefused
+from registry.store import NameTaken, VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
 from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_model
@@ -62,6 +63,22 @@ async def test_an_added_model_is_listed_and_shown(
     assert "chat" in out
 
 
+async def test_a_digest_is_whole_on_a_narrow_terminal(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there to be compared; where it does not fit, it is wrapped."""
+    await run_add(nats_url, files, name="m")
+    async with open_registry(nats_url) as registry:
+        digest = registry.models["m"].default.digest
+    capsys.readouterr()
+    monkeypatch.setattr(console_output, "PIPED_COLUMNS", 80)
+    await run_show(nats_url, "m")
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    cells = [line.split("│")[3].strip() for line in out.splitlines() if line.count("│") == 4]
+    assert digest in "".join(cells)
+
+
 async def test_json_is_for_programs(
     nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,8 +108,27 @@ async def test_a_pickle_registers_nothing(
 async def test_a_directory_without_weights_is_refused(nats_url: str, files: Path) -> None:
     """No worker could ever load it."""
     (files / "model.safetensors").unlink()
-    with pytest.raises(ArtifactRefused, match=r"no other \.safetensors"):
+    with pytest.raises(ArtifactRefused, match=r"has no \.safetensors"):
         await run_add(nats_url, files, name="m")
+
+
+@pytest.mark.parametrize("alias", ["taken", "m"])
+async def test_an_alias_that_cannot_be_registers_nothing(
+    nats_url: str, files: Path, alias: str
+) -> None:
+    """Not the model without it: who repeats the command would meet another error."""
+    await run_add(nats_url, files, name="taken")
+    with pytest.raises(NameTaken, match=alias):
+        await run_add(nats_url, files, name="m", alias=alias)
+    async with open_registry(nats_url) as registry:
+        assert [*registry.models] == ["taken"]
+
+
+async def test_a_model_is_no_adapter(nats_url: str, files: Path) -> None:
+    """The other way about, `models add` of an adapter says to give `--adapter-of`."""
+    await run_add(nats_url, files, name="m")
+    with pytest.raises(ArtifactRefused, match="llama is a model: leave out --adapter-of"):
+        await run_add(nats_url, files, name="a", adapter_of="m")
 
 
 async def test_an_added_adapter_is_listed_and_shown(
@@ -276,9 +312,7 @@ async def test_a_directory_is_checked_without_being_registered(
     memory = report["memory"]
     numbers = sum(math.prod(shape) for shape in shapes_of(CONFIG).values())
     assert memory["weight_bytes"] == 4 * numbers
-    assert (
-        memory["kv_bytes_per_token"] == 3 * 2 * 1 * 3 * 4
-    )  # layers, K and V, heads, size, float32
+    assert memory["kv_bytes_per_token"] == 2 * 3 * 4  # K and V, head size, float32
     assert memory["kv_bytes_per_1000_tokens"] == 1000 * memory["kv_bytes_per_token"]
     assert memory["kv_tokens"] == 64 * 64  # all sequences at their longest
     await run_list(nats_url)
@@ -289,11 +323,11 @@ async def test_a_check_tells_all_refusals_at_once(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Registration stops at the first."""
-    (files / "tokenizer.json").unlink()
+    (files / "chat_template.jinja").write_text("{% if")
     (files / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4}))
     status, report = await run_check(files, capsys)
     assert (status, report["servable"], report["memory"]) == (1, False, None)
-    assert [each["path"] for each in report["refusals"]] == ["config.json", "tokenizer.json"]
+    assert [each["path"] for each in report["refusals"]] == ["config.json", "chat_template.jinja"]
     await check(CheckSettings.model_validate({"path": files}), STOP)
     assert "refusal  config.json: num_hidden_layers is 4" in capsys.readouterr().out
 
@@ -304,7 +338,7 @@ async def test_a_directory_of_no_known_kind_is_told(
     """Without config.json there is nothing to compare with."""
     status, report = await run_check(tmp_path, capsys)
     assert (status, report["engine"]) == (1, None)
-    assert report["refusals"][0]["path"] == "config.json"
+    assert "is empty" in report["refusals"][0]["reason"]
 
 
 async def test_registration_prints_warnings(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from registry.artifacts import read_json
+from registry.artifact_verification import read_json
 from registry.checkpoints.model_weights import read_model_weights
 from registry.checkpoints.quantization import ScaledWeight
 from registry.model_inspection import check_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.model_inspection import check_model, model_from
 from tests.support.checkpoints import config_of, shapes_of, write_json, write_model
 from tests.support.safetensors_files import write_safetensors
@@ -50,7 +50,7 @@ def test_shards_with_their_index_are_accepted(sharded: Path) -> None:
 def test_a_shard_that_is_missing_is_refused(sharded: Path) -> None:
     """A download that broke off."""
     (sharded / SECOND).unlink()
-    assert f"{INDEX}: names {SECOND}, which is missing" in refusal(sharded)
+    assert f"lacks {SECOND}, which its index names" in refusal(sharded)
 
 
 def test_shards_without_an_index_are_refused(sharded: Path) -> None:
@@ -99,11 +99,10 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     file = write_model(tmp_path, CONFIG) / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-10])
-    assert f"is cut off: {len(whole) - 10:,} bytes, by its header {len(whole):,}" in refusal(
-        tmp_path
-    )
+    numbers = f"{len(whole) - 10:,} of {len(whole):,} bytes"
+    assert f"is cut off after {numbers}" in refusal(tmp_path)
     file.write_bytes(whole + b"0000")
-    assert "has more than its tensors" in refusal(tmp_path)
+    assert "which are more than" in refusal(tmp_path)
     for size in (100, 9, 3, 0):
         file.write_bytes(whole[:size])
         assert "model.safetensors: is no safetensors file" in refusal(tmp_path)
@@ -143,13 +142,13 @@ def test_a_pointer_of_git_lfs_is_told(tmp_path: Path, name: str) -> None:
     """What `git clone` leaves without LFS."""
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     (write_model(tmp_path, CONFIG) / name).write_text(pointer)
-    assert f"{name}: is a Git LFS pointer" in refusal(tmp_path)
+    assert f"{name}: is a pointer of Git LFS" in refusal(tmp_path)
 
 
 def test_a_directory_of_pickles_is_refused(tmp_path: Path) -> None:
     """With the way out."""
     (write_model(tmp_path, CONFIG) / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    assert "pytorch_model.bin: may hold a pickle" in refusal(tmp_path)
+    assert "pytorch_model.bin may hold a pickle" in refusal(tmp_path)
     assert "save_pretrained" in refusal(tmp_path)
 
 
@@ -158,7 +157,7 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
     (write_model(tmp_path, CONFIG) / "model.safetensors").rename(tmp_path / "weights.safetensors")
     assert "weights.safetensors is not read: rename it" in refusal(tmp_path)
     (tmp_path / "weights.safetensors").unlink()
-    assert "is missing" in refusal(tmp_path)
+    assert "has no .safetensors file" in refusal(tmp_path)
 
 
 def test_the_file_that_config_json_names_is_read(tmp_path: Path) -> None:

@@ -116,6 +116,17 @@ def read_json(path: Path) -> Any:
         raise ArtifactRefused(path.name, f"is not JSON ({error})") from None
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; raises `ArtifactRefused` if the file holds anything else.
+
+    Raises OSError if the file cannot be read.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ArtifactRefused(path.name, "is not a JSON object")
+    return content
+
+
 def _compare(path: str, registered: str | None, found: str | None) -> None:
     if found is None:
         raise ArtifactChanged(path, "is missing")
@@ -142,6 +153,8 @@ def _walk_files(root: Path, below: str = "") -> Iterator[str]:
         if entry.is_dir():
             yield from _walk_files(root, path + "/")
         elif _is_wanted(path):
+            if not entry.is_file():  # reading a pipe would wait for its writer
+                raise ArtifactRefused(path, "is no regular file")
             yield path
 
 
