@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from streams import messages
-from streams.subjects import InvalidToken, Priority, escape, token
+from streams.subjects import Priority, token
 from streams.usage_accounts import Price
 
 EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
+MAX_NAME_BYTES = 256  # of UTF-8; each may take three characters in a subject
 MOCK_VERSION = "1"
 # Fields that a newly added version leaves as they are in the model's record, unless it sets them.
 INHERITED_FIELDS = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
@@ -28,16 +29,14 @@ def validate_name(name: str) -> str:
     """Return `name` unchanged if it is valid for a model, version or alias.
 
     Raises ValueError with the reason otherwise. Valid are any printable characters except spaces,
-    `*`, `>` and `@`; at most 128, and short enough to be one escaped part of a NATS subject.
+    `*`, `>` and `@`; at most 128, with at most 256 bytes of UTF-8.
     """
     if not 1 <= len(name) <= MAX_NAME:
         raise ValueError(f"the name must have 1 to {MAX_NAME} characters, it has {len(name)}")
     for character in name:
         _check_character(name, character)
-    try:
-        escape(name)
-    except InvalidToken:
-        raise ValueError(f"the name {name!r} is too long once escaped for a subject") from None
+    if (size := len(name.encode(errors="replace"))) > MAX_NAME_BYTES:
+        raise ValueError(f"the name has {size} bytes of UTF-8, at most {MAX_NAME_BYTES} are possible")
     return name
 
 
