@@ -36,7 +36,7 @@ def validate_name(name: str) -> str:
     for character in name:
         _check_character(name, character)
     if (size := len(name.encode(errors="replace"))) > MAX_NAME_BYTES:
-        raise ValueError(f"the name has {size} bytes of UTF-8, at most {MAX_NAME_BYTES} are possible")
+        raise ValueError(f"the name has {size} bytes of UTF-8, the limit is {MAX_NAME_BYTES}")
     return name
 
 
