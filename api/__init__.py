@@ -6,7 +6,8 @@ and leave as OpenAI's JSON or as server-sent events. Any service may import this
 
 schemas/         bytes of a body or frame become a pydantic record, or one sentence about its fault
 submission/      the record becomes a validated request, and its quotas are reserved
-tokenizer        texts become token ids; `chat_template` renders a chat as text before that
+tokenizer        texts become token ids; `chat_template` renders a chat as text before that, with
+                 contents in the form that the template takes (`content_format`)
 grammar_checker  refuses grammars that no worker can follow
 tool_calls       finds a model's tool calls in the text that it generates
 openai_bodies    records become OpenAI's response bodies; `sse` makes events of them for streams

@@ -229,7 +229,7 @@ def _count_characters(
     messages: Sequence[chat_template.Message], tools: Sequence[chat_template.Tool] | None
 ) -> int:
     """The approximate number of characters of a chat, to choose a thread by."""
-    size = sum(len(message["content"]) for message in messages)
+    size = sum(len(chat_template.join_parts(message["content"])) for message in messages)
     structured = [tools, *(m["tool_calls"] for m in messages if "tool_calls" in m)]
     return size + len(str(structured)) if any(structured) else size
 

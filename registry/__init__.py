@@ -2,6 +2,7 @@
 
 artifacts          hashes a version's files and refuses those that could run code
 model_inspection   reads engine, task, lengths and chat template from a model directory
+chat_templates     finds the chat template in each form in which directories have it
 remote_models      makes the record of a model that another server runs
 lora_adapters, safetensors_header   check a peft adapter against its model, by tensor shapes
 models, tenant_records              the records: Model, Version, Adapter, Alias; Tenant, ApiKey

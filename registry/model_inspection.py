@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files, read_json
+from registry.chat_templates import read_chat_template
 from registry.models import EngineKind, Model, Task, Version
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
@@ -153,18 +154,3 @@ def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
     for module in read_json(directory / "modules.json"):
         if str(module["type"]).endswith(".Dense"):
             yield read_json(directory / str(module["path"]) / "config.json")
-
-
-def read_chat_template(directory: Path) -> str | None:
-    """Return the chat template in chat_template.jinja, else the one in tokenizer_config.json.
-
-    Of several templates there, the one named `default` is returned. None if there is none.
-    """
-    file = directory / "chat_template.jinja"
-    if file.exists():
-        return file.read_text()
-    tokenizer = directory / "tokenizer_config.json"
-    template = read_json(tokenizer).get("chat_template") if tokenizer.exists() else None
-    if isinstance(template, list):
-        template = {t["name"]: t["template"] for t in template}.get("default")
-    return template if isinstance(template, str) else None

@@ -250,12 +250,12 @@ def test_best_of_may_say_what_n_says(best_of: int | None) -> None:
     assert completion(n=2, best_of=best_of).choice_count == 2
 
 
-def test_chat_parts_are_joined() -> None:
-    """Newer clients send texts as lists of parts; a line each, so that no words run together."""
+def test_chat_parts_are_kept_for_the_template() -> None:
+    """Newer clients send texts as lists of parts, and some templates join these themselves."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     turns = [{"role": "developer", "content": parts}, {"role": "assistant", "content": None}]
     assert chat(messages=turns).template_messages == [
-        {"role": "system", "content": "a\nb"},
+        {"role": "system", "content": parts},
         {"role": "assistant", "content": ""},
     ]
 
