@@ -12,22 +12,26 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tokenizers
+from tokenizers import normalizers
 
 from api import chat_template
 from api.control_tokens import ControlTokens
 from registry.artifacts import ArtifactChanged, read_verified
 from registry.models import Model, Version
+from registry.sentence_encoder import TextSettings, read_text_settings
 from streams.errors import TokenOutOfRange, UnsupportedValue
 
 T = TypeVar("T")
 INLINE_CHARACTERS = 400
 LONG_CHARACTERS = 32_768  # longer texts have a thread of their own, so short ones need not wait
 MAX_LOADED = 8
+AS_IT_IS = TextSettings()  # a text goes to the tokeniser unchanged
 
 
 class EncodedPair(NamedTuple):
@@ -83,11 +87,20 @@ class FileTokenizer:
     """The tokeniser in `content`, the bytes of a model version's tokenizer.json.
 
     Truncation and padding that the file asks for are switched off, so every text is encoded whole.
+    A sentence encoder's `settings` say what is put before a text, and whether it is lowered.
     """
 
-    def __init__(self, content: bytes, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        special_tokens: Mapping[str, str],
+        settings: TextSettings = AS_IT_IS,
+    ) -> None:
         self.special_tokens = special_tokens
+        self._prompt = settings.prompt
         self._library = tokenizers.Tokenizer.from_buffer(content)
+        if settings.lower_case:
+            _lower_texts(self._library)
         added = self._library.get_added_tokens_decoder().values()
         self.control_tokens = ControlTokens(each.content for each in added if each.special)
         self._library.no_truncation()
@@ -99,13 +112,20 @@ class FileTokenizer:
         If `special` is True, the special tokens of the model are added around each text. Python's
         lock is released, so other threads run on meanwhile.
         """
-        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=special)
+        prompted = [self._prompt + text for text in texts]
+        encoded = self._library.encode_batch_fast(prompted, add_special_tokens=special)
         return [encoding.ids for encoding in encoded]
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[EncodedPair]:
         """Return one sequence for each text: the query and the text, joined as the file says."""
         pairs = [(query, text) for text in texts]
         return [_to_encoded_pair(encoding) for encoding in self._library.encode_batch_fast(pairs)]
+
+
+def _lower_texts(library: tokenizers.Tokenizer) -> None:
+    """Lower texts before all else that the tokeniser does to them."""
+    own = [library.normalizer] if library.normalizer else []
+    library.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 class TokenizerCache:
@@ -269,7 +289,14 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
     """
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()
-    return FileTokenizer(_read_file(version, "tokenizer.json"), _special_tokens(version))
+    is_encoder = model.engine == "embed"
+    settings = read_text_settings(partial(_read_json, version)) if is_encoder else AS_IT_IS
+    return FileTokenizer(_read_file(version, "tokenizer.json"), _special_tokens(version), settings)
+
+
+def _read_json(version: Version, path: str) -> Any:
+    """Return the content of a version's JSON file; None if it has no such file."""
+    return json.loads(_read_file(version, path)) if path in version.files else None
 
 
 def _read_file(version: Version, path: str) -> bytes:
@@ -282,8 +309,7 @@ def _special_tokens(version: Version) -> dict[str, str]:
     """All `<name>_token` entries, as templates use them; those of tokenizer_config.json win."""
     found: dict[str, str] = {}
     for path in ("special_tokens_map.json", "tokenizer_config.json"):
-        if path in version.files:
-            found |= _token_texts(json.loads(_read_file(version, path)))
+        found |= _token_texts(_read_json(version, path) or {})
     return found
 
 

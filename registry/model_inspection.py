@@ -1,6 +1,5 @@
 """Reads a model's engine, task, lengths, vocabulary and chat template from its own files."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,11 @@ from typing import Any
 from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files, read_json
 from registry.chat_templates import read_chat_template
 from registry.models import EngineKind, Model, Task, Version
+from registry.sentence_encoder import read_files, read_text_settings, read_vector_modules
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
-_TRAINED_LENGTHS = (
-    ("sentence_bert_config.json", "max_seq_length"),
-    ("tokenizer_config.json", "model_max_length"),
-)
+_WIDTHS = ("hidden_size", "dim", "d_model")
 _CLASSIFIES = "ForSequenceClassification"
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -112,12 +109,13 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescription:
+    modules = read_vector_modules(read_files(directory))
     return ModelDescription(
         "embed",
         "embed",
         _longest_input(directory, config),
         _first_number(config, ("vocab_size",)),
-        embedding_dimensions=_dimensions(directory, config),
+        embedding_dimensions=modules.dimensions(_first_number(config, _WIDTHS)),
     )
 
 
@@ -133,24 +131,16 @@ def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescri
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
     """Return the tokens that the model has positions for, or was trained with if that is less."""
-    lengths = [_first_number(config, _LENGTHS)]
+    length = _first_number(config, _LENGTHS)
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
-        lengths[0] -= int(config.get("pad_token_id", 1)) + 1
-    for name, key in _TRAINED_LENGTHS:
-        file = directory / name
-        if file.exists() and isinstance(limit := read_json(file).get(key), int) and limit > 0:
-            lengths.append(limit)
-    return min(lengths)
+        length -= int(config.get("pad_token_id", 1)) + 1
+    trained = read_text_settings(read_files(directory)).max_tokens
+    return min(length, trained or _tokenizer_limit(directory) or length)
 
 
-def _dimensions(directory: Path, config: dict[str, Any]) -> int:
-    """Return the width of an embedding: of the last dense module, else of the encoder."""
-    dense = [int(module["out_features"]) for module in _dense_modules(directory)]
-    return dense[-1] if dense else _first_number(config, ("hidden_size", "dim", "d_model"))
-
-
-def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
-    for module in read_json(directory / "modules.json"):
-        if str(module["type"]).endswith(".Dense"):
-            yield read_json(directory / str(module["path"]) / "config.json")
+def _tokenizer_limit(directory: Path) -> int | None:
+    """Return the longest input according to tokenizer_config.json; None if it has no such limit."""
+    file = directory / "tokenizer_config.json"
+    limit = read_json(file).get("model_max_length") if file.exists() else None
+    return limit if isinstance(limit, int) and limit > 0 else None
