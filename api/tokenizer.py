@@ -22,7 +22,8 @@ from tokenizers import normalizers
 
 from api import chat_template
 from api.control_tokens import ControlTokens
-from registry.artifacts import ArtifactChanged, read_verified
+from registry.added_tokens import build_tokenizer, read_special_tokens
+from registry.artifacts import ArtifactChanged, ReadJson, read_verified
 from registry.models import Model, Version
 from registry.sentence_encoder import TextSettings, read_text_settings
 from streams.errors import TokenOutOfRange, UnsupportedValue
@@ -87,7 +88,9 @@ class FileTokenizer:
     """The tokeniser in `content`, the bytes of a model version's tokenizer.json.
 
     Truncation and padding that the file asks for are switched off, so every text is encoded whole.
-    A sentence encoder's `settings` say what is put before a text, and whether it is lowered.
+    A sentence encoder's `settings` say what is put before a text, and whether it is lowered. `read`
+    reads the other files, which may have tokens that `content` lacks, as far as they are below
+    `vocab_size`.
     """
 
     def __init__(
@@ -95,10 +98,12 @@ class FileTokenizer:
         content: bytes,
         special_tokens: Mapping[str, str],
         settings: TextSettings = AS_IT_IS,
+        read: ReadJson = lambda path: None,
+        vocab_size: int = 0,
     ) -> None:
         self.special_tokens = special_tokens
         self._prompt = settings.prompt
-        self._library = tokenizers.Tokenizer.from_buffer(content)
+        self._library = build_tokenizer(content, read, vocab_size)
         if settings.lower_case:
             _lower_texts(self._library)
         added = self._library.get_added_tokens_decoder().values()
@@ -289,9 +294,10 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
     """
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()
-    is_encoder = model.engine == "embed"
-    settings = read_text_settings(partial(_read_json, version)) if is_encoder else AS_IT_IS
-    return FileTokenizer(_read_file(version, "tokenizer.json"), _special_tokens(version), settings)
+    read = partial(_read_json, version)
+    settings = read_text_settings(read) if model.engine == "embed" else AS_IT_IS
+    content = _read_file(version, "tokenizer.json")
+    return FileTokenizer(content, _special_tokens(version), settings, read, model.vocab_size)
 
 
 def _read_json(version: Version, path: str) -> Any:
@@ -306,14 +312,5 @@ def _read_file(version: Version, path: str) -> bytes:
 
 
 def _special_tokens(version: Version) -> dict[str, str]:
-    """All `<name>_token` entries, as templates use them; those of tokenizer_config.json win."""
-    found: dict[str, str] = {}
-    for path in ("special_tokens_map.json", "tokenizer_config.json"):
-        found |= _token_texts(_read_json(version, path) or {})
-    return found
-
-
-def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    named = {name: value for name, value in config.items() if name.endswith("_token")}
-    texts = {n: v.get("content") if isinstance(v, dict) else v for n, v in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    """All `<name>_token` entries, as templates use them."""
+    return read_special_tokens(partial(_read_json, version))

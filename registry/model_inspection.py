@@ -4,10 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files, read_json
+from registry.added_tokens import TOKENIZER, check_added_tokens
+from registry.artifacts import (
+    SHORT_DIGEST,
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+    json_reader,
+    read_json,
+)
 from registry.chat_templates import read_chat_template
 from registry.models import EngineKind, Model, Task, Version
-from registry.sentence_encoder import read_files, read_text_settings, read_vector_modules
+from registry.sentence_encoder import read_text_settings, read_vector_modules
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
@@ -62,6 +70,9 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
     files. `fields` override what the files say. Raises `ArtifactRefused` for files that must not be
     there or do not say enough. Reads and hashes every file: call it in a thread.
     """
+    described = inspect_model(directory)
+    if (directory / TOKENIZER).exists():
+        check_added_tokens(directory, described.vocab_size)
     files = hash_files(directory)
     digest = combine_digests(files)
     made = Version(
@@ -71,7 +82,7 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
         digest=digest,
     )
     return Model(
-        **{**vars(inspect_model(directory)), **fields},
+        **{**vars(described), **fields},
         name=name,
         versions={made.id: made},
         default_version=made.id,
@@ -109,7 +120,7 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescription:
-    modules = read_vector_modules(read_files(directory))
+    modules = read_vector_modules(json_reader(directory))
     return ModelDescription(
         "embed",
         "embed",
@@ -135,7 +146,7 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
         length -= int(config.get("pad_token_id", 1)) + 1
-    trained = read_text_settings(read_files(directory)).max_tokens
+    trained = read_text_settings(json_reader(directory)).max_tokens
     return min(length, trained or _tokenizer_limit(directory) or length)
 
 

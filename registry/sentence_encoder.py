@@ -3,12 +3,11 @@
 Worker, gateway and registry read it here, so that one of them never takes what another one refuses.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-from registry.artifacts import ArtifactRefused, read_json
+from registry.artifacts import ArtifactRefused, ReadJson
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
@@ -28,7 +27,6 @@ _TRANSFORMER_SETTINGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-ReadFile = Callable[[str], Any]  # the JSON content of a file, by relative path; None if missing
 
 
 @dataclass(frozen=True)
@@ -79,16 +77,7 @@ class VectorModules:
         return min(width, self.truncate_dim or width)
 
 
-def read_files(directory: Path) -> ReadFile:
-    """Return a function that reads a JSON file of `directory`, for the other functions here."""
-
-    def read(path: str) -> Any:
-        return read_json(directory / path) if (directory / path).exists() else None
-
-    return read
-
-
-def read_text_settings(read: ReadFile) -> TextSettings:
+def read_text_settings(read: ReadJson) -> TextSettings:
     """Return what an encoder's files say is done to texts.
 
     Raises `ArtifactRefused` if the prompt that is used by default is not among its prompts.
@@ -104,7 +93,7 @@ def read_text_settings(read: ReadFile) -> TextSettings:
     )
 
 
-def read_vector_modules(read: ReadFile) -> VectorModules:
+def read_vector_modules(read: ReadJson) -> VectorModules:
     """Return how an encoder's files say that vectors are made.
 
     Without a pooling module it is the mean of all tokens. Raises `ArtifactRefused` for a module, a
@@ -131,14 +120,14 @@ def read_vector_modules(read: ReadFile) -> VectorModules:
     return VectorModules(modes, layers, _truncate_dim(settings))
 
 
-def _read_object(read: ReadFile, path: str) -> dict[str, Any]:
+def _read_object(read: ReadJson, path: str) -> dict[str, Any]:
     content = read(path)
     if content is not None and not isinstance(content, dict):
         raise ArtifactRefused(path, "is not a JSON object")
     return content or {}
 
 
-def _transformer_settings(read: ReadFile) -> tuple[str, dict[str, Any]]:
+def _transformer_settings(read: ReadJson) -> tuple[str, dict[str, Any]]:
     """Return the name and content of the first file of settings that has any."""
     for name in _TRANSFORMER_SETTINGS:
         if content := _read_object(read, name):
@@ -163,7 +152,7 @@ def _truncate_dim(settings: dict[str, Any]) -> int | None:
     return found
 
 
-def _read_module(read: ReadFile, module: dict[str, Any]) -> VectorLayer:
+def _read_module(read: ReadJson, module: dict[str, Any]) -> VectorLayer:
     kind = str(module["type"]).rpartition(".")[2]
     path = str(module.get("path") or "").strip("/")
     settings = _read_object(read, f"{path}/config.json") if path else {}

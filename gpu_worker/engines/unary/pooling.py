@@ -11,11 +11,11 @@ from torch.nn.functional import normalize
 
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.padding import PaddedBatch
+from registry.artifacts import json_reader
 from registry.sentence_encoder import (
     PoolingMode,
     VectorLayer,
     VectorModules,
-    read_files,
     read_vector_modules,
 )
 
@@ -41,7 +41,7 @@ class Pooling:
         Layers are loaded onto `device`. Raises `ArtifactRefused` for a module or pooling mode that
         is not supported, ValueError for such an activation, and OSError if a file is missing.
         """
-        modules: VectorModules = read_vector_modules(read_files(directory))
+        modules: VectorModules = read_vector_modules(json_reader(directory))
         layers = _load_layers(directory, modules.layers, device)
         return cls(modules.modes, tuple(layers), modules.truncate_dim)
 
