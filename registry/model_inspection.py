@@ -14,6 +14,7 @@ from registry.artifacts import (
     read_json,
 )
 from registry.chat_templates import read_chat_template
+from registry.generation_config import read_sampling_defaults
 from registry.models import EngineKind, Model, Task, Version
 from registry.sentence_encoder import read_text_settings, read_vector_modules
 
@@ -54,6 +55,7 @@ def inspect_model(directory: Path) -> ModelDescription:
             f"architectures {config.get('architectures')} is no causal language model and no "
             "sequence classifier, and there is no modules.json of a sentence encoder",
         )
+    read_sampling_defaults(json_reader(directory))  # refuses what no worker would load
     return ModelDescription(
         "transformers",
         "generate",

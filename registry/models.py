@@ -11,12 +11,19 @@ from streams.subjects import Priority, token
 from streams.usage_accounts import Price
 
 EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
+GenerationConfig = Literal["auto", "none"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
 MAX_NAME_BYTES = 256  # of UTF-8; each may take three characters in a subject
 MOCK_VERSION = "1"
 # Fields that a newly added version leaves as they are in the model's record, unless it sets them.
-INHERITED_FIELDS = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
+INHERITED_FIELDS = (
+    "prompt_price",
+    "completion_price",
+    "default_max_tokens",
+    "max_output_tokens",
+    "generation_config",
+)
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
     "*": "a NATS wildcard",
@@ -94,6 +101,8 @@ class Model(Record):
     default_version: str
     goals: dict[Priority, LatencyGoals] = {}
     chat_template: str | None = None
+    # Whether what a request does not say of sampling is as generation_config.json has it
+    generation_config: GenerationConfig = "auto"
     prompt_price: float | None = Field(default=None, ge=0)  # of a million prompt tokens
     completion_price: float | None = Field(default=None, ge=0)  # of a million generated tokens
     has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, and their tokens are estimated

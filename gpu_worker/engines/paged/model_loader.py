@@ -1,7 +1,7 @@
 """Loads a causal language model, refuses what paged attention cannot run, and sizes the KV."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,8 @@ from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_li
 from gpu_worker.engines.precision import choose_dtype
 from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifacts import json_reader
+from registry.generation_config import read_sampling_defaults
+from streams.messages import NEUTRAL_SAMPLING, SamplingDefaults
 
 PROBE_ATTENTION = "millstream_probe"
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -50,6 +52,7 @@ class LoadedCausalLM:
     vocab_size: int
     context_length: int
     eos_ids: frozenset[int]  # end-of-sequence ids
+    sampling_defaults: SamplingDefaults = NEUTRAL_SAMPLING
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -93,7 +96,9 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
         replace_parallel_linears(model)
     merge_and_pack(model)
     tokenizer = load_tokenizer(directory, config.get_text_config().vocab_size)
-    return inspect_model(model, tokenizer, read_end_id(tokenizer, json_reader(directory)))
+    read = json_reader(directory)
+    loaded = inspect_model(model, tokenizer, read_end_id(tokenizer, read))
+    return replace(loaded, sampling_defaults=read_sampling_defaults(read))
 
 
 def inspect_model(

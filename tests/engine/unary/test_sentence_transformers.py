@@ -110,7 +110,7 @@ def add_modules(directory: Path, *kinds: str) -> None:
 def add_dense(
     directory: Path, path: str, outputs: int, *, activation: str, residual: bool, bias: bool
 ) -> None:
-    settings = {"in_features": 2 * SIZE, "out_features": outputs, "bias": bias}
+    settings: dict[str, Any] = {"in_features": 2 * SIZE, "out_features": outputs, "bias": bias}
     settings |= {"activation_function": activation, "use_residual": residual}
     weights = {"linear.weight": torch.randn(outputs, 2 * SIZE)}
     weights |= {"linear.bias": torch.randn(outputs)} if bias else {}

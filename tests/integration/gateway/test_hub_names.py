@@ -21,15 +21,14 @@ async def test_the_longest_name_of_the_hub_is_served(nats_url: str) -> None:
     update = {"versions": {VERSION: version}, "default_version": VERSION}
     model = mock_model(NAME).model_copy(update=update)
     async with cell_with_model(nats_url, model) as gateway:
-        body = {"prompt": "hello", "max_tokens": 3}
         for name in (NAME, f"{NAME}@{VERSION}"):
-            answer = await gateway.complete(model=name, **body)
+            answer = await gateway.complete("hello", model=name)
             assert answer.status == 200, answer.body
             assert answer.json["model"] == name
         shown = await gateway.request("GET", "/v1/models/" + quote(NAME, safe=""))
         assert shown.json["id"] == NAME
         async with gateway.socket() as socket:
-            await socket.send(type="generate", id="1", model=NAME, **body)
+            await socket.send(type="generate", id="1", model=NAME, prompt="hello", max_tokens=3)
             assert (await socket.receive_rest("1"))[-1]["type"] == "done"
 
 
