@@ -50,7 +50,7 @@ def generated(directory: Path, **settings: Any) -> list[list[int]]:
     library.train(False)
     found = []
     for ids in PROMPTS:
-        out = library.generate(
+        out = library.generate(  # type: ignore[misc]
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             max_new_tokens=COUNT,
