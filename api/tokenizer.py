@@ -23,7 +23,7 @@ from tokenizers import normalizers
 from api import chat_template
 from api.control_tokens import ControlTokens
 from registry.added_tokens import build_tokenizer, read_special_tokens
-from registry.artifacts import ArtifactChanged, ReadJson, read_verified
+from registry.artifact_verification import ArtifactChanged, ReadJson, read_verified
 from registry.models import Model, Version
 from registry.sentence_encoder import TextSettings, read_text_settings
 from streams.errors import TokenOutOfRange, UnsupportedValue
@@ -90,7 +90,7 @@ class FileTokenizer:
     Truncation and padding that the file asks for are switched off, so every text is encoded whole.
     A sentence encoder's `settings` say what is put before a text, and whether it is lowered. `read`
     reads the other files, which may have tokens that `content` lacks, as far as they are below
-    `vocab_size`.
+    `vocab_size`. Raises `ArtifactRefused` if `content` is no tokeniser.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class TokenizerCache:
         """Load a version's tokeniser into the cache and return once it is there.
 
         The first request for the version then need not wait for it. Raises `ArtifactChanged` if a
-        file is missing on this machine or differs from the registered one; the next call tries
-        again.
+        file is missing on this machine or differs from the registered one, and `ArtifactRefused` if
+        it is no tokeniser; the next call tries again.
         """
         await self._get(model, version)
 
@@ -290,7 +290,8 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
 
     Slow (0.9 s for Gemma's), so call it in a thread. The mock engine, and a model registered
     without a tokeniser, get a `ByteTokenizer`, for which nothing is read. Raises `ArtifactChanged`
-    if a file is missing on this machine or differs from the registered one.
+    if a file is missing on this machine or differs from the registered one, and `ArtifactRefused`
+    if it is no tokeniser.
     """
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from registry.artifacts import ArtifactRefused, ReadJson, json_reader
+from registry.artifact_verification import ArtifactRefused, ReadJson, json_reader
 
 TOKENIZER = "tokenizer.json"
 _CONFIG, _NAMES, _OLD_TOKENS = (

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, read_json
+from registry.artifact_verification import ArtifactRefused, read_json_object
 
 _FILE = "chat_template.jinja"
 _FOLDER = "additional_chat_templates"  # one file each, named NAME.jinja
@@ -17,8 +17,9 @@ def read_chat_template(directory: Path) -> str | None:
     The files chat_template.jinja and additional_chat_templates/NAME.jinja come first, then
     `chat_template` in tokenizer_config.json, then the one in chat_template.json. Of templates with
     names, `tool_use` is for chats with tools and `default` for all others: the template returned
-    has both, and chooses between them. Templates of other names (`rag`) are not used. Raises
-    `ArtifactRefused` for templates of which none is named `default`, and for what is no template.
+    has both, and chooses between them. Templates of other names (`rag`) are not used, and what is
+    no template counts as none. Raises `ArtifactRefused` for templates of which none is named
+    `default`, and for a file of another kind than its name says.
     """
     templates = _read_files(directory)
     where = _FILE
@@ -63,16 +64,11 @@ def _read_text(file: Path) -> str:
 
 def _read_json(file: Path) -> dict[str, str]:
     """Return the templates in a JSON file by name: one alone is the default."""
-    content = read_json(file) if file.exists() else {}
-    found: Any = content.get("chat_template") if isinstance(content, dict) else None
-    if isinstance(found, str) or not found:
-        return {_DEFAULT: found} if found else {}
-    try:
-        named = found if isinstance(found, dict) else {t["name"]: t["template"] for t in found}
-    except (TypeError, KeyError):
-        named = {"": None}
-    if not all(isinstance(each, str) for pair in named.items() for each in pair):
-        raise ArtifactRefused(
-            file.name, "has a chat_template that is neither a text nor a list of name and template"
-        )
-    return named
+    found: Any = read_json_object(file).get("chat_template") if file.exists() else None
+    if isinstance(found, str):
+        return {_DEFAULT: found}
+    if isinstance(found, list):
+        entries = [each for each in found if isinstance(each, dict)]
+        found = {str(each.get("name")): each.get("template") for each in entries}
+    named = found.items() if isinstance(found, dict) else ()
+    return {name: template for name, template in named if isinstance(template, str)}

@@ -7,7 +7,7 @@ has (`default_max_tokens`), nor what the engine cannot do, such as beams.
 
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, ReadJson
+from registry.artifact_verification import ArtifactRefused, ReadJson
 from streams.messages import GREEDY_BELOW, SamplingDefaults
 
 FILE = "generation_config.json"

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from registry.added_tokens import TOKENIZER, check_added_tokens
-from registry.artifacts import (
+from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
     combine_digests,
     hash_files,
     json_reader,
-    read_json,
+    read_json_object,
 )
 from registry.chat_templates import read_chat_template
 from registry.generation_config import read_sampling_defaults
@@ -44,7 +44,7 @@ def inspect_model(directory: Path) -> ModelDescription:
     Raises `ArtifactRefused` if the files do not say enough, or the model is of no supported kind.
     """
     config = _read_config(directory)
-    architectures = [str(each) for each in config.get("architectures") or []]
+    architectures = _read_architectures(config)
     if any(each.endswith(_CLASSIFIES) for each in architectures):
         return _describe_classifier(directory, config)
     if (directory / "modules.json").exists():
@@ -72,10 +72,10 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
     files. `fields` override what the files say. Raises `ArtifactRefused` for files that must not be
     there or do not say enough. Reads and hashes every file: call it in a thread.
     """
-    described = inspect_model(directory)
-    if (directory / TOKENIZER).exists():
-        check_added_tokens(directory, described.vocab_size)
     files = hash_files(directory)
+    described = inspect_model(directory)
+    if TOKENIZER in files:
+        check_added_tokens(directory, described.vocab_size)
     digest = combine_digests(files)
     made = Version(
         id=version or digest[:SHORT_DIGEST],
@@ -103,10 +103,18 @@ def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.exists():
         raise ArtifactRefused("config.json", "is missing; a GGUF alone must be converted first")
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise ArtifactRefused("config.json", "is not a JSON object")
-    return config
+    return read_json_object(path)
+
+
+def _read_architectures(config: dict[str, Any]) -> list[str]:
+    found = config.get("architectures") or []
+    if not isinstance(found, list):
+        raise ArtifactRefused("config.json", f"architectures is {found!r}, not a list")
+    return [str(each) for each in found]
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
@@ -114,10 +122,11 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
     Multimodal models have them in `text_config`. Raises `ArtifactRefused` if there is none.
     """
-    for part in (config, config.get("text_config") or {}):
-        for key in keys:
-            if isinstance(part.get(key), int) and part[key] > 0:
-                return int(part[key])
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for value in map(part.get, keys):
+            if _is_count(value):
+                return value
     raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
 
 
@@ -138,8 +147,13 @@ def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescri
         "classify",
         _longest_input(directory, config),
         _first_number(config, ("vocab_size",)),
-        num_labels=len(config.get("id2label") or ()) or 2,  # the default of transformers
+        num_labels=_count_labels(config),
     )
+
+
+def _count_labels(config: dict[str, Any]) -> int:
+    labels = config.get("id2label")
+    return len(labels) if labels and isinstance(labels, dict) else 2  # transformers' default
 
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
@@ -147,7 +161,8 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
     length = _first_number(config, _LENGTHS)
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
-        length -= int(config.get("pad_token_id", 1)) + 1
+        padding = config.get("pad_token_id")
+        length -= (padding if _is_count(padding) else 1 if padding is None else 0) + 1
     trained = read_text_settings(json_reader(directory)).max_tokens
     return min(length, trained or _tokenizer_limit(directory) or length)
 
@@ -155,5 +170,5 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 def _tokenizer_limit(directory: Path) -> int | None:
     """Return the longest input according to tokenizer_config.json; None if it has no such limit."""
     file = directory / "tokenizer_config.json"
-    limit = read_json(file).get("model_max_length") if file.exists() else None
-    return limit if isinstance(limit, int) and limit > 0 else None
+    limit = read_json_object(file).get("model_max_length") if file.exists() else None
+    return limit if _is_count(limit) else None

@@ -14,7 +14,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from registry.added_tokens import TOKENIZER, load_tokenizer
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files
+from registry.artifact_verification import (
+    SHORT_DIGEST,
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+)
 from registry.chat_templates import read_chat_template
 from registry.model_inspection import read_context_length
 from registry.models import Model, Record, Task, Version

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from registry.artifacts import ArtifactRefused, ReadJson
+from registry.artifact_verification import ArtifactRefused, ReadJson
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
@@ -73,8 +73,16 @@ class VectorModules:
                 if layer.settings.get(key, width) != width:
                     reason = f"has {key} {layer.settings[key]}, the vectors have {width} there"
                     raise ArtifactRefused(f"{layer.path}/config.json", reason)
-            width = int(layer.settings.get("out_features", width))
+            if layer.kind == "Dense":
+                width = _read_width(layer)
         return min(width, self.truncate_dim or width)
+
+
+def _read_width(dense: VectorLayer) -> int:
+    found = dense.settings.get("out_features")
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ArtifactRefused(f"{dense.path}/config.json", f"has out_features {found!r}")
+    return found
 
 
 def read_text_settings(read: ReadJson) -> TextSettings:

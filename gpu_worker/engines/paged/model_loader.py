@@ -18,7 +18,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.device_memory import default_device
-from gpu_worker.engines.paged.attention import contiguous_kv
+from gpu_worker.engines.paged.attention import contiguous_kv_copies
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
@@ -26,7 +26,7 @@ from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
 from gpu_worker.engines.precision import choose_dtype
 from registry.added_tokens import load_tokenizer, read_end_id
-from registry.artifacts import json_reader
+from registry.artifact_verification import json_reader
 from registry.generation_config import read_sampling_defaults
 from streams.messages import NEUTRAL_SAMPLING, SamplingDefaults
 
@@ -81,12 +81,12 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     Raises `UnsupportedModel`, with the architecture's name, before weights are read or, where only
     a forward pass can tell, after.
     """
-    config = check_supported(directory, device, ranks)
+    check_supported(directory, device, ranks)
     target_device = resolve_device(device)
     distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         directory,
-        dtype=choose_dtype(config, target_device),
+        dtype=choose_dtype(directory, target_device),
         local_files_only=True,
         use_safetensors=True,
         **distributed,
@@ -95,7 +95,7 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     if ranks > 1:
         replace_parallel_linears(model)
     merge_and_pack(model)
-    tokenizer = load_tokenizer(directory, config.get_text_config().vocab_size)
+    tokenizer = load_tokenizer(directory, model.config.get_text_config().vocab_size)
     read = json_reader(directory)
     loaded = inspect_model(model, tokenizer, read_end_id(tokenizer, read))
     return replace(loaded, sampling_defaults=read_sampling_defaults(read))
@@ -298,7 +298,7 @@ def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
     block_item_bytes = loaded.model.dtype.itemsize * BLOCK_TOKENS
     if loaded.model.device.type == "cpu":
-        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv.MAX_SHARE))
+        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv_copies.MAX_SHARE))
     return sum(
         2 * kv.kv_heads * kv.head_dim * block_item_bytes * blocks[kv.window]
         for kv in loaded.kv_layers

@@ -26,7 +26,7 @@ from gpu_worker.engines.remote.retrying_caller import RetryingCaller
 from gpu_worker.engines.remote.single_item_client import SingleItemClient
 from gpu_worker.engines.sequence_limits import count_reserved_tokens
 from registry.added_tokens import load_tokenizer, read_end_id
-from registry.artifacts import json_reader
+from registry.artifact_verification import json_reader
 from streams.errors import MillstreamError
 
 Api = Literal["openai", "vllm", "single"]

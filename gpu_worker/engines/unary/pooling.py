@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.padding import PaddedBatch
-from registry.artifacts import json_reader
+from registry.artifact_verification import json_reader
 from registry.sentence_encoder import (
     PoolingMode,
     VectorLayer,

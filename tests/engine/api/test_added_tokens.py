@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from api.tokenizer import load_tokenizer
 from registry.added_tokens import load_tokenizer as load_library
 from registry.added_tokens import read_end_id
-from registry.artifacts import ArtifactRefused, combine_digests, hash_files, json_reader
+from registry.artifact_verification import ArtifactRefused, combine_digests, hash_files, json_reader
 from registry.model_inspection import model_from
 from registry.models import Model, Version, mock_model
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model_loader import load_model
-from registry.artifacts import ArtifactRefused, json_reader
+from registry.artifact_verification import ArtifactRefused, json_reader
 from registry.generation_config import read_sampling_defaults
 from registry.model_inspection import model_from
 from streams.messages import NEUTRAL_SAMPLING, Request, Sampling, SamplingDefaults

@@ -12,7 +12,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from gpu_worker.engines.engine import DeviceLost, Sequence
 from gpu_worker.engines.unary.embed import EmbedEngine
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from tests.engine.tiny_encoders import CONTEXT, SIZE, encoder, prompt
 from tests.engine.tiny_models import Results, run_to_end
 

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from api.tokenizer import load_tokenizer
 from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.unary.embed import EmbedEngine
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.model_inspection import model_from
 from tests.engine.tiny_encoders import SIZE, encoder
 from tests.engine.tiny_models import run_to_end

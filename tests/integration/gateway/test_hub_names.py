@@ -6,7 +6,7 @@ from urllib.parse import quote
 from registry.models import Version, mock_model
 from registry.store import Registry
 from streams import subjects
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.subjects import Lane, Priority
 from tests.support.eventually import eventually
 from tests.support.gateways import QUICK, cell_with_model

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.chat_templates import read_chat_template
 
 NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
@@ -30,6 +30,7 @@ def write(directory: Path, files: dict[str, Any]) -> Path:
         ({"tokenizer_config.json": ["D"][:0]}, None),
         ({"tokenizer_config.json": None}, None),
         ({"chat_template.json": NAMED[:1]}, "D"),
+        ({"tokenizer_config.json": [*NAMED[:1], "x", {"name": "tool_use"}]}, "D"),
         ({"tokenizer_config.json": NAMED}, BOTH),
         ({"tokenizer_config.json": {"default": "D", "tool_use": "T"}}, BOTH),
         ({"tokenizer_config.json": [*NAMED, {"name": "rag", "template": "R"}]}, BOTH),
@@ -62,9 +63,7 @@ def test_a_template_alone_in_json_is_the_default(tmp_path: Path) -> None:
     [
         ({"tokenizer_config.json": NAMED[1:]}, "tokenizer_config.json: .*only tool_use"),
         ({"additional_chat_templates/rag.jinja": "R"}, "chat_template.jinja: .*only rag"),
-        ({"tokenizer_config.json": [{"name": "default"}]}, "neither a text nor a list"),
-        ({"tokenizer_config.json": 3}, "neither a text nor a list"),
-        ({"tokenizer_config.json": ["D"]}, "neither a text nor a list"),
+        ({"tokenizer_config.json": "[]"}, "tokenizer_config.json: is not a JSON object"),
     ],
 )
 def test_a_template_that_cannot_be_chosen_is_refused(

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from millstream.models.settings import AddSettings
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.remote_models import RemoteRefused, RemoteServer, remote_model
 
 SERVER = RemoteServer(url="http://corn:8000/v1", model="corn")
