@@ -41,7 +41,10 @@ def detect_content_format(template: nodes.Template, has_tools: bool) -> ContentF
     tree = _rendered_part(template, has_tools)
     variables = _Variables(tree)
     if not any(
-        map(variables.takes_parts, tree.find_all((nodes.For, nodes.Getattr, nodes.Getitem)))
+        map(
+            variables.takes_parts,
+            tree.find_all((nodes.For, nodes.Filter, nodes.Getattr, nodes.Getitem)),
+        )
     ):
         return ContentFormat.TEXT
     tests = tree.find_all(nodes.Test)
@@ -99,10 +102,19 @@ class _Variables:
         match node:
             case nodes.For():
                 return self.kind(node.iter) is _Kind.CONTENT
-            case nodes.Getattr(node=nodes.Getitem() as item):
-                return node.attr in _PART_FIELDS and self.kind(item.node) is _Kind.CONTENT
-            case nodes.Getitem(node=nodes.Getitem() as item, arg=nodes.Const() as key):
-                return key.value in _PART_FIELDS and self.kind(item.node) is _Kind.CONTENT
+            case nodes.Filter(name="map" | "selectattr" | "rejectattr", node=inner):
+                return self.kind(inner) is _Kind.CONTENT
+            case nodes.Getattr(node=item, attr=field):
+                return field in _PART_FIELDS and self._is_part(item)
+            case nodes.Getitem(node=item, arg=nodes.Const(value=field)):
+                return field in _PART_FIELDS and self._is_part(item)
+        return False
+
+    def _is_part(self, item: nodes.Node) -> bool:
+        """Return whether an expression is one of the parts of a content, by its place there."""
+        match item:
+            case nodes.Getitem(node=inner) | nodes.Filter(name="first" | "last", node=inner):
+                return self.kind(inner) is _Kind.CONTENT
         return False
 
     def _bound(self, tree: nodes.Node) -> Iterator[tuple[str, _Kind]]:

@@ -49,9 +49,9 @@ def _choose_by_tools(tool_use: str | None, default: str) -> str:
 
 
 def _read_files(directory: Path) -> dict[str, str]:
-    found = {file.stem: file for file in sorted((directory / _FOLDER).glob("*.jinja"))}
-    if (directory / _FILE).exists():
-        found[_DEFAULT] = directory / _FILE
+    default = directory / _FILE
+    found = {_DEFAULT: default} if default.exists() else {}
+    found |= {file.stem: file for file in sorted((directory / _FOLDER).glob("*.jinja"))}
     return {name: _read_text(file) for name, file in found.items()}
 
 

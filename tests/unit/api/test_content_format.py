@@ -42,6 +42,8 @@ PARTS = [
     "{% for m in ns.rest %}" + LOOP.replace("CONTENT", "m.content") + "{% endfor %}",
     "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
     "{{ messages[0]['content'][0]['text'] }}",
+    "{{ (messages[-1].content | first).text }}",
+    "{% for m in messages %}{{ m.content | map(attribute='text') | join }}{% endfor %}",
 ]
 EITHER = [
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
