@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gpu_worker.engines.checkpoint import IncompleteCheckpoint, UnsupportedModel
+from gpu_worker.engines.checkpoints.loading import IncompleteCheckpoint, UnsupportedModel
 from gpu_worker.engines.paged.model_loader import load_model
 from gpu_worker.engines.unary.classify import ClassifyEngine
 from gpu_worker.engines.unary.embed import EmbedEngine

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from gpu_worker.engines.checkpoint import load_checkpoint
+from gpu_worker.engines.checkpoints.loading import load_checkpoint
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch

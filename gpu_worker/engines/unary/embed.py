@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from gpu_worker.engines.checkpoint import load_checkpoint
+from gpu_worker.engines.checkpoints.loading import load_checkpoint
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
 from gpu_worker.engines.unary.pooling import Pooling
