@@ -67,9 +67,11 @@ def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:
 
 
 def _make_mask(
-    *, mask_function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], device: torch.device | str = "cpu",
+    *,
+    mask_function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    device: torch.device | str = "cpu",
     **_: object,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return, in the place of a mask `[1, 1, 1, 1]`, how far back a token sees."""
 
     def find_window(position: int) -> SlidingWindow:

@@ -105,6 +105,7 @@ class TransformersEngine:
             self._runner.capture_graphs()
             if self._reference:
                 prove(self._reference, self._compute_forced, self._max_batch_tokens)
+                self._reference = None
         except EngineError as error:
             name = type(self._model).__name__
             raise UnsupportedModel(f"{name} cannot run on this engine: {error}") from error

@@ -55,10 +55,12 @@ class ForcedText:
 class Reference:
     """What transformers computes: logits `[continuation, vocabulary]` for each text, float32.
 
-    Row `i` are the logits before token `i` of the continuation.
+    Row `i` are the logits before token `i` of the continuation. `setting` is that of
+    `describe_setting`.
     """
 
     architecture: str
+    setting: str
     dtype: torch.dtype
     texts: list[ForcedText]
     logits: list[Tensor]
@@ -100,7 +102,7 @@ def compute_reference(
         ids = torch.tensor([text.prompt + text.continuation[:-1]], device=model.device)
         rows = model(input_ids=ids, use_cache=False).logits[0, -len(text.continuation) :]
         logits.append(rows.float().cpu())
-    return Reference(type(model).__name__, model.dtype, texts, logits)
+    return Reference(type(model).__name__, describe_setting(model), model.dtype, texts, logits)
 
 
 def _make_texts(tokenizer: Tokenizer, vocabulary: int, context: int) -> Iterable[ForcedText]:
