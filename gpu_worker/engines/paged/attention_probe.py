@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.checkpoints.loading import UnsupportedModel
+from gpu_worker.engines.device_memory import is_out_of_memory
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.batch.sequence_state import SlidingWindow
 
@@ -55,9 +56,7 @@ def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:
     AttentionInterface.register(PROBE_ATTENTION, probe)
     AttentionMaskInterface.register(PROBE_ATTENTION, _make_mask)
     _set_attention(model, PROBE_ATTENTION)
-    with torch.inference_mode():
-        ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-        model(input_ids=ids, position_ids=ids, use_cache=False)
+    _compute_one_token(model)
     count = model.config.get_text_config().num_hidden_layers
     if sorted(seen_layers) != list(range(count)):
         raise refuse_model(name, f"{len(seen_layers)} of its {count} layers use attention")
@@ -66,13 +65,25 @@ def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:
     return layers
 
 
+@torch.inference_mode()
+def _compute_one_token(model: PreTrainedModel) -> None:
+    ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    try:
+        model(input_ids=ids, position_ids=ids, use_cache=False)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = f"it cannot compute one token: {type(error).__name__}: {str(error)[:300]}"
+        raise refuse_model(type(model).__name__, reason) from error
+
+
 def _make_mask(
     *,
     mask_function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     device: torch.device | str = "cpu",
     **_: object,
-) -> Tensor:
-    """Return, in the place of a mask `[1, 1, 1, 1]`, how far back a token sees."""
+) -> Tensor | None:
+    """Return, in the place of a mask `[1, 1, 1, 1]`, how far back a token sees; None if unknown."""
 
     def find_window(position: int) -> SlidingWindow:
         def sees(key: int) -> bool:
@@ -83,7 +94,10 @@ def _make_mask(
             return None
         return position + 1 - bisect_left(range(position + 1), True, key=sees)
 
-    windows = {find_window(FAR), find_window(FAR + 7)}
+    try:
+        windows = {find_window(FAR), find_window(FAR + 7)}
+    except IndexError:  # it looks its tokens up, so it cannot be asked about others
+        return None
     value = ODD_MASK if len(windows) > 1 else -float(windows.pop() or NO_WINDOW)
     return torch.full((1, 1, 1, 1), value, device=device)
 

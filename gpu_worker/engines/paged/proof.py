@@ -100,8 +100,9 @@ def compute_reference(
     logits = []
     for text in texts:
         ids = torch.tensor([text.prompt + text.continuation[:-1]], device=model.device)
-        rows = model(input_ids=ids, use_cache=False).logits[0, -len(text.continuation) :]
-        logits.append(rows.float().cpu())
+        count = len(text.continuation)
+        result = model(input_ids=ids, use_cache=False, logits_to_keep=count)
+        logits.append(result.logits[0, -count:].float().cpu())
     return Reference(type(model).__name__, describe_setting(model), model.dtype, texts, logits)
 
 

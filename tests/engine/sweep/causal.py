@@ -1,9 +1,10 @@
 """Serves every causal model of transformers, tiny and random, and compares it with `generate`."""
 
-import json
+import signal
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from tests.engine.tiny_models import greedy_sequence, prompt, run_to_end, tokeni
 LENGTHS = (1, 5, 33, 70)  # of prompts; the longest is more than one window and several steps
 COUNT = 12
 SETTINGS = ((8, 512), (8, 13))  # sequences and tokens of a step: whole, and in chunks
+LIMIT_SECONDS = 300  # for one architecture
 TIE = 1e-3  # of the range of logits: closer ones are not told apart
 
 
@@ -44,8 +46,23 @@ def sweep(only: set[str]) -> Iterator[Result]:
     for kind in dict.fromkeys(MODEL_FOR_CAUSAL_LM_MAPPING):
         name = _model_class(kind).__name__
         if not only or name in only:
-            with tempfile.TemporaryDirectory() as directory:
+            with tempfile.TemporaryDirectory() as directory, time_limit(LIMIT_SECONDS):
                 yield try_architecture(name, kind, Path(directory))
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in a block that takes longer; in a process's main thread only."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"takes longer than {seconds} s")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def try_architecture(name: str, kind: type[PreTrainedConfig], directory: Path) -> Result:
@@ -137,8 +154,3 @@ def _refused_or_not_built(name: str, directory: Path, error: Exception) -> Resul
 def _model_class(kind: type[PreTrainedConfig]) -> type[PreTrainedModel]:
     found = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
-
-
-def as_json(result: Result) -> str:
-    """Return a result as one line of JSON."""
-    return json.dumps(asdict(result))

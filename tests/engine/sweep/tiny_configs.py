@@ -66,7 +66,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 8,
     },
     "Gemma4TextConfig": {"vocab_size_per_layer_input": VOCABULARY},
-    "GPTNeoConfig": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "GPTNeoConfig": {
+        "num_hidden_layers": ...,
+        "num_layers": 2,
+        "attention_types": [[["global", "local"], 1]],
+    },
     "Lfm2MoeConfig": {"layer_types": ["full_attention", "conv", "full_attention"]},
     "Mamba2Config": {"num_heads": 8, "head_dim": 16},
     "MoshiConfig": {"audio_vocab_size": 64},
