@@ -22,8 +22,8 @@ from bench import reporting
 from bench.reporting import Figure, Run
 from bench.synthetic_models import small_llama
 from gpu_worker.engines import demo_models
-from millstream.up.demo_conversion_process import cache_directory
 from millstream.up.launch_plan import ALLOCATOR_ENVIRONMENT
+from streams.base_settings import cache_directory
 
 OURS = "millstream"
 VLLM = {"vllm": 0.9, "vllm_compiled": None}  # with the share of its rate that is our goal

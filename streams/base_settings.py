@@ -5,6 +5,7 @@ Each service describes its settings as a subclass; `millstream.settings_loader` 
 the key.
 """
 
+import os
 import re
 import secrets
 from pathlib import Path
@@ -45,6 +46,15 @@ FLAG_ONLY: JsonDict = {"flag_only": True}  # given with one call; not read from 
 DATA_DIR = Path("~/.millstream")
 ENV_PREFIX = "MILLSTREAM_"
 DEFAULT_NATS = "nats://127.0.0.1:4222"
+
+
+def cache_directory() -> Path:
+    """Return the directory for what can be made again: converted demo models, proofs of models.
+
+    The path is that in the environment variable `MILLSTREAM_CACHE_DIR`, else
+    `~/.cache/millstream`, with `~` expanded. The directory is not created.
+    """
+    return Path(os.environ.get("MILLSTREAM_CACHE_DIR", "~/.cache/millstream")).expanduser()
 
 
 def new_id() -> str:

@@ -7,4 +7,5 @@ model_manager   asks the planner for the next step and does it; backs off from e
                 ends the process where only a new one helps
 model_eviction  the planner: each model's share of memory, which model waits, which makes room
 loading         a registered version becomes an engine: verify, load, warm up, each stage timed
+proof_records   which versions were proven to compute what transformers computes
 """

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +13,11 @@ import structlog
 
 from gpu_worker.engines import factory
 from gpu_worker.engines.engine import Engine
+from gpu_worker.models.proof_records import ProofRecords
 from gpu_worker.settings import WorkerSettings
 from registry import artifact_verification
 from registry.models import Model, Version
+from streams.base_settings import cache_directory
 
 log = structlog.get_logger()
 
@@ -57,6 +60,7 @@ class Loader:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._verified: dict[Path, list[_Stamp]] = {}
+        self._proofs = ProofRecords(cache_directory() / "proofs")
 
     async def load(self, model: Model, version: Version, memory_bytes: int | None) -> Engine:
         """Verify, load and warm up a model version, and return its engine.
@@ -106,6 +110,8 @@ class Loader:
                 "max_batch_tokens": settings.max_batch_tokens,
                 "kv_tokens": settings.kv_tokens,
                 "adapter_bytes": settings.adapter_bytes,
+                "is_proven": partial(self._proofs.is_proven, version.digest),
+                "keep_proof": partial(self._proofs.add, version.digest),
             }
         if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
             options["tensor_parallel_size"] = settings.tensor_parallel_size

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from gpu_worker.engines import demo_models
 from millstream.up.child_process import die_with_parent
+from streams.base_settings import cache_directory
 from streams.errors import MillstreamError
 
 
@@ -33,15 +34,6 @@ class ConversionFailed(MillstreamError):
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
         super().__init__(f"{name} could not be prepared: {last}; see {log}")
         self.name, self.log = name, log
-
-
-def cache_directory() -> Path:
-    """Return the directory in which converted demo models are kept, one for all data directories.
-
-    The path is that in the environment variable `MILLSTREAM_CACHE_DIR`, else
-    `~/.cache/millstream`, with `~` expanded. The directory is not created.
-    """
-    return Path(os.environ.get("MILLSTREAM_CACHE_DIR", "~/.cache/millstream")).expanduser()
 
 
 async def convert_demo_model(name: str, log: Path) -> Path:

@@ -16,6 +16,7 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    NystromformerConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -24,6 +25,7 @@ from transformers import (
     RobertaConfig,
     RobertaForSequenceClassification,
 )
+from transformers import NystromformerModel as Nystromformer
 
 VOCABULARY, CONTEXT, SIZE = 256, 64, 32
 PAD, CLS, SEP = 0, 1, 2
@@ -58,6 +60,7 @@ Build = tuple[Callable[..., PreTrainedConfig], dict[str, Any], type[PreTrainedMo
 ENCODERS: dict[str, Build] = {
     "bert": (BertConfig, _SHAPE, BertModel),
     "qwen3": (Qwen3Config, _QWEN3, Qwen3ForCausalLM),
+    "nystromformer": (NystromformerConfig, _SHAPE, Nystromformer),
 }
 CLASSIFIERS: dict[str, Build] = {
     "bert": (BertConfig, _SHAPE, BertForSequenceClassification),
@@ -121,6 +124,18 @@ def _tokenizer() -> Tokenizer:
         special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
     )
     return made
+
+
+def write_pooling(path: Path, size: int) -> None:
+    """Write the files of sentence-transformers into a model's directory: mean, then length one."""
+    _write(path / "1_Pooling", {"pooling_mode_mean_tokens": True, "word_embedding_dimension": size})
+    steps = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    (path / "2_Normalize").mkdir()
+    types = [
+        {"idx": n, "name": str(n), "path": p, "type": f"sentence_transformers.models.{t}"}
+        for n, (t, p) in enumerate(steps.items())
+    ]
+    (path / "modules.json").write_text(json.dumps(types))
 
 
 def _write(place: Path, settings: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import structlog
 import torch
 
 from gpu_worker.engines import device_memory
+from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.engine import DoesNotFit, EngineError, FreeCapacity, Output, Sequence
 from gpu_worker.engines.engine_stats import EngineStats
 from gpu_worker.engines.paged import model_loader as models
@@ -14,6 +15,7 @@ from gpu_worker.engines.paged.batch.sequence_state import SequenceSlice, Sequenc
 from gpu_worker.engines.paged.generating_sequence import GeneratingSequence, TokenVocabulary
 from gpu_worker.engines.paged.grammar_compiler import GrammarCompiler
 from gpu_worker.engines.paged.model_runner import ModelRunner
+from gpu_worker.engines.paged.proof import ForcedText, ForcedTokens, prove
 from gpu_worker.engines.paged.sampler import RowSampling, SampledToken
 from gpu_worker.engines.paged.step_executor import (
     SequenceFailed,
@@ -27,6 +29,7 @@ from gpu_worker.engines.paged.weights.lora_manager import LoraManager
 from gpu_worker.engines.sequence_limits import SequenceLimits
 from gpu_worker.engines.step_timer import measure
 from streams.errors import BadGrammar
+from streams.messages import Logprob
 
 log = structlog.get_logger()
 
@@ -57,7 +60,7 @@ class TransformersEngine:
         group: TensorParallelGroup | None = None,
     ) -> None:
         self._group = group or TensorParallelGroup()
-        self._model = loaded.model
+        self._model, self._reference = loaded.model, loaded.reference
         self._vocabulary = TokenVocabulary(loaded.tokenizer, loaded.eos_ids)
         self._sampling_defaults = loaded.sampling_defaults
         if kv_tokens is None:
@@ -89,18 +92,44 @@ class TransformersEngine:
         """Run prefill and decode over full and small batches, record CUDA graphs, reset counters.
 
         Called once before the engine serves; blocks until all of it is done, and leaves the prefix
-        cache empty. Raises `DoesNotFit` when a step of `max_batch_tokens` tokens runs out of
-        memory, `EngineError` when the model cannot compute a sequence, and `DeviceLost`.
+        cache empty. Then compares what it computes with the loaded model's reference, if it has
+        one. Raises `UnsupportedModel` when the model cannot compute a sequence, or computes another
+        result, `DoesNotFit` when a step of `max_batch_tokens` tokens runs out of memory, and
+        `DeviceLost`.
         """
         longest = min(self._max_batch_tokens, self._limits.tokens - 2)
-        for sequence in warmup_sequences(longest, self._max_sequences):
-            self.add(sequence)
-        while not self.idle:
-            self._step_or_raise()
-        self._runner.capture_graphs()
+        try:
+            for sequence in warmup_sequences(longest, self._max_sequences):
+                self.add(sequence)
+            while not self.idle:
+                self._step_or_raise()
+            self._runner.capture_graphs()
+            if self._reference:
+                prove(self._reference, self._compute_forced, self._max_batch_tokens)
+                self._reference = None
+        except EngineError as error:
+            name = type(self._model).__name__
+            raise UnsupportedModel(f"{name} cannot run on this engine: {error}") from error
         self._kv_cache.reset_prefix_cache()
         self._scheduler.reset_counters()
         self._stats = EngineStats()
+
+    def _compute_forced(self, texts: list[ForcedText], budget: int) -> list[list[Logprob]]:
+        """Compute texts together in steps of `budget` tokens; return each continuation's values."""
+        self._kv_cache.reset_prefix_cache()
+        self._scheduler.token_budget = budget
+        computed: dict[str, list[Logprob]] = {}
+        for number, text in enumerate(texts):
+            sequence = text.to_sequence(f"proof-{number}")
+            self.add(sequence)
+            if generating := self._sequences.get(sequence.request_id):
+                generating.matcher = ForcedTokens(text.continuation)
+            computed[sequence.request_id] = []
+        while not self.idle:
+            for output in self._step_unless_failed():
+                computed[output.request_id] += output.logprobs or []
+        self._scheduler.token_budget = self._max_batch_tokens
+        return list(computed.values())
 
     def measure_step_bytes(self) -> int:
         """Run the largest step, and return the bytes that steps take beside weights and KV.
@@ -117,10 +146,15 @@ class TransformersEngine:
         peak = device_memory.measure_peak_bytes(self._model.device, self._step_or_raise)
         return peak + self._runner.measure_graph_bytes()
 
-    def _step_or_raise(self) -> None:
-        for output in self.step():
+    def _step_unless_failed(self) -> list[Output]:
+        outputs = self.step()
+        for output in outputs:
             if output.error:
                 raise output.error
+        return outputs
+
+    def _step_or_raise(self) -> None:
+        self._step_unless_failed()
         if self._scheduler.token_budget < self._max_batch_tokens:
             raise DoesNotFit(
                 f"a step of {self._max_batch_tokens} tokens does not fit the memory beside the "

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import structlog
 import torch
 
 from gpu_worker.engines.engine import DoesNotFit
@@ -11,6 +12,8 @@ from gpu_worker.engines.paged import model_loader as models
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.engine import ADAPTER_BYTES, TransformersEngine
 from gpu_worker.engines.paged.tensor_parallel import TensorParallelGroup
+
+log = structlog.get_logger()
 
 
 def load(
@@ -26,6 +29,8 @@ def load(
     device: str | None = None,
     tensor_parallel_size: int = 1,
     stage: Callable[[str], None] = lambda name: None,
+    is_proven: Callable[[str], bool] = lambda setting: False,
+    keep_proof: Callable[[str], None] = lambda setting: None,
 ) -> TransformersEngine:
     """Load a model from a Hugging Face directory, and return its engine, warm and ready to serve.
 
@@ -36,9 +41,11 @@ def load(
     1 GiB if `kv_tokens` is given. `threads` is the number of CPU threads, None torch's own choice;
     `device` None is the GPU if there is one, else the CPU. With a `tensor_parallel_size` above 1
     this process is the first rank and starts the others; the ranks divide memory and threads among
-    themselves. Raises `UnsupportedModel`, with the architecture's name, for a model that this
-    engine cannot run, `DoesNotFit` when too little memory is left for KV or for a step, and
-    `DeviceLost` when a rank ends.
+    themselves. The model is compared with transformers, and `keep_proof` called with the setting
+    of the proof, unless `is_proven` returns True for that setting; ranks are not compared. Raises
+    `UnsupportedModel`, with the architecture's name, for a model that this engine cannot run or
+    computes otherwise, `IncompleteCheckpoint` for one whose weights are not whole, `DoesNotFit`
+    when too little memory is left for KV or for a step, and `DeviceLost` when a rank ends.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -49,13 +56,17 @@ def load(
             directory, models.resolve_device(device), tensor_parallel_size
         )
         stack.callback(group.close)
-        loaded = models.load_model(directory, device, tensor_parallel_size)
+        loaded = models.load_model(directory, device, tensor_parallel_size, is_proven)
+        if tensor_parallel_size > 1:
+            log.info("proof_skipped", reason="the model is divided among tensor parallel ranks")
         stage("warm_up")
         engine = fit_engine(
             loaded, max_sequences, max_batch_tokens, kv_tokens, memory_bytes,
             prefix_cache=prefix_cache, adapter_bytes=adapter_bytes, group=group,
         )  # fmt: skip
         stack.pop_all()
+    if loaded.reference:
+        keep_proof(loaded.reference.setting)
     return engine
 
 

@@ -1,6 +1,8 @@
 """A sequence with all that one engine keeps of it: state, text, seed, penalties, grammar, end."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from tokenizers import Tokenizer
@@ -10,7 +12,6 @@ from gpu_worker.engines.detokenizer import REPLACEMENT_CHARACTER, TextStream
 from gpu_worker.engines.engine import FinishReason, Sequence
 from gpu_worker.engines.paged.batch.block_pool import blocks_for
 from gpu_worker.engines.paged.batch.sequence_state import SequenceState
-from gpu_worker.engines.paged.grammar_compiler import GrammarMatcher
 from gpu_worker.engines.paged.penalties import build_penalties
 from gpu_worker.engines.paged.sampler import RowSampling, SampledToken, draw_uniform
 from gpu_worker.engines.seeds import derive_seed
@@ -51,6 +52,24 @@ class TokenVocabulary:
         return [Logprob(sampled.token, self.decode_token(sampled.token), logprob, top)]
 
 
+class TokenConstraint(Protocol):
+    """What a sequence may generate next, as a compiled grammar knows it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True once no further token is allowed."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the constraint can no longer be followed; None while it can."""
+
+    def mask_logits(self, row: Tensor) -> None:
+        """Set the logits of tokens that are not allowed to minus infinity, in place."""
+
+    def advance(self, tokens: Iterable[int]) -> None:
+        """Go on behind `tokens`."""
+
+
 class GeneratingSequence:
     """A sequence while it is in the engine: its tokens, text, seed, penalties and grammar.
 
@@ -76,7 +95,7 @@ class GeneratingSequence:
         )
         tokens = sequence.prompt + sequence.generated
         self.state = SequenceState(sequence.request_id, tokens, salt, sequence.priority)
-        self.matcher: GrammarMatcher | None = None
+        self.matcher: TokenConstraint | None = None
         self._seed = derive_seed(sequence.request_id) if sampling.seed is None else sampling.seed
         self._penalties = build_penalties(sampling, sequence.prompt, sequence.generated, device)
         skip_special = sampling.skip_special_tokens

@@ -1,23 +1,22 @@
 """Loads a causal language model, refuses what paged attention cannot run, and sizes the KV."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import (
-    AttentionInterface,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.checkpoints.loading import (
     UnsupportedModel,
@@ -27,16 +26,17 @@ from gpu_worker.engines.checkpoints.loading import (
 from gpu_worker.engines.device_memory import default_device
 from gpu_worker.engines.paged.attention import contiguous_kv_copies
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
+from gpu_worker.engines.paged.attention_probe import probe_kv_layers, refuse_model
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
-from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
+from gpu_worker.engines.paged.proof import Reference, compute_reference, describe_setting
+from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack, watch_reads
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
 from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifact_verification import json_reader
 from registry.generation_config import read_sampling_defaults
 from streams.messages import NEUTRAL_SAMPLING, SamplingDefaults
 
-PROBE_ATTENTION = "millstream_probe"
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -45,7 +45,8 @@ class LoadedCausalLM:
     """A causal language model on its device, with all that an engine has to know of it.
 
     `kv_layers` has one entry for each layer, in order. `context_length` is the most tokens that
-    prompt and output may have together.
+    prompt and output may have together. `reference` is what an engine must compute before it
+    serves; None if that is proven, or cannot be.
     """
 
     model: PreTrainedModel
@@ -55,6 +56,7 @@ class LoadedCausalLM:
     context_length: int
     eos_ids: frozenset[int]  # end-of-sequence ids
     sampling_defaults: SamplingDefaults = NEUTRAL_SAMPLING
+    reference: Reference | None = None
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -71,17 +73,24 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
     """
     config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     check_architecture(config)
+    check_model_class(config)
     check_tensor_parallel(config, ranks, resolve_device(device))
     return config
 
 
-def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> LoadedCausalLM:
+def load_model(
+    directory: Path,
+    device: str | None = None,
+    ranks: int = 1,
+    is_proven: Callable[[str], bool] = lambda setting: False,
+) -> LoadedCausalLM:
     """Load a model from a Hugging Face directory of safetensors to a device, and return it.
 
     `device` is resolved by `resolve_device`. Linear layers are merged and packed. With `ranks`
     above 1 every rank must call this at the same time, and each reads its part of the weights.
-    Raises `UnsupportedModel`, with the architecture's name, before weights are read or, where only
-    a forward pass can tell, after.
+    Without, the model has a reference unless `is_proven` says that it needs none, in the setting
+    that `describe_setting` returns. Raises `UnsupportedModel`, with the architecture's name, before
+    weights are read or, where only a forward pass can tell, after.
     """
     config = check_supported(directory, device, ranks)
     target_device = resolve_device(device)
@@ -92,11 +101,17 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     model.to(target_device)  # type: ignore[arg-type]
     if ranks > 1:
         replace_parallel_linears(model)
-    merge_and_pack(model)
+    attention = model.config._attn_implementation
     tokenizer = load_tokenizer(directory, model.config.get_text_config().vocab_size)
-    read = json_reader(directory)
-    loaded = inspect_model(model, tokenizer, read_end_id(tokenizer, read))
-    return replace(loaded, sampling_defaults=read_sampling_defaults(read))
+    read, reference = json_reader(directory), None
+    with watch_reads(model) as read_layers:
+        loaded = inspect_model(model, tokenizer, read_end_id(tokenizer, read))
+    if ranks == 1 and not is_proven(describe_setting(model)):
+        model.set_attn_implementation(attention)
+        reference = compute_reference(model, tokenizer, loaded.vocab_size, loaded.context_length)
+    merge_and_pack(model, read_layers)
+    defaults = read_sampling_defaults(read)
+    return replace(loaded, reference=reference, sampling_defaults=defaults)
 
 
 def inspect_model(
@@ -143,7 +158,26 @@ def check_architecture(config: PreTrainedConfig) -> None:
     }
     for reason, present in reasons.items():
         if present:
-            raise UnsupportedModel(f"{name} cannot run on this engine: it has {reason}")
+            raise refuse_model(name, f"it has {reason}")
+
+
+def check_model_class(config: PreTrainedConfig) -> None:
+    """Raise `UnsupportedModel` if transformers' class for a configuration cannot run here.
+
+    It must be a causal language model, and take the positions of tokens from its caller: a class
+    that counts them itself, from the length of its own cache, would count from zero in each step.
+    """
+    name = name_architecture(config)
+    try:
+        found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        reason = f"transformers has no causal language model for its type {config.model_type!r}"
+        raise refuse_model(name, reason) from None
+    model_class = found[0] if isinstance(found, tuple) else found
+    takes_positions = "position_ids" in signature(model_class.forward).parameters
+    is_wrapper = config.get_text_config() is not config  # hands them on to the model inside
+    if not takes_positions and not is_wrapper:
+        raise refuse_model(name, "its forward pass takes no positions, and counts tokens itself")
 
 
 def _has_longrope(text: PreTrainedConfig) -> bool:
@@ -191,69 +225,6 @@ def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.de
     for reason, present in reasons.items():
         if present:
             raise UnsupportedModel(f"{name} cannot run on {ranks} tensor parallel ranks: {reason}")
-
-
-def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:
-    """Run one token through a model; return each layer's KV shape and window, in layer order.
-
-    The run finds what configurations do not tell: attention sinks, soft caps, position biases,
-    layers that keep another kind of state. Raises `UnsupportedModel` for these, and if the model's
-    attention function cannot be replaced. The model is left with the probe as its attention
-    function, so the caller must set another one.
-    """
-    seen_layers: dict[int, KvLayerSpec] = {}
-    name = type(model).__name__
-
-    def probe(
-        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        attention_mask: torch.Tensor | None, **options: object,
-    ) -> tuple[torch.Tensor, None]:  # fmt: skip
-        _check_attention_call(name, module, key, value, options)
-        window = options.get("sliding_window")
-        seen_layers[int(module.layer_idx)] = KvLayerSpec(key.shape[1], key.shape[3], window)  # type: ignore[arg-type]
-        return sdpa_attention_forward(module, query, key, value, None, **options)  # type: ignore[arg-type]
-
-    AttentionInterface.register(PROBE_ATTENTION, probe)
-    _set_attention(model, PROBE_ATTENTION)
-    with torch.inference_mode():
-        ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-        model(input_ids=ids, position_ids=ids, use_cache=False)
-    count = model.config.get_text_config().num_hidden_layers
-    if sorted(seen_layers) != list(range(count)):
-        raise UnsupportedModel(
-            f"{name} cannot run on this engine: "
-            f"{len(seen_layers)} of its {count} layers use attention"
-        )
-    return [seen_layers[index] for index in range(count)]
-
-
-def _check_attention_call(
-    name: str, module: nn.Module, key: torch.Tensor, value: torch.Tensor, options: dict[str, object]
-) -> None:
-    reasons = {
-        "soft-capped attention": options.get("softcap") is not None,
-        "attention sinks": options.get("s_aux") is not None,
-        "position biases": options.get("position_bias") is not None,
-        "keys and values of different sizes": key.shape != value.shape,
-        "bidirectional attention": not getattr(module, "is_causal", True),
-    }
-    for reason, present in reasons.items():
-        if present:
-            raise UnsupportedModel(f"{name} cannot run on this engine: it has {reason}")
-
-
-def _set_attention(model: PreTrainedModel, name: str) -> None:
-    try:
-        model.set_attn_implementation(name)
-    except ValueError as error:
-        reason = "its attention cannot be replaced"
-        raise UnsupportedModel(
-            f"{type(model).__name__} cannot run on this engine: {reason}"
-        ) from error
-    config = model.config.get_text_config()
-    if config._attn_implementation != name:
-        reason = "its attention cannot be replaced"
-        raise UnsupportedModel(f"{type(model).__name__} cannot run on this engine: {reason}")
 
 
 def _read_eos_ids(model: PreTrainedModel, end_id: int | None) -> frozenset[int]:

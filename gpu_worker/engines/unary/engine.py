@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from gpu_worker.engines import device_memory
+from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.engine import DeviceLost, EngineError, FreeCapacity, Output, Sequence
 from gpu_worker.engines.sequence_limits import SequenceLimits, count_reserved_tokens
 from gpu_worker.engines.unary.batch_memory import fit_batch_tokens
@@ -25,6 +26,8 @@ from gpu_worker.engines.unary.padding import PaddedBatch, TokenizedInput, pad_in
 from registry.model_inspection import inspect_model
 
 NAP_SECONDS = 0.001
+CHECKED_TOKENS = (5, 29)  # of two inputs whose rows must not depend on each other
+ROW_ERROR, ROW_ERROR_HALF = 1e-3, 0.1  # shares of a row's largest number: float32, other types
 WARM_UP_SHAPES = ((1, 8), (4, 32), (4, 128), (16, 128))  # inputs, tokens of each
 
 
@@ -89,6 +92,7 @@ class UnaryEngine(ABC):
         self._limits = SequenceLimits(head.model.config.get_text_config().vocab_size, context)
         self._max_sequences, self._queue_tokens = max_sequences, queue_tokens
         self._max_batch_tokens = max(max_batch_tokens, context)
+        self._check_rows_independent()
         self._time_model = BatchTimeModel(self._warm_up())
         self.batcher: Batcher[_RequestInput] = Batcher(
             batch_inputs, self._max_batch_tokens, self._time_model, margin_ms / 1000
@@ -123,7 +127,8 @@ class UnaryEngine(ABC):
         goes onto `device` (None: a GPU if there is one). `threads` are torch's (None or 0: its
         default). With `memory_bytes`, micro-batches get fewer tokens than `max_batch_tokens` where
         they would not fit in it beside the weights. Raises `DoesNotFit` if not even the longest
-        input does, and the error of a model that cannot be loaded or run.
+        input does, `UnsupportedModel` for a model that is not whole or whose rows depend on their
+        batch, and other errors of a model that cannot be loaded or run.
         """
         if threads:
             torch.set_num_threads(threads)
@@ -204,6 +209,24 @@ class UnaryEngine(ABC):
         device = self.head.model.device
         del self.head
         device_memory.release_cached_memory(device)
+
+    def _check_rows_independent(self) -> None:
+        """Raise `UnsupportedModel` if an input's row changes with what shares its batch.
+
+        Some models compute with all tokens of a padded text, whatever the mask says.
+        """
+        last, longest = self._limits.vocabulary - 1, self._limits.tokens
+        lengths = (min(tokens, longest) for tokens in CHECKED_TOKENS)
+        short, long = (
+            TokenizedInput([min(5 + 3 * n, last) for n in range(length)]) for length in lengths
+        )
+        alone, together = self._forward([short])[0], self._forward([short, long])[0]
+        share = ROW_ERROR if self.head.model.dtype == torch.float32 else ROW_ERROR_HALF
+        if bool((alone - together).abs().max() > share * alone.abs().max()):
+            raise UnsupportedModel(
+                f"{type(self.head.model).__name__} cannot run on this engine: what it computes of "
+                "an input depends on the inputs of its batch; serve it by a remote engine"
+            )
 
     def _warm_up(self) -> list[tuple[int, float]]:
         """Run a few shapes and return the tokens and seconds of each.

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedModel
 
+from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.engine import DeviceLost, Sequence
 from gpu_worker.engines.unary.embed import EmbedEngine
 from registry.artifact_verification import ArtifactRefused
@@ -214,3 +215,10 @@ def test_a_time_that_is_near_leaves_none_to_wait(directory: Path, past: Any) -> 
     made.batcher.compute_useful_wait = lambda: 3600.0  # type: ignore[method-assign]
     made.add(Sequence("a", inputs=[[5]], **past))
     assert [output.finish for output in made.step()] == ["stop"]
+
+
+def test_a_model_that_padding_changes_is_refused(tmp_path: Path) -> None:
+    """Its vectors would depend on the texts of others that share a batch."""
+    encoder(tmp_path, "nystromformer", "mean")
+    with pytest.raises(UnsupportedModel, match="NystromformerModel .* depends on the inputs"):
+        EmbedEngine.load(tmp_path, device="cpu")

@@ -108,7 +108,6 @@ class PagedAttention:
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        sliding_window: SlidingWindow = None,
         **_: object,
     ) -> tuple[Tensor, None]:
         """Store the step's KV and attend: query `[1, heads, rows, dim]` to `[1, rows, heads, dim]`.
@@ -116,6 +115,7 @@ class PagedAttention:
         transformers calls it as its attention function.
         """
         layer = int(module.layer_idx)  # type: ignore[arg-type]
+        sliding_window = self._layers[layer].window  # not every model passes it on
         keys, values = self._keys[layer], self._values[layer]
         slots = self.inputs.slot_mapping(sliding_window)
         keys.flatten(0, 1).index_copy_(0, slots, key[0].transpose(0, 1))

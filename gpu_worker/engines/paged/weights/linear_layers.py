@@ -4,13 +4,15 @@ Two cores, 32 rows, float32: a packed product takes 0.6 to 0.8 of the time of an
 the smallest matrices at one or two rows are slower, by some 20 microseconds. bfloat16 always gains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from inspect import signature
 from typing import Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import linear
 from transformers.activations import ACT2FN
 
 from gpu_worker.engines.precision import has_bfloat16_matmul
@@ -153,26 +155,59 @@ class MergedLinearPart(nn.Module):
         return self._merged[0].compute_part(rows, columns)
 
 
-def merge_and_pack(model: nn.Module) -> None:
+class _WatchedLinear(nn.Linear):
+    """A linear layer that notes when its weight is read by others than its own `forward`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        parameters = self.__dict__["_parameters"]
+        return linear(input, parameters["weight"], parameters["bias"])
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        if name in ("weight", "bias"):
+            self.__dict__["_was_read"] = True
+        return super().__getattr__(name)
+
+
+@contextmanager
+def watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Yield a set that has, after the block, the linear layers whose weights were read in it.
+
+    A layer that computes its output reads its own weights, which does not count. Some models read
+    a layer's weights themselves, for its type or to compute with them: such a layer must stay.
+    """
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    for layer in layers:
+        layer.__class__ = _WatchedLinear
+    read: set[nn.Module] = set()
+    try:
+        yield read
+    finally:
+        for layer in layers:
+            layer.__class__ = nn.Linear
+            if layer.__dict__.pop("_was_read", False):
+                read.add(layer)
+
+
+def merge_and_pack(model: nn.Module, kept: Set[nn.Module] = frozenset()) -> None:
     """Merge linear layers of one input, in place; on a CPU also pack layers and fuse gated MLPs.
 
     Layers are packed where oneDNN supports their type. Unpacked weights are freed, unless an
-    embedding shares them.
+    embedding shares them. Layers in `kept` stay as they are.
     """
     for parent in list(model.modules()):
-        _fuse_gated_mlps(parent)
+        _fuse_gated_mlps(parent, kept)
     for parent in list(model.modules()):
         for names in SIBLINGS:
-            _merge_siblings(parent, names)
+            _merge_siblings(parent, names, kept)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if _is_plain(child) and _can_pack(child.weight):
+            if child not in kept and _is_plain(child) and _can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child))
 
 
-def _fuse_gated_mlps(parent: nn.Module) -> None:
+def _fuse_gated_mlps(parent: nn.Module, kept: Set[nn.Module]) -> None:
     for name, child in list(parent.named_children()):
-        if _is_gated(child):
+        if kept.isdisjoint(child.children()) and _is_gated(child):
             setattr(parent, name, GatedMLP(child))
 
 
@@ -199,13 +234,13 @@ def _computes_gated(mlp: nn.Module) -> bool:
         return torch.equal(mlp(rows), down(activation(gate(rows)) * up(rows)))
 
 
-def _merge_siblings(parent: nn.Module, names: Sequence[str]) -> None:
+def _merge_siblings(parent: nn.Module, names: Sequence[str], kept: Set[nn.Module]) -> None:
     layers = [getattr(parent, name, None) for name in names]
-    linear = [layer for layer in layers if _is_plain(layer)]
-    inputs = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in linear}
-    if len(linear) < len(names) or len(inputs) > 1:
+    plain = [layer for layer in layers if _is_plain(layer) and layer not in kept]
+    inputs = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in plain}
+    if len(plain) < len(names) or len(inputs) > 1:
         return
-    merged = MergedLinear(linear)
+    merged = MergedLinear(plain)
     parent.add_module("_".join(names), merged)
     for name, part in zip(names, merged.parts, strict=True):
         setattr(parent, name, part)
