@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.engines import demo_models
-from streams.settings import cache_directory
+from streams.base_settings import cache_directory
 from tests.support.millstream_up import wait_until
 from tests.support.ports import free_port
 

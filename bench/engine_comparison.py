@@ -23,7 +23,7 @@ from bench.reporting import Figure, Run
 from bench.synthetic_models import small_llama
 from gpu_worker.engines import demo_models
 from millstream.up.launch_plan import ALLOCATOR_ENVIRONMENT
-from streams.settings import cache_directory
+from streams.base_settings import cache_directory
 
 OURS = "millstream"
 VLLM = {"vllm": 0.9, "vllm_compiled": None}  # with the share of its rate that is our goal

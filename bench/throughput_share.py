@@ -16,7 +16,7 @@ from bench import bench_command, reporting
 from bench.reporting import Figure, Run
 from gpu_worker.engines import demo_models
 from millstream.up.launch_plan import ALLOCATOR_ENVIRONMENT
-from streams.settings import cache_directory
+from streams.base_settings import cache_directory
 from tests.support.millstream_up import KEY, MillstreamUp
 
 MODEL = "gemma-3-270m"

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway import error_responses
 from gateway.metrics import CUT_CONNECTIONS
 from gateway.server.idle_connections import IdleConnections
-from gateway.server.response_cycle import ResponseCycle
+from gateway.server.response_framing import ResponseCycle
 from gateway.server.write_timeout import WriteTimeout
 from streams import topology
 from streams.errors import BadRequest, HeadTooLarge, MillstreamError, Refused, TooSlow

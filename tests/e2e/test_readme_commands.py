@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from streams.settings import cache_directory
+from streams.base_settings import cache_directory
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 

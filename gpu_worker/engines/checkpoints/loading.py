@@ -49,7 +49,7 @@ def load_checkpoint(
     try:
         model, report = auto_class.from_pretrained(
             directory,
-            dtype=choose_dtype(config, device),
+            dtype=choose_dtype(directory, device),
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported, with the names

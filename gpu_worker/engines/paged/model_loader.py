@@ -23,7 +23,7 @@ from gpu_worker.engines.checkpoints.loading import (
     name_architecture,
 )
 from gpu_worker.engines.device_memory import default_device
-from gpu_worker.engines.paged.attention import contiguous_kv
+from gpu_worker.engines.paged.attention import contiguous_kv_copies
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.attention_probe import probe_kv_layers, refuse_model
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
@@ -247,7 +247,7 @@ def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
     block_item_bytes = loaded.model.dtype.itemsize * BLOCK_TOKENS
     if loaded.model.device.type == "cpu":
-        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv.MAX_SHARE))
+        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv_copies.MAX_SHARE))
     return sum(
         2 * kv.kv_heads * kv.head_dim * block_item_bytes * blocks[kv.window]
         for kv in loaded.kv_layers

@@ -1,7 +1,7 @@
 """Converts a demo model at its first use, in a process of its own so that its memory is freed.
 
-That process, `python -m millstream.up.demo_conversion NAME CACHE`, prints one JSON line per stage
-and, last, the model's directory.
+That process, `python -m millstream.up.demo_conversion_process NAME CACHE`, prints one JSON line per
+stage and, last, the model's directory.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from gpu_worker.engines import demo_models
 from millstream.up.child_process import die_with_parent
+from streams.base_settings import cache_directory
 from streams.errors import MillstreamError
-from streams.settings import cache_directory
 
 
 class ConversionFailed(MillstreamError):
