@@ -6,7 +6,7 @@ READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 TEST_PROCESSES ?= 3
 
-.PHONY: serve test test-transformers chaos check format bench bench-engine bench-gpu browser
+.PHONY: serve test test-transformers sweep chaos check format bench bench-engine bench-gpu browser
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
@@ -16,6 +16,10 @@ test: $(READY) browser
 
 test-transformers: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.engine.transformers_versions $(ARGS)
+
+# Every architecture of transformers, tiny and random, against `generate`; writes docs/models.md.
+sweep: $(READY)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.sweep $(ARGS)
 
 # Every fault, for half an hour or so; ARGS="--fault worker-kill --seed 7" replays one run.
 chaos: $(READY)
