@@ -67,9 +67,14 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
     not on `ranks` tensor parallel ranks. A configuration that cannot be read raises transformers'
     error.
     """
-    config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    target_device = resolve_device(device)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        directory,
+        dtype=choose_dtype(directory, target_device),  # the file may say "auto", which is none
+        local_files_only=True,
+    )
     check_architecture(config)
-    check_tensor_parallel(config, ranks, resolve_device(device))
+    check_tensor_parallel(config, ranks, target_device)
     return config
 
 
