@@ -32,6 +32,7 @@ from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
 from gpu_worker.engines.paged.proof import Reference, compute_reference, describe_setting
 from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack, watch_reads
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
+from gpu_worker.engines.precision import choose_dtype
 from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifact_verification import json_reader
 from registry.generation_config import read_sampling_defaults
@@ -71,10 +72,15 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
     not on `ranks` tensor parallel ranks. A configuration that cannot be read raises transformers'
     error.
     """
-    config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    target_device = resolve_device(device)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        directory,
+        dtype=choose_dtype(directory, target_device),  # the file may say "auto", which is none
+        local_files_only=True,
+    )
     check_architecture(config)
     check_model_class(config)
-    check_tensor_parallel(config, ranks, resolve_device(device))
+    check_tensor_parallel(config, ranks, target_device)
     return config
 
 

@@ -3,6 +3,8 @@
 import json
 from urllib.parse import quote
 
+import pytest
+
 from registry.models import Version, mock_model
 from registry.store import Registry
 from streams import subjects
@@ -15,20 +17,21 @@ NAME = "A" * 30 + "/" + "Ab.C_d-" * 9 + "XX"  # 96 characters, the most that the
 VERSION = "V" * 128
 
 
-async def test_the_longest_name_of_the_hub_is_served(nats_url: str) -> None:
-    """Escaped, it is longer than JetStream lets a consumer's name be."""
-    version = Version(id=VERSION, options=QUICK)
-    update = {"versions": {VERSION: version}, "default_version": VERSION}
-    model = mock_model(NAME).model_copy(update=update)
+@pytest.mark.parametrize(("name", "version"), [(NAME, VERSION), ("語" * 85, "本" * 85)])
+async def test_the_longest_names_are_served(nats_url: str, name: str, version: str) -> None:
+    """Escaped, they are longer than JetStream lets a consumer's name be."""
+    made = Version(id=version, options=QUICK)
+    update = {"versions": {version: made}, "default_version": version}
+    model = mock_model(name).model_copy(update=update)
     async with cell_with_model(nats_url, model) as gateway:
-        for name in (NAME, f"{NAME}@{VERSION}"):
-            answer = await gateway.complete("hello", model=name)
+        for asked in (name, f"{name}@{version}"):
+            answer = await gateway.complete("hello", model=asked)
             assert answer.status == 200, answer.body
-            assert answer.json["model"] == name
-        shown = await gateway.request("GET", "/v1/models/" + quote(NAME, safe=""))
-        assert shown.json["id"] == NAME
+            assert answer.json["model"] == asked
+        shown = await gateway.request("GET", "/v1/models/" + quote(name, safe=""))
+        assert shown.json["id"] == name
         async with gateway.socket() as socket:
-            await socket.send(type="generate", id="1", model=NAME, prompt="hello", max_tokens=3)
+            await socket.send(type="generate", id="1", model=name, prompt="hello", max_tokens=3)
             assert (await socket.receive_rest("1"))[-1]["type"] == "done"
 
 
