@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -88,7 +89,9 @@ def load_model(
     """
     config = check_supported(directory, device, ranks)
     target_device = resolve_device(device)
-    distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
+    distributed: dict[str, Any] = {}
+    if ranks > 1:
+        distributed["distributed_config"] = DistributedConfig(tp_size=ranks)
     model = load_checkpoint(AutoModelForCausalLM, directory, config, target_device, **distributed)
     model.to(target_device)  # type: ignore[arg-type]
     if ranks > 1:
@@ -160,6 +163,7 @@ def check_model_class(config: PreTrainedConfig) -> None:
         reason = f"transformers has no causal language model for its type {config.model_type!r}"
         raise refuse_model(name, reason) from None
     model_class = found[0] if isinstance(found, tuple) else found
+    assert model_class is not None, "every configuration in the mapping has a class"
     takes_positions = "position_ids" in signature(model_class.forward).parameters
     is_wrapper = config.get_text_config() is not config  # hands them on to the model inside
     if not takes_positions and not is_wrapper:

@@ -25,10 +25,10 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.factory import build
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.model_loader import (
-    UnsupportedModel,
     check_architecture,
     inspect_model,
     load_model,

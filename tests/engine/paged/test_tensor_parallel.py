@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, LlamaConfig
 
+from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.paged.engine import TransformersEngine
-from gpu_worker.engines.paged.model_loader import UnsupportedModel
 from streams.messages import AdapterRef, Sampling
 from tests.engine import tiny_models
 from tests.engine.tensor_parallel import followers, load_engine, save_model
