@@ -180,6 +180,7 @@ def check_model_class(config: PreTrainedConfig) -> None:
         reason = f"transformers has no causal language model for its type {config.model_type!r}"
         raise refuse_model(name, reason) from None
     model_class = found[0] if isinstance(found, tuple) else found
+    assert model_class is not None, "every configuration in the mapping has a class"
     takes_positions = "position_ids" in signature(model_class.forward).parameters
     is_wrapper = config.get_text_config() is not config  # hands them on to the model inside
     if not takes_positions and not is_wrapper:

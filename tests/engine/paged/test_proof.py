@@ -88,7 +88,7 @@ def test_positions_that_the_model_ignores_are_found(
 ) -> None:
     """Alone and in one piece a prompt would be right; a chunk behind another is not."""
 
-    class CountsItself(LlamaForCausalLM):
+    class CountsItself(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         def forward(self, *args: Any, **options: Any) -> Any:
             return super().forward(*args, **options | {"position_ids": None})
 
@@ -137,7 +137,12 @@ def test_a_short_context_is_proven_with_shorter_texts(context: int, tmp_path: Pa
     assert made_engine(tmp_path).idle
 
 
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "moe_topk": 2, "num_experts_per_tok": 2}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "moe_topk": 2,
+    "num_experts_per_tok": 2,
+}
 RIGHT: dict[str, Callable[[], PreTrainedModel]] = {
     "a router whose weight the model reads": lambda: HunYuanMoEV1ForCausalLM(
         HunYuanMoEV1Config(**GROUPED, **EXPERTS)
@@ -157,7 +162,7 @@ def test_what_once_was_wrong_is_now_served_right(name: str, tmp_path: Path) -> N
     ids = [prompt(n, length) for n, length in enumerate((5, 33, 70))]
     results = run_to_end(engine, [greedy_sequence(str(n), each, 8) for n, each in enumerate(ids)])
     for n, each in enumerate(ids):
-        wanted = made.generate(torch.tensor([each]), max_new_tokens=8, do_sample=False)  # type: ignore[operator]
+        wanted = made.generate(torch.tensor([each]), max_new_tokens=8, do_sample=False)
         assert results.tokens[str(n)] == wanted[0, len(each) :].tolist()
 
 

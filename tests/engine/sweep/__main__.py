@@ -21,7 +21,7 @@ def main(names: set[str]) -> int:
     """Return 0 if no architecture is wrong."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
-    transformers.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     sweeps = {"causal": causal.sweep(names)}
     if not names:

@@ -10,6 +10,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs/models.md"
 OUTCOMES = ("equal", "refused", "not built", "wrong")
 MARK = "<!-- {name}: written by make sweep -->"
 _OWN_WORDS = re.compile(r"^.* cannot run on this engine: (it has )?|; serve it by a remote .*$")
+_PATHS = re.compile(r" in /\S+")
 _NUMBERS = re.compile(r"\d[\d.e+-]*")
 REASON_CHARACTERS = 120
 
@@ -39,7 +40,7 @@ def merge(results: Iterable[Result]) -> list[Result]:
 
 def shorten(result: Result) -> str:
     """Return the reason without the architecture's name, numbers, and what all refusals say."""
-    reason = _OWN_WORDS.sub("", " ".join(result.reason.split()))
+    reason = _PATHS.sub("", _OWN_WORDS.sub("", " ".join(result.reason.split())))
     if result.outcome == "refused":
         reason = _NUMBERS.sub("…", reason)
     return reason[:REASON_CHARACTERS].replace("|", "/")

@@ -69,8 +69,8 @@ def _compare(
     if terminal.error:
         return Result(architecture, "wrong", str(terminal.error))
     rows = np.stack([np.frombuffer(row, "<f4") for row in terminal.vectors or []])
-    if (error := float(abs(rows - wanted).max())) > TOLERANCE:
-        return Result(architecture, "wrong", f"rows are off by {error:.3g}")
+    if (off := float(abs(rows - wanted).max())) > TOLERANCE:
+        return Result(architecture, "wrong", f"rows are off by {off:.3g}")
     return Result(architecture, "equal")
 
 

@@ -1,0 +1,49 @@
+"""A worker proves a version once, however often it loads it and is started again."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpu_worker.models.loading import Loader
+from gpu_worker.settings import WorkerSettings
+from registry.artifact_verification import hash_files
+from registry.models import Model, Version
+from tests.engine.tiny_models import CONTEXT, VOCABULARY, model, tokenizer
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, Version]:
+    monkeypatch.setenv("MILLSTREAM_CACHE_DIR", str(tmp_path / "cache"))
+    directory = tmp_path / "llama"
+    model("llama").save_pretrained(directory)
+    tokenizer().save(str(directory / "tokenizer.json"))
+    files = hash_files(directory)
+    version = Version(id="1", directory=str(directory), digest="d1", files=files)
+    record = Model(
+        name="tiny",
+        engine="transformers",
+        context_length=CONTEXT,
+        vocab_size=VOCABULARY,
+        versions={"1": version},
+        default_version="1",
+    )
+    return record, version
+
+
+async def test_a_version_is_proven_once(registered: tuple[Model, Version], tmp_path: Path) -> None:
+    """Neither a return to memory nor a restart costs another proof; a damaged file does."""
+    settings = WorkerSettings(model=("tiny",), kv_tokens=1024, max_sequences=4, threads=1)
+    record, version = registered
+
+    async def count_proofs(loader: Loader) -> int:
+        with capture_logs() as events:
+            (await loader.load(record, version, None)).close()
+        return sum(event["event"] == "model_proven" for event in events)
+
+    first = Loader(settings)
+    assert [await count_proofs(first), await count_proofs(first)] == [1, 0]
+    assert await count_proofs(Loader(settings)) == 0
+    (file,) = (tmp_path / "cache/proofs").iterdir()
+    file.write_bytes(b"{")
+    assert await count_proofs(Loader(settings)) == 1
