@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models
 
-from tests.support.stub_upstream import PROMPT, UpstreamCall
+from tests.support.stub_upstream import UpstreamCall
 
 PIECES = (
     *("the ", "mill ", "by ", "stream ", "ground ", "all ", "corn "),
@@ -104,15 +104,15 @@ class TinyModelServer:
     def _choices(self, body: dict[str, Any], before: str, generated: list[str]) -> list[str]:
         if "response_format" in body or "structured_outputs" in body:
             return DOCUMENT[len(generated)] if len(generated) < len(DOCUMENT) else []
-        said = len(before.removeprefix(PROMPT).split()) + len(generated)
+        said = sum(map(before.count, WORDS)) + len(generated)
         return list(WORDS) if said < LENGTH else []
 
     def _score(self, body: dict[str, Any], before: str, generated: list[str], piece: str) -> float:
         """What the model thinks of a piece, by the last word alone, less the penalties."""
-        last = ("".join([before, *generated])).split()[-1:]
-        score = 1 + Random(f"{last}{piece}").random()
-        penalised = [*generated, *(before.split(" ") if self.counts_prompt else ())]
-        if piece in penalised or piece.strip() in penalised:
+        text = "".join([before, *generated])
+        last = next((word for word in WORDS if text.endswith(word)), "")
+        score = 1 + Random(last + piece).random()
+        if piece in generated or (self.counts_prompt and piece in before):
             score /= float(body.get("repetition_penalty", 1))
         score -= float(body.get("frequency_penalty", 0)) * generated.count(piece)
         score -= float(body.get("presence_penalty", 0)) * (piece in generated)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from gpu_worker.engines.engine import Output
 from gpu_worker.engines.remote.engine import RemoteEngine
@@ -211,3 +212,15 @@ def test_a_replay_may_come_in_other_pieces(door: Door, groups: tuple[int, int]) 
         server.breaks.append(4)
         server.groups.extend(groups)
         assert ask(engine, sampling) == whole
+
+
+def test_text_that_cannot_be_encoded_is_asked_for_again(tmp_path: Path) -> None:
+    """Behind other tokens the model would say something else."""
+    made = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    server = TinyModelServer()
+    with Door("openai", True, tmp_path).open(server) as (engine, upstream):
+        whole = ask(engine, GREEDY)
+        server.breaks.append(4)
+        assert ask(engine, GREEDY) == whole
+    assert from_start(upstream) == [True] * 3
