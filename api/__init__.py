@@ -4,13 +4,15 @@ A body comes in as bytes and leaves as a validated request; the records of its t
 and leave as OpenAI's JSON or as server-sent events. Any service may import this room; it imports
 `streams` and `registry` alone.
 
-schemas/         bytes of a body or frame become a pydantic record, or one sentence about its fault
-submission/      the record becomes a validated request, and its quotas are reserved
-tokenizer        texts become token ids; `chat_template` renders a chat as text before that
-grammar_checker  refuses grammars that no worker can follow
-tool_calls       finds a model's tool calls in the text that it generates
-openai_bodies    records become OpenAI's response bodies; `sse` makes events of them for streams
-event_ids        number a stream's events, so that a client can go on behind any of them
-content_encoding decodes compressed bodies
-error_bodies     errors become JSON fields and retry headers
+schemas/          bytes of a body or frame become a pydantic record, or one sentence about its fault
+submission/       the record becomes a validated request, and its quotas are reserved
+tokenizer         texts become token ids; `chat_template` renders a chat as text before that
+grammar_checker   refuses grammars that no worker can follow
+control_tokens    keeps control tokens that a user wrote as text
+tool_calls        finds a model's tool calls in the text that it generates
+openai_bodies     records become OpenAI's response bodies; `completion_events` makes events of them
+                  for streams
+event_ids         number a stream's events, so that a client can go on behind any of them
+content_encoding  decodes compressed bodies
+error_bodies      errors become JSON fields and retry headers
 """

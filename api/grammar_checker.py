@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-from streams import grammar
+from streams import llguidance_grammar
 from streams.errors import BadGrammar
 from streams.messages import Grammar
 
@@ -46,7 +46,7 @@ class GrammarChecker:
 def _find_fault(requested: Grammar) -> str | None:
     """Return why no worker can follow a grammar, or None; `lru_cache` caches no exceptions."""
     try:
-        grammar.check_grammar(requested)
+        llguidance_grammar.check_grammar(requested)
     except BadGrammar as error:
         return error.message
     return None

@@ -17,7 +17,7 @@ import orjson
 from api.tool_calls import ToolCall
 from registry.models import Adapter, Model
 from streams import messages
-from streams.partial_characters import bare_text, count_characters, to_bytes
+from streams.logprob_token_text import bare_text, count_characters, to_bytes
 
 JsonBody = dict[str, Any]
 Usage = messages.TokenUsage

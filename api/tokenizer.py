@@ -20,7 +20,7 @@ import tokenizers
 
 from api import chat_template
 from api.control_tokens import ControlTokens
-from registry.artifacts import ArtifactChanged, read_verified
+from registry.artifact_verification import ArtifactChanged, ArtifactRefused, read_verified
 from registry.models import Model, Version
 from streams.errors import TokenOutOfRange, UnsupportedValue
 
@@ -83,11 +83,12 @@ class FileTokenizer:
     """The tokeniser in `content`, the bytes of a model version's tokenizer.json.
 
     Truncation and padding that the file asks for are switched off, so every text is encoded whole.
+    Raises `ArtifactRefused` if `content` is no tokeniser.
     """
 
     def __init__(self, content: bytes, special_tokens: Mapping[str, str]) -> None:
         self.special_tokens = special_tokens
-        self._library = tokenizers.Tokenizer.from_buffer(content)
+        self._library = _read_library(content)
         added = self._library.get_added_tokens_decoder().values()
         self.control_tokens = ControlTokens(each.content for each in added if each.special)
         self._library.no_truncation()
@@ -106,6 +107,13 @@ class FileTokenizer:
         """Return one sequence for each text: the query and the text, joined as the file says."""
         pairs = [(query, text) for text in texts]
         return [_to_encoded_pair(encoding) for encoding in self._library.encode_batch_fast(pairs)]
+
+
+def _read_library(content: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises no narrower one
+        raise ArtifactRefused("tokenizer.json", f"is no tokeniser ({error})") from None
 
 
 class TokenizerCache:
@@ -135,8 +143,8 @@ class TokenizerCache:
         """Load a version's tokeniser into the cache and return once it is there.
 
         The first request for the version then need not wait for it. Raises `ArtifactChanged` if a
-        file is missing on this machine or differs from the registered one; the next call tries
-        again.
+        file is missing on this machine or differs from the registered one, and `ArtifactRefused` if
+        it is no tokeniser; the next call tries again.
         """
         await self._get(model, version)
 
@@ -265,7 +273,8 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
 
     Slow (0.9 s for Gemma's), so call it in a thread. The mock engine, and a model registered
     without a tokeniser, get a `ByteTokenizer`, for which nothing is read. Raises `ArtifactChanged`
-    if a file is missing on this machine or differs from the registered one.
+    if a file is missing on this machine or differs from the registered one, and `ArtifactRefused`
+    if it is no tokeniser.
     """
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()
@@ -287,7 +296,9 @@ def _special_tokens(version: Version) -> dict[str, str]:
     return found
 
 
-def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
+def _token_texts(config: Any) -> dict[str, str]:
+    if not isinstance(config, dict):
+        return {}
     named = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {n: v.get("content") if isinstance(v, dict) else v for n, v in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -21,7 +21,7 @@ from bench.reporting import Figure, Run
 from millstream.bench.load_statistics import percentile
 from registry.models import mock_model
 from registry.store import Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, register
 from tests.support.nats_server import NatsServer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.engines import demo_models
-from millstream.up.demo_conversion import cache_directory
+from millstream.up.demo_conversion_process import cache_directory
 from tests.support.millstream_up import wait_until
 from tests.support.ports import free_port
 

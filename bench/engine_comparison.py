@@ -22,7 +22,7 @@ from bench import reporting
 from bench.reporting import Figure, Run
 from bench.synthetic_models import small_llama
 from gpu_worker.engines import demo_models
-from millstream.up.demo_conversion import cache_directory
+from millstream.up.demo_conversion_process import cache_directory
 from millstream.up.launch_plan import ALLOCATOR_ENVIRONMENT
 
 OURS = "millstream"

@@ -14,7 +14,7 @@ from bench import reporting
 from bench.reporting import Figure, Run
 from registry.tenant_records import ApiKey, Tenant
 from streams.broker import declaration
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.topology import Scale
 from streams.usage_accounts import Price
 from tests.support.nats_server import NatsServer

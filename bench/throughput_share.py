@@ -15,7 +15,7 @@ from statistics import median
 from bench import bench_command, reporting
 from bench.reporting import Figure, Run
 from gpu_worker.engines import demo_models
-from millstream.up.demo_conversion import cache_directory
+from millstream.up.demo_conversion_process import cache_directory
 from millstream.up.launch_plan import ALLOCATOR_ENVIRONMENT
 from tests.support.millstream_up import KEY, MillstreamUp
 

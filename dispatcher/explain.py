@@ -11,7 +11,7 @@ from typing import Any
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.queueing.queue_position import LaneBacklog, collect_backlogs
 from dispatcher.queueing.tenant_queues import QueuedRequest
-from dispatcher.workers.placements import InFlightRequest
+from dispatcher.workers.placed_requests import InFlightRequest
 from streams.messages import Heartbeat
 from streams.subjects import Priority
 

@@ -11,20 +11,20 @@ from functools import partial
 import nats.errors
 import structlog
 
-from dispatcher.leader import Leader
-from dispatcher.model_assignment import assign_models
+from dispatcher.leader_assignment import assign_models
+from dispatcher.model_dispatcher import ModelDispatcher
 from dispatcher.settings import DispatcherSettings
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
 from streams.broker import declaration
+from streams.broker.broker_client import Broker, StoreRefused, connect
 from streams.broker.clock_sync import sync_clock
-from streams.broker.connection import Broker, StoreRefused, connect
 from streams.coordination.lease import Lease
 from streams.coordination.membership import Membership
 from streams.errors import BrokerUnavailable
 from streams.metrics_server import not_yet, serve_metrics
-from streams.records import lanes
+from streams.records import request_queue
 
 log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
@@ -87,7 +87,7 @@ class LeaderElection:
         """
         self._registry.on_change(self._changed.set)
         self._members.on_change = self._changed.set
-        forgotten = await lanes.list_queued_models(self._broker)
+        forgotten = await request_queue.list_queued_models(self._broker)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._members.run(), name="members")
@@ -104,7 +104,7 @@ class LeaderElection:
         """Make the lease of a model, and the coroutine that leads while the lease is held."""
         settings = self._settings
         make_leader = partial(
-            Leader, self._broker, self._registry, self._tenants, model, settings.shards
+            ModelDispatcher, self._broker, self._registry, self._tenants, model, settings.shards
         )
         lease = self._leases[model] = Lease(
             self._broker,
@@ -127,7 +127,7 @@ class LeaderElection:
             lease.wake()
 
 
-async def _campaign(lease: Lease, make_leader: Callable[[], Leader]) -> None:
+async def _campaign(lease: Lease, make_leader: Callable[[], ModelDispatcher]) -> None:
     """Lead while the lease is held, each time with a new leader that knows nothing yet.
 
     The lease is released when the model is assigned to another dispatcher, and at the end.
@@ -144,7 +144,7 @@ async def _campaign(lease: Lease, make_leader: Callable[[], Leader]) -> None:
         await lease.release()
 
 
-async def _lead(lease: Lease, leader: Leader) -> None:
+async def _lead(lease: Lease, leader: ModelDispatcher) -> None:
     """Lead until the lease is lost; returns after `_RETRY_SECONDS` if the broker interrupted it.
 
     Other errors of the leader are raised.

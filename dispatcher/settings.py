@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from streams.settings import ServiceSettings
+from streams.base_settings import ServiceSettings
 
 
 class DispatcherSettings(ServiceSettings):

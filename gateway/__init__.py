@@ -3,15 +3,16 @@
 HTTP, WebSocket and NATS submissions come in, durable requests go to NATS, and the records of their
 token logs go back to the clients.
 
-service      starts and drains the parts
-entrypoints/ one file for each kind of client request: the way in and out
-context      the parts of one gateway, as the entry points get them
-admission/   turns a submission into a durable request
-replies/     brings the records of token logs back to their readers
-server/      uvicorn's protocols: sockets, limits of connections; below entrypoints and context
-page/        static page and its JavaScript client, served under /page/ (no Python)
+service          starts and drains the parts
+entrypoints/     one file for each kind of client request: the way in and out
+api_key_headers  finds the API key in the headers of a request
+context          the parts of one gateway, as the entry points get them
+admission/       turns a submission into a durable request
+replies/         brings the records of token logs back to their readers
+server/          uvicorn's protocols: sockets, limits of connections; below entrypoints and context
+page/            static page and its JavaScript client, served under /page/ (no Python)
 
-Of the root's files `settings`, `tenant_labels`, `error_responses`, `credentials` and `metrics` lie
-below all these folders, and may be imported by any; `context` and `service` lie above: `context`
-above admission, replies and server, `service` above everything.
+Of the root's files `settings`, `tenant_labels`, `error_responses`, `api_key_headers` and `metrics`
+lie below all these folders, and may be imported by any; `context` lies above admission, replies and
+server, `service` above everything.
 """

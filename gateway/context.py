@@ -11,7 +11,7 @@ from starlette.types import Scope
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
-from gateway.admission.offload import OffloadThread
+from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
@@ -23,8 +23,8 @@ from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants, hash_key
-from streams.broker.connection import Broker
-from streams.broker.stream_declarer import StreamDeclarer
+from streams.broker.broker_client import Broker
+from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import Refused, TooManyWrongKeys, Unauthenticated
 
 
@@ -42,8 +42,8 @@ class GatewayContext:
     client_requests: ClientRequests
     producer_requests: ProducerRequests
     relay: Relay
-    streams: StreamDeclarer
-    offload_thread: OffloadThread = field(default_factory=OffloadThread)
+    streams: StreamReconciler
+    offload_thread: OffloadThread
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

@@ -14,6 +14,7 @@ from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission import idempotency
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
@@ -26,12 +27,12 @@ from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
+from streams.base_settings import TenantSettings
+from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
-from streams.broker.connection import Broker, connect
-from streams.broker.stream_declarer import StreamDeclarer
+from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
 from streams.metrics_server import serve_metrics
-from streams.settings import TenantSettings
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -54,7 +55,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(tenants.close)
         await _declare_tenants(tenants, settings)
-        streams = StreamDeclarer(broker, scale, partial(_stream_configs, tenants, scale))
+        streams = StreamReconciler(broker, scale, partial(_stream_configs, tenants, scale))
         await streams.declare_all()
         context = await _build_context(stack, settings, broker, registry, tenants, streams)
         checks = context.readiness_checks
@@ -80,7 +81,7 @@ async def _build_context(
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
-    streams: StreamDeclarer,
+    streams: StreamReconciler,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
     await relay.open()
@@ -90,7 +91,9 @@ async def _build_context(
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
     validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
-    submitter = Submitter(broker, streams)
+    offload_thread = OffloadThread()
+    stack.callback(offload_thread.close)
+    submitter = Submitter(broker, streams, offload_thread)
     await submitter.open(settings.replicas)
     context = GatewayContext(
         settings,
@@ -104,12 +107,12 @@ async def _build_context(
         ProducerRequests(broker, submitter, settings.shards),
         relay,
         streams,
+        offload_thread,
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)
-    stack.callback(context.offload_thread.close)
     return context
 
 

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 from pydantic import Field, SecretStr
 
-from streams.settings import Port, ServiceSettings, Slug, TenantSettings
+from streams.base_settings import Port, ServiceSettings, Slug, TenantSettings
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
 

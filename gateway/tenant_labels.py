@@ -3,19 +3,20 @@
 from collections.abc import Callable
 from heapq import nlargest
 
+from streams.subjects import OTHER
+
 MAX_TENANTS = 20
-OTHER = "other"
 RANK_SECONDS = 300.0
 TAKEOVER_RATIO = 1.5  # times the use of the tenant that loses its label: near equals do not swap
 
 
 class TenantLabels:
-    """Chooses each tenant's label in metrics: its own name, or `other`, so that labels stay few.
+    """Chooses each tenant's label in metrics: its own name, or `_other`, so that labels stay few.
 
-    The first 20 tenants have their names. Every `RANK_SECONDS`, tenants that used much more take
-    over the labels of those that used least; past use counts half from one ranking to the next.
-    `on_unnamed` is called with each tenant that has lost its label. Times are in seconds of any one
-    clock.
+    No tenant can be called `_other`: names begin with a letter or a digit. The first 20 tenants
+    have their names. Every `RANK_SECONDS`, tenants that used much more take over the labels of
+    those that used least; past use counts half from one ranking to the next. `on_unnamed` is called
+    with each tenant that has lost its label. Times are in seconds of any one clock.
     """
 
     def __init__(self, on_unnamed: Callable[[str], None]) -> None:
@@ -25,7 +26,7 @@ class TenantLabels:
         self._rank_at = 0.0
 
     def label_for(self, tenant: str) -> str:
-        """Return the tenant's label now: its name, or `other`.
+        """Return the tenant's label now: its name, or `_other`.
 
         A tenant that is new here gets its name while fewer than 20 tenants have theirs.
         """

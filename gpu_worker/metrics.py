@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from gpu_worker.attempt.terminals import FinishedRequest
 from gpu_worker.engines.engine_stats import EngineStats
 from streams.messages import Heartbeat
+from streams.subjects import OTHER
 
 STAGES = Histogram(
     "millstream_worker_stage_seconds",
@@ -26,7 +27,7 @@ TOKENS = Counter(
 )
 ADAPTERS = Counter(
     "millstream_worker_adapter_requests_total",
-    "Ended requests that used an adapter; adapters after the first fifty count as `other`.",
+    "Ended requests that used an adapter; adapters after the first fifty count as `_other`.",
     ["model", "adapter", "outcome"],
 )
 MOST_ADAPTERS = 50
@@ -123,10 +124,10 @@ def observe_finished(finished: FinishedRequest) -> None:
 
 
 def _adapter_label(model: str, adapter: str) -> str:
-    """Return the adapter's name as a label for the first fifty adapters seen, then `other`."""
+    """Return the adapter's name as a label for the first fifty adapters seen, then `_other`."""
     if len(_adapters) < MOST_ADAPTERS:
         _adapters.add((model, adapter))
-    return adapter if (model, adapter) in _adapters else "other"
+    return adapter if (model, adapter) in _adapters else OTHER
 
 
 def observe_heartbeat(beat: Heartbeat) -> None:

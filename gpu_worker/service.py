@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,29 +10,28 @@ from typing import Any, TypeVar
 import structlog
 from nats.aio.msg import Msg
 
-from gpu_worker.drain import DrainController, DrainReport
+from gpu_worker.drain_controller import DrainController, DrainReport
 from gpu_worker.engines import factory
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.metrics import ENGINE_STATS, observe_finished, observe_heartbeat
 from gpu_worker.models import model_eviction
-from gpu_worker.models.loading import Loader, run_in_thread, weight_bytes
+from gpu_worker.models.loading import Loader, run_in_thread, weight_files
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.models.model_manager import ManagedModel, ModelManager
+from gpu_worker.models.registration import wait_for_models
 from gpu_worker.pool.model_server import ModelServer
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
 from registry.store import Registry
 from streams import messages, subjects, topology
 from streams.broker import declaration
+from streams.broker.broker_client import Broker, BrokerSubscription, connect
 from streams.broker.clock_sync import sync_clock
-from streams.broker.connection import Broker, BrokerSubscription, connect
-from streams.errors import BrokerUnavailable, ModelNotFound
 from streams.metrics_server import not_yet, serve_metrics
 from streams.records.token_log_cache import RecordsQuery
 
 log = structlog.get_logger()
 
-REGISTRATION_WAIT_SECONDS = 60.0  # how long a configured model may take to be registered
 T = TypeVar("T")
 
 
@@ -43,8 +42,8 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
     `stop` is set or an operator asks for it, and this returns when it is over. A drain that begins
     while models are still loading ends the service without waiting for them.
 
-    Raises `ModelNotFound` for a model that is not registered within a minute, `DoesNotFit` for one
-    that is larger than the memory, and the error of a model that cannot be loaded at the start.
+    Raises `NotRegistered` for models that are not registered in time, `DoesNotFit` for one that is
+    larger than the memory, and the error of a model that cannot be loaded at the start.
     Raises `EngineCrashed` or `EngineHung`, in an exception group, when a failed engine has to end
     the process.
     """
@@ -89,12 +88,9 @@ async def _build_manager(
 ) -> ModelManager:
     """Return a manager of the configured models, none of which is loaded yet.
 
-    Raises `ModelNotFound`, and `DoesNotFit` for a model that is too large even alone.
+    Raises `NotRegistered`, and `DoesNotFit` for a model that is too large even alone.
     """
-    versions = {}
-    for name in settings.model:
-        model, version = await _resolve(registry, name)
-        versions[f"{model.name}@{version.id}"] = model, version
+    versions = await wait_for_models(registry, settings.model)
     budget, shares = await _plan_memory(versions, settings)
     models = {
         name: ManagedModel(
@@ -114,7 +110,7 @@ async def _plan_memory(
     Without `--memory`, a single model and models without weights are not bounded.
     """
     if settings.memory is None and (
-        len(versions) == 1 or not any(weight_bytes(version) for _, version in versions.values())
+        len(versions) == 1 or not any(weight_files(version) for _, version in versions.values())
     ):
         return 0, dict.fromkeys(versions, 0)
     needed = {name: await _needed_bytes(*each, settings) for name, each in versions.items()}
@@ -127,14 +123,12 @@ async def _plan_memory(
 
 async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings) -> int:
     """Return the least memory, in bytes, to plan for a model; 0 for one without weights here."""
-    size = weight_bytes(version)
-    if not size or version.directory is None:
+    if not (files := weight_files(version)):
         return 0
-    size_ratio = await run_in_thread(
-        partial(factory.loaded_size_ratio, Path(version.directory)), "memory"
-    )
+    directory = Path(version.directory or "")
+    size = await run_in_thread(partial(factory.loaded_weight_bytes, directory, files), "memory")
     adapter_bytes = settings.adapter_bytes if model.engine == "transformers" else 0
-    return model_eviction.estimate_needed_bytes(int(size * size_ratio), adapter_bytes)
+    return model_eviction.estimate_needed_bytes(size, adapter_bytes)
 
 
 def _build_server(
@@ -143,28 +137,6 @@ def _build_server(
     identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards, model.goals)
     timeout = settings.engine_timeout_seconds
     return ModelServer(broker, identity, model.context_length, observe_finished, timeout)
-
-
-async def _resolve(registry: Registry, name: str) -> tuple[Model, Version]:
-    """Return a registered model and version, waiting up to a minute for its registration.
-
-    Raises `ModelNotFound` after that.
-    """
-    if not _is_registered(registry, name):
-        log.warning("waiting_for_model", model=name, at_most_seconds=REGISTRATION_WAIT_SECONDS)
-    with suppress(BrokerUnavailable):  # never registered: `resolve` then raises with the name
-        await registry.wait_until(
-            lambda: _is_registered(registry, name), seconds=REGISTRATION_WAIT_SECONDS
-        )
-    return registry.resolve(name)
-
-
-def _is_registered(registry: Registry, name: str) -> bool:
-    try:
-        registry.resolve(name)
-    except ModelNotFound:
-        return False
-    return True
 
 
 async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) -> BrokerSubscription:
@@ -225,6 +197,7 @@ async def _serve(
         handed_over = sum(await asyncio.gather(*(s.drain(drain.seconds_left) for s in servers)))
         report = DrainReport(held - handed_over, handed_over)
         log.info("drained", **report._asdict())
+        await asyncio.gather(*(s.announce_drained(report._asdict()) for s in servers))
         await finds.unsubscribe()
         for task in (*serving, managing, exporting):
             task.cancel()

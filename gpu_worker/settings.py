@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from streams.settings import ServiceSettings
+from streams.base_settings import ServiceSettings
 from streams.subjects import ANY
 
 

@@ -28,8 +28,8 @@ from millstream.settings_loader import (
     suggest_nearest,
     to_flag,
 )
+from streams.base_settings import ENV_PREFIX, Settings
 from streams.server_urls import redact
-from streams.settings import ENV_PREFIX, Settings
 
 USAGE_STATUS = 2
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
-from streams.settings import Settings
+from streams.base_settings import Settings
 
 CommandFunction = Callable[[Any, Any], Awaitable[int | None]]
 
@@ -50,7 +50,7 @@ COMMANDS = (
     Command(
         "up",
         "start everything on this machine: NATS, dispatcher, gateway, workers",
-        "millstream.settings:UpSettings",
+        "millstream.up.settings:UpSettings",
         "millstream.up.supervisor:run",
     ),
     Command(
@@ -74,25 +74,25 @@ COMMANDS = (
     Command(
         "lag",
         "show every lane and every worker",
-        "millstream.settings:LagSettings",
+        "millstream.admin.settings:LagSettings",
         "millstream.admin.lag:run",
     ),
     Command(
         "drain",
         "have a worker finish or hand over its work and end",
-        "millstream.settings:DrainSettings",
+        "millstream.admin.settings:DrainSettings",
         "millstream.admin.drain:run",
     ),
     Command(
         "usage",
         "show what tenants and keys with quotas have used",
-        "millstream.settings:UsageSettings",
+        "millstream.admin.settings:UsageSettings",
         "millstream.admin.usage:run",
     ),
     Command(
         "why",
         "say why a request waits, or how a tenant stands",
-        "millstream.settings:WhySettings",
+        "millstream.admin.settings:WhySettings",
         "millstream.admin.why:run",
     ),
     Command(

@@ -12,8 +12,8 @@ import orjson
 import structlog
 from structlog.typing import Processor
 
+from streams.base_settings import LogLevel
 from streams.server_urls import redact
-from streams.settings import LogLevel
 
 _SHARED_PROCESSORS: Sequence[Processor] = (
     structlog.contextvars.merge_contextvars,

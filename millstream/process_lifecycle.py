@@ -17,9 +17,9 @@ import uvloop
 
 from millstream import event_loop_lag, log_config
 from millstream.command_table import CommandFunction
+from streams.base_settings import ServiceSettings, Settings
 from streams.errors import MillstreamError
 from streams.server_urls import redact
-from streams.settings import ServiceSettings, Settings
 
 log = structlog.get_logger()
 

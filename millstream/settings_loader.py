@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from millstream.command_table import COMMANDS
-from millstream.up import state_file
-from streams.settings import DATA_DIR, ENV_PREFIX, DiscoverySettings, Settings
+from millstream.up import data_directory, state_file
+from streams.base_settings import DATA_DIR, ENV_PREFIX, DiscoverySettings, Settings
 
 DEFAULT_FILE = Path("millstream.toml")
 ENVIRONMENT_ONLY = {"config", "cache_dir"}
@@ -120,10 +120,11 @@ def load_settings(
 
     A flag overrides an environment variable, and a variable overrides a key of the file. For a
     subclass of `DiscoverySettings`, the addresses `nats` and `url` come from a `millstream up` that
-    runs in the data directory, if one does and they were not given otherwise; with `--data-dir` as
-    a flag, its addresses override those of environment and file. Raises `UsageError`, whose text
-    says where the value was given, for an unknown key or variable, a missing or invalid value, a
-    file that cannot be read, or a `--data-dir` flag without a running `millstream up`.
+    runs in the data directory, if one does and they were not given otherwise, and so does the API
+    key of a client of the gateway; with `--data-dir` as a flag, they override those of environment
+    and file. Raises `UsageError`, whose text says where the value was given, for an unknown key or
+    variable, a missing or invalid value, a file that cannot be read, or a `--data-dir` flag without
+    a running `millstream up`.
     """
     path = _find_config_file(flags, environment)
     raw = RawSettings()
@@ -131,9 +132,9 @@ def load_settings(
     _read_environment(raw, environment)
     for key, value in flags.items():
         raw.set(key, value, to_flag(key))
-    if issubclass(settings, DiscoverySettings):
-        _add_running_up(raw, flags)
     known = fields_by_key(settings)
+    if issubclass(settings, DiscoverySettings):
+        _add_running_up(raw, flags, reads_key="url" in known)
     used = {k for k in raw.values.keys() & known if k in flags or not is_flag_only(known[k])}
     values = {key: _split_list(raw.values[key], known[key]) for key in used}
     try:
@@ -142,20 +143,31 @@ def load_settings(
         raise UsageError(_describe_errors(error, raw, known)) from None
 
 
-def _add_running_up(raw: RawSettings, flags: Mapping[str, Any]) -> None:
-    """Add the addresses of the `millstream up` that runs in the data directory.
+def _add_running_up(raw: RawSettings, flags: Mapping[str, Any], *, reads_key: bool) -> None:
+    """Add what the data directory tells: the addresses of the `millstream up` that runs there.
 
-    They replace those of environment and file only if `--data-dir` was given as a flag; then it is
-    a `UsageError` if none runs there and no address was given.
+    With `reads_key`, the API key that it keeps is added, too. They replace those of environment and
+    file only if `--data-dir` was given as a flag; then it is a `UsageError` if none runs there and
+    no address was given.
     """
     data_dir = Path(str(raw.values.get("data_dir", DATA_DIR)))
     named = "data_dir" in flags
     up = state_file.read(data_dir)
     if named and up is None and not {"nats", "url"} & flags.keys():
         raise UsageError(f"no `millstream up` runs in {data_dir}")
-    for key, value in (("nats", up.nats), ("url", up.url)) if up else ():
-        if key not in raw.values or (named and key not in flags):
-            raw.set(key, value, str(state_file.path(data_dir)))
+    found = {"nats": up.nats, "url": up.url} if up else {}
+    if reads_key and (api_key := _read_api_key(data_dir)):
+        found["api_key"] = api_key
+    for key, value in found.items():
+        if not raw.values.get(key) or (named and key not in flags):
+            raw.set(key, value, str(data_dir))
+
+
+def _read_api_key(data_dir: Path) -> str | None:
+    try:
+        return data_directory.read_api_key(data_dir)
+    except OSError as error:
+        raise UsageError(f"cannot read the API key in {data_dir}: {error.strerror}") from None
 
 
 def _split_list(value: object, info: FieldInfo) -> object:

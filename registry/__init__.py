@@ -1,10 +1,11 @@
 """Models, versions, adapters, aliases and tenants in NATS KV: what can be served, and for whom.
 
-artifacts          hashes a version's files and refuses those that could run code
-model_inspection   reads engine, task, lengths and chat template from a model directory
-remote_models      makes the record of a model that another server runs
-lora_adapters, safetensors_header   check a peft adapter against its model, by tensor shapes
-models, tenant_records              the records: Model, Version, Adapter, Alias; Tenant, ApiKey
-kv_view            a KV bucket as a live mapping, written by compare-and-set
-store, tenants     registry and tenants over such views; services look up here without waiting
+artifact_verification   hashes a version's files and refuses those that could run code
+model_folder            says what a folder is that holds no model, and what it lacks
+model_inspection        reads engine, task, lengths and chat template from a model directory
+remote_models           makes the record of a model that another server runs
+lora_inspection, safetensors_header  check a peft adapter against its model, by tensor shapes
+models, tenant_records  the records: Model, Version, Adapter, Alias; Tenant, ApiKey
+kv_view                 a KV bucket as a live mapping, written by compare-and-set
+store, tenants          registry and tenants over such views; services look up here without waiting
 """

@@ -20,7 +20,7 @@ from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
 from streams.broker import declaration
-from streams.broker.connection import Broker, BrokerSubscription, StoreRefused, StreamMissing
+from streams.broker.broker_client import Broker, BrokerSubscription, StoreRefused, StreamMissing
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.headers import EXPECTED_LAST
 from streams.subjects import PREFIX

@@ -3,9 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files, read_json
+from registry.artifact_verification import (
+    SHORT_DIGEST,
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+    read_json,
+    read_json_object,
+)
 from registry.models import EngineKind, Model, Task, Version
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
@@ -37,7 +44,7 @@ def inspect_model(directory: Path) -> ModelDescription:
     Raises `ArtifactRefused` if the files do not say enough, or the model is of no supported kind.
     """
     config = _read_config(directory)
-    architectures = [str(each) for each in config.get("architectures") or []]
+    architectures = _read_architectures(config)
     if any(each.endswith(_CLASSIFIES) for each in architectures):
         return _describe_classifier(directory, config)
     if (directory / "modules.json").exists():
@@ -92,10 +99,18 @@ def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.exists():
         raise ArtifactRefused("config.json", "is missing; a GGUF alone must be converted first")
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise ArtifactRefused("config.json", "is not a JSON object")
-    return config
+    return read_json_object(path)
+
+
+def _read_architectures(config: dict[str, Any]) -> list[str]:
+    found = config.get("architectures") or []
+    if not isinstance(found, list):
+        raise ArtifactRefused("config.json", f"architectures is {found!r}, not a list")
+    return [str(each) for each in found]
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
@@ -103,10 +118,11 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
     Multimodal models have them in `text_config`. Raises `ArtifactRefused` if there is none.
     """
-    for part in (config, config.get("text_config") or {}):
-        for key in keys:
-            if isinstance(part.get(key), int) and part[key] > 0:
-                return int(part[key])
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for value in map(part.get, keys):
+            if _is_count(value):
+                return value
     raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
 
 
@@ -126,8 +142,13 @@ def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescri
         "classify",
         _longest_input(directory, config),
         _first_number(config, ("vocab_size",)),
-        num_labels=len(config.get("id2label") or ()) or 2,  # the default of transformers
+        num_labels=_count_labels(config),
     )
+
+
+def _count_labels(config: dict[str, Any]) -> int:
+    labels = config.get("id2label")
+    return len(labels) if labels and isinstance(labels, dict) else 2  # transformers' default
 
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
@@ -135,24 +156,25 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
     lengths = [_first_number(config, _LENGTHS)]
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
-        lengths[0] -= int(config.get("pad_token_id", 1)) + 1
+        padding = config.get("pad_token_id")
+        lengths[0] -= (padding if _is_count(padding) else 1 if padding is None else 0) + 1
     for name, key in _TRAINED_LENGTHS:
         file = directory / name
-        if file.exists() and isinstance(limit := read_json(file).get(key), int) and limit > 0:
+        if file.exists() and _is_count(limit := read_json_object(file).get(key)):
             lengths.append(limit)
     return min(lengths)
 
 
 def _dimensions(directory: Path, config: dict[str, Any]) -> int:
     """Return the width of an embedding: of the last dense module, else of the encoder."""
-    dense = [int(module["out_features"]) for module in _dense_modules(directory)]
+    dense = [_first_number(each, ("out_features",)) for each in _dense_modules(directory)]
     return dense[-1] if dense else _first_number(config, ("hidden_size", "dim", "d_model"))
 
 
 def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
     for module in read_json(directory / "modules.json"):
-        if str(module["type"]).endswith(".Dense"):
-            yield read_json(directory / str(module["path"]) / "config.json")
+        if str(module.get("type")).endswith(".Dense"):
+            yield read_json_object(directory / str(module.get("path", "")) / "config.json")
 
 
 def read_chat_template(directory: Path) -> str | None:
@@ -162,9 +184,17 @@ def read_chat_template(directory: Path) -> str | None:
     """
     file = directory / "chat_template.jinja"
     if file.exists():
-        return file.read_text()
+        return _read_text(file)
     tokenizer = directory / "tokenizer_config.json"
-    template = read_json(tokenizer).get("chat_template") if tokenizer.exists() else None
+    template = read_json_object(tokenizer).get("chat_template") if tokenizer.exists() else None
     if isinstance(template, list):
-        template = {t["name"]: t["template"] for t in template}.get("default")
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactRefused(file.name, f"is not UTF-8 ({error})") from None

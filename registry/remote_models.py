@@ -12,7 +12,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused, combine_digests, hash_files, read_json
+from registry.artifact_verification import (
+    SHORT_DIGEST,
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+    read_json,
+)
 from registry.model_inspection import read_chat_template, read_context_length
 from registry.models import Model, Record, Task, Version
 from streams.errors import MillstreamError

@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 from registry.kv_view import OPEN_SECONDS, KvView
 from registry.models import INHERITED_FIELDS, Adapter, Alias, Model, Version
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError, ModelNotFound
 from streams.subjects import escape
 

@@ -8,9 +8,9 @@ from pydantic import SecretStr
 
 from registry.kv_view import OPEN_SECONDS, KvView
 from registry.tenant_records import ApiKey, Source, Tenant
-from streams.broker.connection import Broker
+from streams.base_settings import KeySettings, TenantSettings
+from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError
-from streams.settings import KeySettings, TenantSettings
 from streams.subjects import token
 
 BUCKET = "tenants"

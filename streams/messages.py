@@ -70,7 +70,7 @@ LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as at Op
 class Logprob:
     """A generated token's id, text and natural log probability, with the likeliest alternatives.
 
-    A `text` that is a part of a character is spelt (`streams/partial_characters.py`). `top` has id,
+    A `text` that is a part of a character is spelt (`streams/logprob_token_text.py`). `top` has id,
     text and log probability of each alternative, the likeliest first.
     """
 
@@ -287,6 +287,10 @@ class Heartbeat:
     far; each heartbeat has some of the worker's requests. `taken` are the reply subjects of the
     deliveries that the worker has accepted lately, or of all of them for a new leader. If the
     worker dies, the dispatcher's leader naks these deliveries.
+
+    `drained` is only in the last heartbeat of a worker that drains, which then holds nothing and
+    is about to end: how many of the requests that it held when its drain began it has `finished`,
+    and how many it has `handed_over`, over all of its models.
     """
 
     worker: str
@@ -310,6 +314,7 @@ class Heartbeat:
     holds: bytes = b""
     dropped: bytes = b""
     holds_only: bool = False
+    drained: dict[str, int] = field(default_factory=dict)
 
     def free_capacity(self, priority: str) -> tuple[int, int]:
         """Return how many sequences and KV tokens are free for requests of `priority`, as a pair.

@@ -19,8 +19,8 @@ import structlog
 from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from streams.base_settings import ServiceSettings
 from streams.errors import MillstreamError
-from streams.settings import ServiceSettings
 
 log = structlog.get_logger()
 

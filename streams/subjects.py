@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 ANY = "any"  # the placement of work that every worker of the pool may pull
 PREFIX = "infer"
+OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 _PLAIN = re.compile(r"[a-z0-9-]")

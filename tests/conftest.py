@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from gpu_worker.engines import openmp
+from gpu_worker.engines import openmp_runtime
 from tests.support.nats_server import NatsServer
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine-design.md,
 # "Exactness").
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-openmp.load_runtime()
+openmp_runtime.load_runtime()
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's own library reads it as well, at its import
 

@@ -15,7 +15,7 @@ from api.schemas.fields import (
     unsupported_value,
     wrong_value,
 )
-from api.schemas.payload_limits import has_more
+from api.schemas.payload_element_limit import has_more
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 128

@@ -9,7 +9,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from api.schemas import payload_limits
+from api.schemas import payload_element_limit
 from api.schemas.fields import UNSUPPORTED, WRONG, Body, describe_value
 from api.schemas.websocket_frames import FRAMES, MAX_ID, SUBMISSIONS, Frame, SubmissionBody
 from streams.errors import BadRequest, UnknownField, UnsupportedValue
@@ -36,12 +36,12 @@ def decode(data: bytes | str, encoding: Encoding = "json") -> dict[str, Any]:
 
 
 def _load(data: bytes | str, encoding: Encoding) -> Any:
-    if len(data) <= payload_limits.MAX_PARTS:
+    if len(data) <= payload_element_limit.MAX_PARTS:
         return orjson.loads(data) if encoding == "json" else msgpack.unpackb(data)
     data = data.encode() if isinstance(data, str) else data
     if encoding == "msgpack":
-        return payload_limits.unpack(data)
-    payload_limits.check_json(data)
+        return payload_element_limit.unpack(data)
+    payload_element_limit.check_json(data)
     return orjson.loads(data)
 
 

@@ -100,14 +100,18 @@ class CancelFrame(Body):
 class ResumeFrame(Body):
     """Asks for the output of a request from an earlier socket, under a new `id`.
 
-    The output begins with the token after index `after`; -1 asks for all of it. `request_id` is the
-    one that the earlier socket's `accepted` frame named.
+    The output begins with the token after index `after`; -1 asks for all of it. With `characters`,
+    the number of Unicode characters in the text received so far, it begins exactly there. Without,
+    the chunk that has the token `after` comes again whole if it has later tokens too, and so does
+    text that came behind the last token. `request_id` is the one that the earlier socket's
+    `accepted` frame named.
     """
 
     type: Literal["resume"]
     id: FrameId
     request_id: RequestId
     after: int = Field(ge=-1, lt=2**31)
+    characters: int | None = Field(None, ge=0, lt=2**31)
 
 
 WorkFrame = GenerateFrame | EmbedFrame | ClassifyFrame

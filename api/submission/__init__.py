@@ -2,11 +2,11 @@
 
 Nothing here queues it.
 
-submission          the body as one record, the same for HTTP, WebSocket and NATS
+submission_record   the body as one record, the same for HTTP, WebSocket and NATS
 validation          finds model, tokens, grammar and limits; builds the message's headers
 request_limits      checks context length, output and inputs; packs the message's payload
 quota_checks        which counters a request adds to, and what their totals say (pure)
 quotas              adds to the broker's counters, gives back what was not used, settles at the end
-reservations        the reservations of this gateway that have not ended (pure)
+open_reservations   the reservations of this gateway that have not ended (pure)
 rate_limit_headers  `x-ratelimit-*` headers from the last totals seen (pure)
 """

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
+from api.submission.open_reservations import OpenReservations, Reservation
 from api.submission.quota_checks import (
     ConcurrencyCheck,
     PerMinuteCheck,
@@ -23,10 +24,9 @@ from api.submission.quota_checks import (
     quota_scopes,
 )
 from api.submission.rate_limit_headers import RateLimitHeaders
-from api.submission.reservations import Reservation, Reservations
 from registry.tenant_records import Tenant
 from streams import messages, quota_windows, subjects
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.records import usage_counters
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
@@ -48,7 +48,7 @@ class Quotas:
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._clock = broker, broker.clock
-        self._reservations = Reservations()
+        self._reservations = OpenReservations()
         self._minute_usage = RateLimitHeaders()
         self._jobs: asyncio.Queue[QuotaJob] = asyncio.Queue()
 

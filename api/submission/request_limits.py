@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from api.chat_template import PLAIN_STOPS
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from api.tool_calls import detect_format
 from registry.models import Model
 from registry.tenant_records import Tenant

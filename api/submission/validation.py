@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from api.grammar_checker import GrammarChecker
 from api.submission.quota_checks import RequestAmounts
 from api.submission.request_limits import DeadlineLimits, PackedRequest, check_tools, pack_request
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from api.tokenizer import TokenizerCache, check_token_ids
 from registry.models import Model, Version
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from streams import headers
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import PayloadTooLarge
 from streams.headers import Envelope
 from streams.subjects import Lane

@@ -19,8 +19,8 @@ from millstream.bench.load_client import GatewayAddress, Unreachable
 from registry.models import LatencyGoals, Model, Version, mock_model
 from registry.store import Registry
 from simulation.step_model import StepModel
-from streams.broker.connection import connect
-from streams.settings import ENV_PREFIX
+from streams.base_settings import ENV_PREFIX
+from streams.broker.broker_client import connect
 from streams.subjects import Priority
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer

@@ -22,7 +22,7 @@ from millstream.bench.load_statistics import percentile
 from registry.store import Registry
 from simulation.request import RequestSpec
 from streams import messages
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.messages import Request, Sampling
 from streams.subjects import Lane, Priority
 from tests.support.eventually import eventually

@@ -1,7 +1,7 @@
 """The leader of a model on the virtual clock: the real `ModelState`, driven as in `dispatcher/`.
 
-It does what `dispatcher/leader.py` and `dispatcher/dispatching/dispatch_loop.py` do, without their
-broker. Every call of the scheduler is in this file.
+It does what `dispatcher/model_dispatcher.py` and `dispatcher/dispatching/dispatch_loop.py` do,
+without their broker. Every call of the scheduler is in this file.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from dispatcher.dispatching.dispatch_loop import MAX_CONCURRENT_DISPATCHES
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.queueing.fair_queue import service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
-from dispatcher.workers.placements import StrandedWork
+from dispatcher.workers.placed_requests import StrandedWork
 from simulation.prefix_cache import hash_prefixes
 from simulation.request import SimulatedRequest
 from streams.messages import Heartbeat, LedgerRecord, Pressure

@@ -39,6 +39,8 @@ class RequestState:
         self._buffered: deque[tuple[Chunk, int]] = deque()
         self._buffered_bytes = 0
         self._last_received = -1  # index of the last token received
+        self._characters = 0  # in the text received
+        self._has_text_behind = False  # the last chunk received had no tokens
         self._source_request_id: str | None = None  # request id under which tokens were received
 
     @property
@@ -66,12 +68,15 @@ class RequestState:
     def make_opening_frame(self) -> dict[str, Any]:
         """Return the frame, without `id`, with which this request is opened on a connection.
 
-        For a request that was accepted, this is a `resume` frame that asks for the tokens after the
-        last one received; for any other, the request itself.
+        For a request that was accepted, this is a `resume` frame that asks for the output after the
+        last token received; for any other, the request itself. If text has come behind that token,
+        the frame says how much.
         """
         if self.request_id is None:
             return {**self.request_frame}
-        return {"type": "resume", "request_id": self.request_id, "after": self._last_received}
+        text = {"characters": self._characters} if self._has_text_behind else {}
+        after = {"after": self._last_received, **text}
+        return {"type": "resume", "request_id": self.request_id, **after}
 
     def reset_acceptance(self) -> None:
         """Mark the request as not accepted, so that its next frame is the request itself.
@@ -139,6 +144,8 @@ class RequestState:
             self._finish(LogLost(f"token {self._last_received + 1} is missing, {chunk.index} came"))
         elif chunk.index == self._last_received + 1:
             self._last_received = _last_index(chunk)
+            self._characters += len(chunk.text)
+            self._has_text_behind = chunk.count == 0
             self._buffered.append((chunk, size))
             self._buffered_bytes += size
             self.is_behind = self._buffered_bytes >= BUFFER_BYTES
@@ -164,11 +171,9 @@ class AbandonedRequest(RequestState):
 
     def __init__(self, request: RequestState) -> None:
         super().__init__(request.request_frame, on_change=lambda: None)
-        self.request_id, self._last_received, self._source_request_id = (
-            request.request_id,
-            request._last_received,
-            request._source_request_id,
-        )
+        self.request_id, self._source_request_id = request.request_id, request._source_request_id
+        self._last_received, self._characters = request._last_received, request._characters
+        self._has_text_behind = request._has_text_behind
         self.opening_bytes, self.is_sent = request.opening_bytes, request.is_sent
         self.cancel_requested = True
 

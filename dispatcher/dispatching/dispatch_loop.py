@@ -12,7 +12,7 @@ from dispatcher.dispatching.terminals import TerminalWriter
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from registry.store import Registry
 from streams import prefix_hashes, subjects, topology
-from streams.broker.connection import Broker, StoredMessage, StoreRefused, StreamMissing
+from streams.broker.broker_client import Broker, StoredMessage, StoreRefused, StreamMissing
 from streams.errors import BrokerUnavailable, MillstreamError, ModelNotFound
 from streams.headers import MESSAGE_ID, PRIORITY, Envelope
 from streams.subjects import PoolKey

@@ -14,7 +14,7 @@ from dispatcher.estimate.wait_estimator import WaitEstimator
 from dispatcher.queueing.fair_queue import OUTPUT_WEIGHT, FairQueue, is_urgent, service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.workers.fleet import Fleet
-from dispatcher.workers.placements import InFlightRequest, PlacedRequests, Stage, StrandedWork
+from dispatcher.workers.placed_requests import InFlightRequest, PlacedRequests, Stage, StrandedWork
 from dispatcher.workers.prefix_routing import Placement, PlacementRequest, PrefixRouter
 from streams import subjects
 from streams.headers import Envelope
@@ -54,21 +54,21 @@ class ModelState:
     ) -> tuple[QueuedRequest, str | None] | None:
         """Return the next request and the version to serve it; None if no request may be sent now.
 
-        `resolve_version` gives the id of the version that would serve a request. If that is None,
-        the request is returned with None, for the caller to end it. Nothing is removed from the
-        queue.
+        Requests are tried in fair order (`FairQueue.candidates`) at the time `now` (epoch seconds).
+        Nothing is removed from the queue. `resolve_version` gives the id of the
+        version that would serve a request; where it gives None, the request is returned with None,
+        for the caller to end it.
 
         A request whose version has no room holds back all later requests for that version; where
-        engines preempt batch work, only those that are not more urgent. A request is passed over if
-        it would not leave enough capacity free for other tenants (headroom). A large one is also
-        passed over if no single worker is sure to have room for it at once, and its tenant is above
-        its fair share or it is batch work that is not preempted. After either, later requests for
-        the version that must leave headroom are passed over, too, if their tenant is above its
-        share or they are batch work that is not preempted.
+        engines preempt batch work, only the equally or less urgent ones. A request is passed over
+        if it would not leave the headroom that its tenant owes the others. So is one that no single
+        worker has room for at once, if its tenant is above its share or it is batch work that is
+        not preempted. Once one was passed over, so is every later one for its version that owes
+        headroom and whose tenant is above its share, or that is batch work not preempted.
         """
         full: dict[str, Priority] = {}
         kept_free: set[str] = set()
-        self.queue.fair_share.advance(now)
+        self.queue.capacity_shares.advance(now)
         for item in self.queue.candidates(now):
             version = resolve_version(item)
             if version is None:
@@ -100,14 +100,14 @@ class ModelState:
         It is batch for a request that takes its tenant beyond its fair share, if the engines of the
         version preempt batch work for more urgent work.
         """
-        fair_share = self.queue.fair_share
+        fair_share = self.queue.capacity_shares
         if self.fleet.preempts_batch(version) and fair_share.exceeds_share(item.tenant, item.cost):
             return Priority.BATCH
         return item.priority
 
     def _required_headroom(self, item: QueuedRequest, version: str, now: float) -> float:
         """The fraction of the fleet that must stay free if the request is sent; -inf: nothing."""
-        if self.queue.fair_share.is_idle or self.queue.is_starving(item.priority, now):
+        if self.queue.capacity_shares.is_idle or self.queue.is_starving(item.priority, now):
             return -inf
         preempts_batch = self.fleet.preempts_batch(version)
         return self.queue.required_headroom(item.tenant, item.priority, item.cost, preempts_batch)
@@ -126,7 +126,7 @@ class ModelState:
     def _competes_for_room(self, item: QueuedRequest, version: str) -> bool:
         """True if the request would take, bit by bit, room that an earlier one waits for."""
         if is_urgent(item.priority):
-            return self.queue.fair_share.get_tenant(item.tenant).is_above_share
+            return self.queue.capacity_shares.get_tenant(item.tenant).is_above_share
         return not self.fleet.preempts_batch(version)
 
     def apply_heartbeat(self, beat: Heartbeat, now: float) -> None:
@@ -165,10 +165,11 @@ class ModelState:
         flight.done_fraction += advance
 
     def remove_worker(self, worker: str) -> list[str]:
-        """Remove a dead worker; return the acknowledgement subjects of the requests that it held.
+        """Remove a worker that has ended; return the reply subjects of the requests that it held.
 
-        The caller publishes a NAK on each, so that the broker delivers the request to another
-        worker. The requests stay in flight. An unknown worker gives an empty list.
+        If the worker has died, the caller publishes a NAK on each, so that the broker delivers the
+        request to another worker; a drained one has returned its requests itself. The requests stay
+        in flight. An unknown worker gives an empty list.
         """
         self.fleet.remove_worker(worker)
         self.prefix_router.remove_worker(worker)
@@ -180,7 +181,7 @@ class ModelState:
 
     def _update_capacity(self) -> None:
         total = self.fleet.total_capacity
-        self.queue.fair_share.set_capacity(total.sequences, total.tokens)
+        self.queue.capacity_shares.set_capacity(total.sequences, total.tokens)
 
     def reserve(self, item: QueuedRequest, version: str, now: float) -> Priority:
         """Take a request from the queue, charge its tenant, and count its room as used.
@@ -250,10 +251,10 @@ class ModelState:
             self._adjust_charge(flight, 0)
 
     def mark_requeued(self, request_id: str, previous_seq: int, seq: int) -> None:
-        """Record that a request was taken back from its worker and published for any, as `seq`.
+        """Record that a request was taken back from its worker and is in WORK for any worker again.
 
-        `previous_seq` is its sequence in WORK before, for a request that was taken back before this
-        leader knew that it was published. An unknown request is ignored.
+        `previous_seq` and `seq` are its sequences in WORK before and now. If this leader had not
+        learned of the first publish yet, it is recorded before. An unknown request is ignored.
         """
         if flight := self.in_flight.get(request_id):
             if flight.stage < Stage.PUBLISHED:

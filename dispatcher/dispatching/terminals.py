@@ -8,7 +8,7 @@ import structlog
 from dispatcher.dispatching.metrics import observe_ended
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from streams import messages
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.messages import LedgerRecord

@@ -15,7 +15,7 @@ from dispatcher.queueing.queue_position import (
 )
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.workers.fleet import Fleet
-from dispatcher.workers.pending_work import FleetCapacity
+from dispatcher.workers.unpulled_work import FleetCapacity
 from streams.messages import LedgerRecord, Pressure
 from streams.subjects import Priority
 
@@ -54,7 +54,7 @@ class WaitEstimator:
         workers = len(fleet.last_heartbeats())
         self._record_freed(fleet)
         usable_tokens = _usable_tokens(fleet.total_capacity, _mean_cost(queue))
-        in_flight_tokens = queue.fair_share.in_flight_tokens
+        in_flight_tokens = queue.capacity_shares.in_flight_tokens
         self.service_rate.tick(now, len(queue) > 0, workers, usable_tokens, in_flight_tokens)
         if workers or self._last_worker_at is None:
             self._last_worker_at = now

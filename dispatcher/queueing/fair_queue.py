@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dispatcher.queueing.fair_share import FairShare
+from dispatcher.queueing.capacity_shares import CapacityShares
 from dispatcher.queueing.tenant_queues import (
     STALE_ENTRIES_TOLERATED,
     QueuedRequest,
@@ -70,7 +70,7 @@ class FairQueue:
     """
 
     def __init__(self, trickle_seconds: float = DEFAULT_TRICKLE_SECONDS) -> None:
-        self.fair_share = FairShare()
+        self.capacity_shares = CapacityShares()
         self._trickle_seconds = trickle_seconds
         self._mean_output = RunningMean()  # generated per request, over all tenants
         self._priorities = {priority: _PriorityState() for priority in Priority}
@@ -91,7 +91,7 @@ class FairQueue:
 
     def weight(self, tenant: str) -> float:
         """Return a tenant's weight, to which its share of service is proportional; 1 by default."""
-        return self.fair_share.get_tenant(tenant).weight
+        return self.capacity_shares.get_tenant(tenant).weight
 
     def enqueue(self, item: QueuedRequest, now: float) -> None:
         """Add a request; ignored if a request with its id is queued already.
@@ -102,7 +102,7 @@ class FairQueue:
         """
         if item.request_id in self._items:
             return
-        state = self.fair_share.get_tenant(item.tenant)
+        state = self.capacity_shares.get_tenant(item.tenant)
         is_new = item.accepted * MILLISECOND >= self._restored_at
         if is_new and not state.queued_requests:
             state.counter = max(state.counter, self.lowest_counter())
@@ -114,9 +114,9 @@ class FairQueue:
         heapq.heappush(self._deadlines, (item.deadline, item.request_id))
         self._adjust_counts(item, +1)
         if is_urgent(item.priority):
-            self.fair_share.enqueue(item.tenant, item.cost, now)
+            self.capacity_shares.enqueue(item.tenant, item.cost, now)
             if is_new:
-                self.fair_share.record_demand(item.tenant, item.cost, now)
+                self.capacity_shares.record_demand(item.tenant, item.cost, now)
             self._reclassify(item.tenant)
 
     def candidates(self, now: float) -> Iterator[QueuedRequest]:
@@ -127,7 +127,7 @@ class FairQueue:
         those above it, and the first of each tenant that does not use all capacity reserved for it.
         The caller passes one of them to `reserve`, or skips it. The queue may change meanwhile.
         """
-        claimants = self.fair_share.tenants_with_unused_reservation
+        claimants = self.capacity_shares.tenants_with_unused_reservation
         for priority in self._by_urgency(now):
             heads = [
                 head
@@ -183,9 +183,9 @@ class FairQueue:
         charged at first.
         """
         if is_urgent(priority):
-            self.fair_share.reserve(tenant, cost)
+            self.capacity_shares.reserve(tenant, cost)
         else:
-            self.fair_share.reserve_batch(cost)
+            self.capacity_shares.reserve_batch(cost)
         most, mean = cost - prompt_tokens, self.mean_output(tenant)
         expected = most if mean is None else min(most, round(mean))
         if work_priority is not priority:
@@ -200,14 +200,14 @@ class FairQueue:
         `cost` is its reserved tokens. Its tenant's charge is left as it is; `charge` corrects that.
         """
         if is_urgent(priority):
-            self.fair_share.release(tenant, cost)
+            self.capacity_shares.release(tenant, cost)
             self._reclassify(tenant)
         else:
-            self.fair_share.release_batch(cost)
+            self.capacity_shares.release_batch(cost)
 
     def learn_output_length(self, tenant: str, generated_tokens: int) -> None:
         """Learn how many tokens a tenant's ended request generated, to predict the next ones."""
-        self.fair_share.get_tenant(tenant).mean_output.add(generated_tokens)
+        self.capacity_shares.get_tenant(tenant).mean_output.add(generated_tokens)
         self._mean_output.add(generated_tokens)
 
     def mean_output(self, tenant: str) -> float | None:
@@ -218,7 +218,7 @@ class FairQueue:
         """
         if not self._mean_output.count:
             return None
-        own = self.fair_share.get_tenant(tenant).mean_output
+        own = self.capacity_shares.get_tenant(tenant).mean_output
         known = own.count * own.value + PRIOR_REQUESTS * self._mean_output.value
         return known / (own.count + PRIOR_REQUESTS)
 
@@ -260,13 +260,13 @@ class FairQueue:
 
         A negative amount takes back a part of an earlier charge.
         """
-        state = self.fair_share.get_tenant(tenant)
+        state = self.capacity_shares.get_tenant(tenant)
         state.counter += virtual_tokens / state.weight
         self._reorder(tenant)
 
     def set_weight(self, tenant: str, weight: float) -> None:
         """Set a tenant's weight (above 0), by which later charges to it are divided."""
-        self.fair_share.set_weight(tenant, weight)
+        self.capacity_shares.set_weight(tenant, weight)
 
     def restore_baseline(self, at: float, mean_output: RunningMean) -> None:
         """Record that the counters come from an earlier leader's checkpoint, taken at `at`.
@@ -283,7 +283,7 @@ class FairQueue:
 
         `tokens` replaces all that was set before: tenants that are not named have none.
         """
-        self.fair_share.set_reserved_tokens(tokens)
+        self.capacity_shares.set_reserved_tokens(tokens)
 
     def required_headroom(
         self, tenant: str, priority: Priority, cost: int, preempts_batch: bool
@@ -294,8 +294,8 @@ class FairQueue:
         for more urgent work. -inf if nothing has to stay free.
         """
         if is_urgent(priority):
-            return self.fair_share.required_headroom(tenant, cost, preempts_batch)
-        return self.fair_share.required_headroom_for_batch(tenant, cost, preempts_batch)
+            return self.capacity_shares.required_headroom(tenant, cost, preempts_batch)
+        return self.capacity_shares.required_headroom_for_batch(tenant, cost, preempts_batch)
 
     def is_starving(self, priority: Priority, now: float) -> bool:
         """Return True if a priority was overtaken for so long that one request of it is due next.
@@ -345,7 +345,7 @@ class FairQueue:
 
     def counter(self, tenant: str) -> float:
         """Return a tenant's service so far over its weight, in virtual tokens; 0 if unknown."""
-        state = self.fair_share.tenants.get(tenant)
+        state = self.capacity_shares.tenants.get(tenant)
         return state.counter if state else 0.0
 
     def lowest_counter(self) -> float:
@@ -367,7 +367,9 @@ class FairQueue:
     def _version_queue(self, item: QueuedRequest) -> VersionQueue:
         version_queues = self._version_queues[item.priority]
         if (version_queue := version_queues.get(item.version)) is None:
-            version_queue = version_queues[item.version] = VersionQueue(self.fair_share.tenants)
+            version_queue = version_queues[item.version] = VersionQueue(
+                self.capacity_shares.tenants
+            )
         return version_queue
 
     def _by_urgency(self, now: float) -> list[Priority]:
@@ -376,7 +378,7 @@ class FairQueue:
         return [*reversed(starving), *(p for p in _PRIORITIES if p not in starving)]
 
     def _reclassify(self, tenant: str) -> None:
-        if self.fair_share.reclassify(tenant, partial(self._counter_lead, tenant)):
+        if self.capacity_shares.reclassify(tenant, partial(self._counter_lead, tenant)):
             self._reorder(tenant)
 
     def _counter_lead(self, tenant: str) -> float:
@@ -385,7 +387,7 @@ class FairQueue:
         return own - min(self._counters(filter(is_urgent, _PRIORITIES)), default=own)
 
     def _reorder(self, tenant: str) -> None:
-        if self.fair_share.get_tenant(tenant).queued_requests:
+        if self.capacity_shares.get_tenant(tenant).queued_requests:
             for version_queues in self._version_queues.values():
                 for version_queue in version_queues.values():
                     version_queue.reorder(tenant)
@@ -398,7 +400,7 @@ class FairQueue:
             del version_queues[item.version]
         self._adjust_counts(item, -1)
         if is_urgent(item.priority):
-            self.fair_share.dequeue(item.tenant, item.cost)
+            self.capacity_shares.dequeue(item.tenant, item.cost)
         if len(self._deadlines) > 2 * len(self._items) + STALE_ENTRIES_TOLERATED:
             self._deadlines = [(item.deadline, name) for name, item in self._items.items()]
             heapq.heapify(self._deadlines)
@@ -407,4 +409,4 @@ class FairQueue:
         priority_state = self._priorities[item.priority]
         priority_state.queued += sign
         priority_state.tokens += sign * item.cost
-        self.fair_share.get_tenant(item.tenant).queued_requests += sign
+        self.capacity_shares.get_tenant(item.tenant).queued_requests += sign

@@ -71,11 +71,11 @@ def capture(state: ModelState, ledger_seq: int, now: float) -> Checkpoint:
     most service. `ledger_seq` is the last sequence of the stream LEDGER; `now` is epoch seconds.
     """
     charged, lowest = _charged_in_flight(state), state.queue.lowest_counter()
-    for tenant_state in state.queue.fair_share.tenants.values():
+    for tenant_state in state.queue.capacity_shares.tenants.values():
         tenant_state.demand.decay(now)
     tenant_states = {
         tenant: tenant_state
-        for tenant, tenant_state in state.queue.fair_share.tenants.items()
+        for tenant, tenant_state in state.queue.capacity_shares.tenants.items()
         if tenant_state.queued_requests
         or tenant_state.counter > lowest
         or round(tenant_state.demand.sizes)
@@ -121,7 +121,7 @@ def restore(state: ModelState, checkpoint: Checkpoint) -> None:
     `state` must be empty: call this before anything else is recorded. Requests in flight are not
     part of a checkpoint, so that the leader has to learn of them otherwise.
     """
-    fair_share = state.queue.fair_share
+    fair_share = state.queue.capacity_shares
     for tenant, saved in checkpoint.tenants.items():
         demand = DecayingFlow(saved.demand_tokens, saved.demand_squares, checkpoint.at)
         fair_share.restore(tenant, saved.counter, demand)

@@ -8,7 +8,7 @@ import structlog
 
 from dispatcher.dispatching.terminals import write_terminal
 from streams import subjects, topology
-from streams.broker.connection import Broker, StoredMessage
+from streams.broker.broker_client import Broker, StoredMessage
 from streams.headers import Envelope
 from streams.records import attempt_history
 from streams.records.attempt_history import AttemptHistory

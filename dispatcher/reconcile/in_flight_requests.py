@@ -16,12 +16,12 @@ from dispatcher.dispatching.metrics import observe_ended, observe_stuck_consumer
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.dispatching.terminals import write_terminal
 from dispatcher.reconcile import dead_letters
-from dispatcher.reconcile.requeue import parse_requeue_origin
-from dispatcher.reconcile.stuck_consumers import StuckConsumers
-from dispatcher.workers.placements import InFlightRequest
+from dispatcher.reconcile.stranded_work import parse_requeue_origin
+from dispatcher.reconcile.stuck_consumer_detector import StuckConsumerDetector
+from dispatcher.workers.placed_requests import InFlightRequest
 from streams import subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, StoredMessage
+from streams.broker.broker_client import Broker, StoredMessage
 from streams.headers import Envelope
 from streams.records.dead_letters import parse_envelope
 from streams.subjects import ANY, PoolKey
@@ -52,7 +52,7 @@ class InFlightReconciler:
         self._doubts: set[int] = set()
         self._missing: set[int] = set()
         self._suspects: set[int] = set()
-        self._stuck = StuckConsumers()
+        self._stuck = StuckConsumerDetector()
 
     async def reconcile(self) -> None:
         """Make the leader's state match the stream WORK, and end what no worker will end.

@@ -12,7 +12,7 @@ from dispatcher.reconcile import checkpoint
 from dispatcher.reconcile.checkpoint import Checkpoint
 from streams import messages, subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
 
 log = structlog.get_logger()

@@ -17,10 +17,10 @@ from dispatcher.dispatching.model_state import ModelState
 from dispatcher.dispatching.terminals import TerminalWriter
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.reconcile.in_flight_requests import WORK_LOST
-from dispatcher.reconcile.stuck_consumers import StuckConsumers
+from dispatcher.reconcile.stuck_consumer_detector import StuckConsumerDetector
 from streams import subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ class QueuedReconciler:
         self._created: datetime | None = None  # when REQUESTS was made
         self._loss_signature: tuple[int, ...] | None = None
         self._resurrected = 0
-        self._stuck = StuckConsumers()
+        self._stuck = StuckConsumerDetector()
 
     async def remember_stream(self) -> None:
         """Remember when REQUESTS was created, to recognise another one that is made in its place.

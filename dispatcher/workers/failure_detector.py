@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from streams import subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 
 CHECK_SECONDS = 0.1
 DEAD_AFTER_SECONDS = 0.5  # a worker whose broker has died reconnects to another one sooner

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dispatcher.workers.pending_work import FleetCapacity, PendingWork, empty_by_priority
+from dispatcher.workers.unpulled_work import FleetCapacity, UnpulledWork, empty_by_priority
 from streams.messages import Heartbeat
 from streams.subjects import ANY, Priority
 
@@ -53,7 +53,7 @@ class _VersionPool:
     preempts_batch: bool = True  # all workers preempt
     total: FleetCapacity = field(default_factory=FleetCapacity)
     free: dict[Priority, FleetCapacity] = field(default_factory=empty_by_priority)
-    pending: PendingWork = field(default_factory=PendingWork)
+    pending: UnpulledWork = field(default_factory=UnpulledWork)
 
     def adjust(self, sign: int, beat: Heartbeat) -> None:
         """Add what a worker reports to the sums (`sign` +1) or subtract it (-1)."""

@@ -1,6 +1,6 @@
 """A submission comes in; a ticket goes out, once the broker has stored the request.
 
-offload            parses large bodies in a thread, before there is a submission
+offload_thread     parses and hashes large bodies in a thread
 client_requests    submits what comes over HTTP or a WebSocket, and subscribes to its replies
 producer_requests  submits what producers publish to NATS
 submitter          the one way in for both: claims the idempotency key, sheds load, reserves quotas,

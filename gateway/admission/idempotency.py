@@ -13,7 +13,7 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 from streams import topology
 from streams.broker import declaration
-from streams.broker.connection import STORE_SECONDS, Broker, StoreRefused
+from streams.broker.broker_client import STORE_SECONDS, Broker, StoreRefused
 from streams.errors import BrokerUnavailable, IdempotencyConflict
 from streams.headers import EXPECTED_LAST
 from streams.subjects import token

@@ -4,7 +4,7 @@ from api.submission.validation import ValidatedRequest
 from gateway.admission.submitter import Submitter
 from gateway.replies import request_lookup
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import IdempotencyConflict
 from streams.records.token_log import Fenced, TokenLog
 from streams.subjects import LogAddress

@@ -17,13 +17,14 @@ from gateway.admission.load_shedding import (
     LoadShedder,
     first_token_goal_seconds,
 )
+from gateway.admission.offload_thread import OffloadThread
 from streams import subjects
-from streams.broker.connection import Broker, PubAck
-from streams.broker.stream_declarer import StreamDeclarer
+from streams.broker.broker_client import Broker, PubAck
+from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID
 from streams.messages import Pressure
-from streams.records import lanes
+from streams.records import request_queue
 from streams.subjects import Lane
 
 ACCEPT_SECONDS = 2.5  # an unreachable broker is a 503 after this
@@ -59,8 +60,11 @@ class Submitter:
     Call `open` before the first request.
     """
 
-    def __init__(self, broker: Broker, streams: StreamDeclarer) -> None:
+    def __init__(
+        self, broker: Broker, streams: StreamReconciler, offload_thread: OffloadThread
+    ) -> None:
         self._broker, self._streams = broker, streams
+        self._offload_thread = offload_thread
         self._idempotency = IdempotencyStore(broker)
         self.quotas = Quotas(broker)
         self._load_shedders: dict[str, LoadShedder] = defaultdict(LoadShedder)
@@ -94,8 +98,9 @@ class Submitter:
         request_id = secrets.token_hex(16)
         if key is None:
             return RequestClaim(request_id)
-        tenant, digest = validated.tenant.name, validated.submission.digest
-        record = await self._idempotency.claim(tenant, key, request_id, digest)
+        size, submission = len(validated.packed.payload), validated.submission
+        digest = await self._offload_thread.run(size, lambda: submission.digest)
+        record = await self._idempotency.claim(validated.tenant.name, key, request_id, digest)
         return RequestClaim(record.request_id, key, record.is_first)
 
     async def find_request(self, tenant: str, key: str) -> str | None:
@@ -150,9 +155,9 @@ class Submitter:
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = validated.packed.payload, validated.lane, validated.tenant.max_queued
         if limit >= self._streams.lane_limit:
-            return await lanes.enqueue(self._broker, lane, payload, headers, ACCEPT_SECONDS)
+            return await request_queue.enqueue(self._broker, lane, payload, headers, ACCEPT_SECONDS)
         async with self._lane_locks.setdefault(lane, asyncio.Lock()):
-            return await lanes.enqueue_below(
+            return await request_queue.enqueue_below(
                 self._broker, lane, payload, headers, ACCEPT_SECONDS, limit
             )
 

@@ -5,10 +5,10 @@ The records of its token log come back from `gateway.replies` and go out as the 
 routes                 paths, health, metrics, error handlers; `openapi` documents them
 http_middleware        request ids, one spelling of paths, CORS
 endpoint               one POST path: authenticates, reads and parses the body, serves, answers
-http_request           submits the choices of one HTTP request and yields their records
+choice_fanout          submits the choices of one HTTP request and yields their records
 completions            completions and chats, streamed or whole
 embed_classify_rerank  embeddings, classifications and rerankings
 websocket              one WebSocket connection; `byte_budget` bounds the frames in submission
-ws_request             one request on a WebSocket; `result_frame` encodes its large result
+websocket_reply        the reply to one request on a WebSocket, frame by frame
 nats_ingress           pulls a tenant's submissions from its stream
 """

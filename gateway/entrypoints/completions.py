@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from api import event_ids, openai_bodies, sse
+from api import completion_events, event_ids, openai_bodies
 from api.event_ids import ChoicePosition, EventNumbering, StreamPosition
 from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage, total_usage
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.tools import NamedToolChoice
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from api.tool_calls import (
     FORCED_CALLS,
     ToolCallFormat,
@@ -26,8 +26,8 @@ from api.tool_calls import (
 )
 from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
+from gateway.entrypoints.choice_fanout import ChoiceFanout, submit_choices
 from gateway.entrypoints.endpoint import collect_stages, format_server_timing, json_response
-from gateway.entrypoints.http_request import HttpRequest, submit_http_request
 from gateway.replies.record_queue import ClientGone
 from registry.models import Model
 from registry.tenant_records import Tenant
@@ -53,7 +53,7 @@ class CompletionEndpoint:
     schema: type[CompletionRequest] | type[ChatRequest]
     build_body: Callable[[str, str, int, Sequence[JsonBody], Usage], JsonBody]
     build_choice: Callable[[int, str, FinishReason, Logprobs | None], JsonBody]
-    events_class: type[sse.CompletionEvents] | type[sse.ChatEvents]
+    events_class: type[completion_events.CompletionEvents] | type[completion_events.ChatEvents]
     default_max_tokens: int | None
 
     def to_submissions(self, body: CompletionBody) -> list[Submission]:
@@ -65,11 +65,15 @@ COMPLETION = CompletionEndpoint(
     CompletionRequest,
     openai_bodies.completion,
     openai_bodies.completion_choice,
-    sse.CompletionEvents,
+    completion_events.CompletionEvents,
     DEFAULT_COMPLETION_TOKENS,
 )
 CHAT = CompletionEndpoint(
-    ChatRequest, openai_bodies.chat_completion, openai_bodies.chat_choice, sse.ChatEvents, None
+    ChatRequest,
+    openai_bodies.chat_completion,
+    openai_bodies.chat_choice,
+    completion_events.ChatEvents,
+    None,
 )
 
 
@@ -88,7 +92,7 @@ async def serve(
     stream with a `Last-Event-ID` goes on behind that event.
     """
     had = _position_of_client(request, body, sum(each.choices for each in submissions))
-    async with submit_http_request(
+    async with submit_choices(
         context, request, tenant, *submissions, resumes=had is not None
     ) as http_request:
         if not body.stream:
@@ -139,7 +143,7 @@ class ChoiceOutput:
 
 
 async def _respond_whole(
-    endpoint: CompletionEndpoint, http_request: HttpRequest, body: CompletionBody
+    endpoint: CompletionEndpoint, http_request: ChoiceFanout, body: CompletionBody
 ) -> Response:
     outputs = [ChoiceOutput() for _ in http_request.tickets]
     while not http_request.is_ended:
@@ -180,7 +184,7 @@ class CompletionStream:
     def __init__(
         self,
         endpoint: CompletionEndpoint,
-        http_request: HttpRequest,
+        http_request: ChoiceFanout,
         body: CompletionBody,
         send: Send,
         had: StreamPosition | None = None,
@@ -199,11 +203,11 @@ class CompletionStream:
 
     def _choice_events(
         self, endpoint: CompletionEndpoint, ticket: Ticket, index: int
-    ) -> sse.ChoiceEvents:
+    ) -> completion_events.ChoiceEvents:
         body = self._body
         head = (self._request.ticket.request_id, body.model, self._created)
         if parser := _tool_parser(body, ticket):
-            return sse.ToolCallEvents(parser, *head, index, body.include_usage)
+            return completion_events.ToolCallEvents(parser, *head, index, body.include_usage)
         return endpoint.events_class(*head, index, body.include_usage)
 
     async def run(self) -> None:
@@ -231,7 +235,7 @@ class CompletionStream:
             while not await self._send_next():
                 pass
         except Ended as error:
-            await self._write(sse.error_event(error), last=True)
+            await self._write(completion_events.error_event(error), last=True)
 
     async def _ping(self) -> None:
         # A timeout around each wait for a record would cost a tenth of the stream's whole work
@@ -239,7 +243,7 @@ class CompletionStream:
             self._is_silent = True
             await asyncio.sleep(PING_INTERVAL_SECONDS)
             if self._is_silent:
-                await self._write(sse.PING)
+                await self._write(completion_events.PING)
 
     async def _send_next(self) -> bool:
         """Send the next records; True once all choices have ended."""
@@ -267,10 +271,10 @@ class CompletionStream:
     def _encode_end(self) -> bytes:
         """The events that follow the last choice's end."""
         if not self._body.include_usage:
-            return self._numbering.ending(sse.DONE)
+            return self._numbering.ending(completion_events.DONE)
         usages = [self._usages[index] for index in range(len(self._events))]
         usage = self._events[0].usage(total_usage(usages, self._body.choice_count))
-        return self._numbering.ending(usage + sse.DONE)
+        return self._numbering.ending(usage + completion_events.DONE)
 
     async def _write(self, data: bytes, last: bool = False) -> None:
         if not data and not last:
@@ -281,7 +285,7 @@ class CompletionStream:
     def _headers(self) -> list[tuple[bytes, bytes]]:
         ticket = self._request.ticket
         return [
-            (b"content-type", sse.MEDIA_TYPE.encode()),
+            (b"content-type", completion_events.MEDIA_TYPE.encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
             (b"server-timing", format_server_timing(collect_stages(ticket, {})).encode()),

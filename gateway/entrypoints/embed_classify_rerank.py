@@ -12,10 +12,10 @@ from starlette.types import Send
 from api import openai_bodies
 from api.schemas.classify_rerank import ClassificationBody, ClassifyRequest, RerankRequest
 from api.schemas.embeddings import EmbeddingBody, EmbeddingRequest
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from gateway.context import GatewayContext
+from gateway.entrypoints.choice_fanout import ChoiceFanout, submit_choices
 from gateway.entrypoints.endpoint import response_headers
-from gateway.entrypoints.http_request import HttpRequest, submit_http_request
 from registry.tenant_records import Tenant
 
 MIN_PIECE_BYTES = 32_768  # of all pieces but the last
@@ -34,7 +34,7 @@ class ResultRows:
     timing: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    async def collect(cls, http_request: HttpRequest) -> "ResultRows":
+    async def collect(cls, http_request: ChoiceFanout) -> "ResultRows":
         """Wait until the request is done, and return all of its rows.
 
         Raises `Ended` if the request fails, and `ClientGone` if the client leaves.
@@ -65,7 +65,7 @@ async def serve_embeddings(
     Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
     leaves.
     """
-    async with submit_http_request(context, request, tenant, *submissions) as http_request:
+    async with submit_choices(context, request, tenant, *submissions) as http_request:
         result = await ResultRows.collect(http_request)
     encoding = body.encoding_format or "float"
     parts = openai_bodies.embeddings(
@@ -88,7 +88,7 @@ async def serve_classify(
     of the inputs. Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if
     the client leaves.
     """
-    async with submit_http_request(context, request, tenant, *submissions) as http_request:
+    async with submit_choices(context, request, tenant, *submissions) as http_request:
         result = await ResultRows.collect(http_request)
     head = openai_bodies.classification_head(
         http_request.ticket.request_id, body.model, int(time.time()), result.usage
@@ -115,7 +115,7 @@ async def serve_rerank(
     Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
     leaves.
     """
-    async with submit_http_request(context, request, tenant, *submissions) as http_request:
+    async with submit_choices(context, request, tenant, *submissions) as http_request:
         result = await ResultRows.collect(http_request)
     documents = None if body.return_documents is False else body.documents
     head = openai_bodies.rerank_head(http_request.ticket.request_id, body.model, result.usage)

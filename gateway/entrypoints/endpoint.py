@@ -16,11 +16,11 @@ from api.schemas.fields import Body
 from api.schemas.parsing import decode, parse
 from api.submission.quota_checks import quota_scopes
 from api.submission.quotas import Quotas
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from gateway import error_responses
 from gateway.admission.client_requests import Ticket
+from gateway.api_key_headers import find_key
 from gateway.context import GatewayContext
-from gateway.credentials import find_key
 from gateway.replies.record_queue import ClientGone
 from gateway.server.connection_limits import FrameRateLimiter, frame_cost
 from registry.tenant_records import Tenant

@@ -14,11 +14,11 @@ import structlog
 
 from api.schemas.parsing import Encoding, decode, parse_submission
 from api.schemas.websocket_frames import SubmissionBody
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from gateway.context import GatewayContext
 from streams import messages, subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.broker.declaration import TopologyMismatch
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.broker.retry import retry_forever

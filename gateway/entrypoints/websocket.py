@@ -18,13 +18,12 @@ from starlette.types import Receive, Scope, Send
 from api import error_bodies
 from api.schemas.parsing import Encoding, decode, find_frame_id, parse_frame
 from api.schemas.websocket_frames import CancelFrame, ResumeFrame, WorkFrame
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from gateway import error_responses
+from gateway.api_key_headers import find_key
 from gateway.context import GatewayContext
-from gateway.credentials import find_key
 from gateway.entrypoints.byte_budget import ByteBudget
-from gateway.entrypoints.result_frame import ResultFrame
-from gateway.entrypoints.ws_request import WebSocketRequest
+from gateway.entrypoints.websocket_reply import ResultFrame, WebSocketReply
 from gateway.metrics import OPEN_WEBSOCKETS, RequestMetrics, count_refused
 from gateway.replies.log_subscription import LogSubscription
 from gateway.replies.send_buffer import EncodedFrame, SendBuffer
@@ -121,7 +120,7 @@ class WebSocketConnection:
         self._rate_limiter, self._send = rate_limiter, send
         self._encoding: Encoding = encoding
         self._encode = ENCODERS[encoding]
-        self._requests: dict[str, WebSocketRequest] = {}
+        self._requests: dict[str, WebSocketReply] = {}
         self._send_buffer = SendBuffer(self._unpause_requests)
         self._bytes_in_flight = ByteBudget(context.settings.max_body_bytes)
         self._closing = _DRAINED
@@ -206,17 +205,17 @@ class WebSocketConnection:
         if size > limit:
             raise PayloadTooLarge(size, limit)
 
-    def _open_request(self, id: str, after: int = -1) -> WebSocketRequest:
+    def _open_request(self, id: str, after: int = -1) -> WebSocketReply:
         if id in self._requests:
             raise BadRequest(f"the id {id!r} is in use on this socket", "id")
         if len(self._requests) >= MAX_OPEN_REQUESTS:
             raise Refused(f"this socket has {MAX_OPEN_REQUESTS} open requests already")
-        request = self._requests[id] = WebSocketRequest(
+        request = self._requests[id] = WebSocketReply(
             id, self._enqueue_frame, ResultFrame(self._encoding), after
         )
         return request
 
-    async def _submit(self, request: WebSocketRequest, frame: WorkFrame, size: int) -> None:
+    async def _submit(self, request: WebSocketReply, frame: WorkFrame, size: int) -> None:
         arrived, tenant = time.perf_counter(), self._tenant
         sink = partial(self._deliver_record, request)
         with self._reporting_errors(request):
@@ -229,17 +228,17 @@ class WebSocketConnection:
             metrics = RequestMetrics(tenant.name, ticket.model.name, submission.priority, arrived)
             self._accept_request(request, ticket.subscription, metrics, ticket.admit_ms)
 
-    async def _resume(self, request: WebSocketRequest, frame: ResumeFrame) -> None:
+    async def _resume(self, request: WebSocketReply, frame: ResumeFrame) -> None:
         tenant, sink = self._tenant.name, partial(self._deliver_record, request)
         with self._reporting_errors(request):
             self._context.check_not_draining()
             subscription = await self._context.relay.resume(
-                tenant, frame.request_id, sink, frame.after
+                tenant, frame.request_id, sink, frame.after, frame.characters
             )
             self._accept_request(request, subscription, RequestMetrics.for_resumed(tenant), 0.0)
 
     @contextmanager
-    def _reporting_errors(self, request: WebSocketRequest) -> Iterator[None]:
+    def _reporting_errors(self, request: WebSocketReply) -> Iterator[None]:
         """Send errors of the block to the client, and close the request; our own faults, too."""
         try:
             yield
@@ -254,7 +253,7 @@ class WebSocketConnection:
 
     def _accept_request(
         self,
-        request: WebSocketRequest,
+        request: WebSocketReply,
         subscription: LogSubscription,
         metrics: RequestMetrics,
         admit_ms: float,
@@ -274,13 +273,13 @@ class WebSocketConnection:
         if request.subscription:
             self._context.relay.cancel(request.subscription)
 
-    def _deliver_record(self, request: WebSocketRequest, record: dict[str, Any], size: int) -> bool:
+    def _deliver_record(self, request: WebSocketReply, record: dict[str, Any], size: int) -> bool:
         has_room = request.receive_record(record, size)
         if request.is_ended:
             self._close_request(request)
         return has_room
 
-    def _close_request(self, request: WebSocketRequest) -> None:
+    def _close_request(self, request: WebSocketReply) -> None:
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
 

@@ -34,6 +34,8 @@ export class Stream {
   #chunks = [];
   #size = 0;
   #after = -1; // index of the last token received
+  #characters = 0; // Unicode characters in the text received
+  #textBehind = false; // the last chunk received had no tokens
   #source = null; // id of the request that the tokens belong to
   #error = null;
   #woken = null;
@@ -111,7 +113,8 @@ export class Stream {
   /** Returns the frame, without its `id`, that opens the request on a socket. */
   opening() {
     if (this.requestId === null) return this.#ask;
-    return { type: "resume", request_id: this.requestId, after: this.#after };
+    const text = this.#textBehind ? { characters: this.#characters } : {};
+    return { type: "resume", request_id: this.requestId, after: this.#after, ...text };
   }
 
   /**
@@ -153,6 +156,8 @@ export class Stream {
       this.fail(new MillstreamError("log_lost", `Token ${this.#after + 1} is missing, ${index} came.`));
     } else if (index === this.#after + 1) {
       this.#after = last;
+      this.#characters += [...text].length;
+      this.#textBehind = count === 0;
       this.#chunks.push({ chunk: { index, count, text, ...(logprobs && { logprobs }) }, size });
       this.#size += size;
       this.behind = this.#size >= LIMIT_CHARACTERS;
@@ -191,7 +196,7 @@ export class Stream {
 /** Stands for a stream that nobody reads any more, until its cancel has ended the request. */
 export class Parting {
   #ask;
-  #after;
+  #received; // how far the stream had come
 
   over = false;
   behind = false;
@@ -203,14 +208,14 @@ export class Parting {
 
   constructor(stream) {
     this.#ask = stream.opening();
-    this.#after = this.#ask.after ?? -1;
+    this.#received = { after: this.#ask.after ?? -1, characters: this.#ask.characters };
     this.requestId = stream.requestId;
     this.openingLength = stream.openingLength;
   }
 
   opening() {
     if (this.requestId === null) return this.#ask;
-    return { type: "resume", request_id: this.requestId, after: this.#after };
+    return { type: "resume", request_id: this.requestId, ...this.#received };
   }
 
   receive({ type, request_id: requestId }) {

@@ -9,7 +9,7 @@ from gateway.replies.log_subscription import LogSource, LogSubscription, StoredR
 from gateway.replies.send_buffer import LIMIT_BYTES
 from gateway.replies.worker_replay import WorkerReplay
 from streams import topology
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.broker.retry import retry_forever
 from streams.errors import BrokerUnavailable
 from streams.records.token_log_cache import MAX_PAGE_RECORDS

@@ -20,6 +20,7 @@ class LogCursor:
     """
 
     after_index: int = -1  # index of the last token (or vector) that the reader had before
+    after_characters: int | None = None  # characters that it had before; None: it does not say
     last_seq: int = 0  # sequence of the last record that was taken
     last_data: bytes = b""  # bytes of that record
     delivered_tokens: int = 0  # tokens (or vectors) that the reader has had
@@ -69,7 +70,7 @@ class LogCursor:
             and "characters" in record
             and record["index"] <= self.after_index + 1
         ):
-            self.delivered_tokens, self.delivered_characters = record["index"], before
+            self.delivered_tokens, self.delivered_characters = self._begin(record["index"], before)
         skip_tokens = self.delivered_tokens - record["index"]
         skip_characters = self.delivered_characters - before
         if skip_tokens >= count and skip_characters >= len(text):
@@ -81,6 +82,16 @@ class LogCursor:
         if skip_tokens or skip_characters:
             return _drop_delivered(record, skip_tokens, skip_characters)
         return record
+
+    def _begin(self, index: int, before: int) -> tuple[int, int]:
+        """Return the tokens and characters that count as delivered as the first chunk comes.
+
+        That is what the reader says. One that does not know its number of characters gets the first
+        chunk, which has the token `index` after `before` characters, whole.
+        """
+        if self.after_characters is None:
+            return index, before
+        return self.after_index + 1, self.after_characters
 
 
 def _drop_delivered(record: Record, count: int, characters: int) -> Record:

@@ -30,7 +30,7 @@ from gateway.replies.log_subscription import (
 )
 from gateway.replies.subscription_deadlines import SubscriptionDeadlines
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker, BrokerSubscription
+from streams.broker.broker_client import Broker, BrokerSubscription
 from streams.broker.retry import broker_timeout
 from streams.errors import BrokerUnavailable, RequestNotFound
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
@@ -100,7 +100,12 @@ class Relay:
         return subscription
 
     async def resume(
-        self, tenant: str, request_id: str, sink: Sink, after: int = -1
+        self,
+        tenant: str,
+        request_id: str,
+        sink: Sink,
+        after: int = -1,
+        characters: int | None = None,
     ) -> LogSubscription:
         """Subscribe to a request as `subscribe_existing` does, but raise if nobody knows of it.
 
@@ -110,7 +115,9 @@ class Relay:
         """
         with self.recording_refusals():
             async with broker_timeout(RESUME_SECONDS):
-                subscription = await self.subscribe_existing(tenant, request_id, sink, after)
+                subscription = await self.subscribe_existing(
+                    tenant, request_id, sink, after, characters
+                )
             if subscription.is_durable:
                 return subscription
             await self.unsubscribe(subscription)
@@ -132,18 +139,26 @@ class Relay:
             raise
 
     async def subscribe_existing(
-        self, tenant: str, request_id: str, sink: Sink, after: int = -1
+        self,
+        tenant: str,
+        request_id: str,
+        sink: Sink,
+        after: int = -1,
+        characters: int | None = None,
     ) -> LogSubscription:
         """Subscribe to a request that came through any gateway, from its token `after` + 1 on.
 
-        `after` -1 asks for all tokens; some tokens up to `after` may be passed on again. The result
-        is paused: the sink gets nothing until `unpause`. Its `is_durable` is True if the request
-        has a log or somebody answers for it. Raises `BrokerUnavailable`.
+        `after` -1 asks for all tokens. With the number of `characters` that the reader has had, the
+        output goes on exactly there; without, some tokens up to `after`, and text behind the last
+        token, may be passed on again. The result is paused: the sink gets nothing until `unpause`.
+        Its `is_durable` is True if the request has a log or somebody answers for it. Raises
+        `BrokerUnavailable`.
         """
         subject = subjects.log_on_any_route(tenant, request_id, self._shards)
         subscription = self._new_subscription(tenant, request_id, subject, sink)
         subscription.state = DeliveryState.PAUSED
         subscription.cursor.after_index, subscription.source.writer_subject = after, None
+        subscription.cursor.after_characters = characters
         subscription.is_durable = await self._is_known(subscription)
 
         def on_reply(subject: bytes, data: bytes, headers: bytes) -> None:

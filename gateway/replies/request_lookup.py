@@ -8,9 +8,9 @@ import asyncio
 import json
 
 from streams import subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
-from streams.records import lanes
+from streams.records import request_queue
 
 ANSWER_SECONDS = 0.3  # short, since a client waits for it
 
@@ -39,7 +39,7 @@ async def ensure_unknown(broker: Broker, tenant: str, request_id: str) -> None:
 
 async def _ensure_no_queue_holds(broker: Broker, tenant: str, request_id: str) -> None:
     """Raise `BrokerUnavailable` while nobody leads a model for which the request may wait."""
-    models = sorted(await lanes.list_models_of(broker, tenant))
+    models = sorted(await request_queue.list_models_of(broker, tenant))
     question = json.dumps({"request_id": request_id}).encode()
     answers = await asyncio.gather(
         *(broker.request(subjects.report(model), question, ANSWER_SECONDS) for model in models)

@@ -9,7 +9,7 @@ import time
 from gateway.replies.log_cursor import LogCursor
 from gateway.replies.log_subscription import LogSource
 from streams import messages, subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.records.token_log_cache import RecordPage, RecordsQuery
 
 ANSWER_SECONDS = 1.0  # the broker answers at once for a worker that is gone

@@ -2,12 +2,13 @@
 
 This is the only folder that touches the insides of uvicorn and of websockets.
 
-uvicorn_server      the listening socket and uvicorn's configuration; `server_config` extends that
+uvicorn_server      the listening socket and uvicorn's configuration
 http_protocol       HTTP/1.1, with heads bounded in bytes and time
-response_cycle      a request and its response, for clients of HTTP/1.0 and those that await 100
+response_framing    a request and its response, for clients of HTTP/1.0 and those that await 100
 websocket_protocol  WebSockets, with messages bounded in bytes, frames and time
 idle_connections    closes the longest idle connection when there are too many
 write_timeout       aborts clients that do not read; `stall_timer` measures it
 write_coalescer     joins a WebSocket's writes of one turn of the event loop
 connection_limits   connections and frames a second of each tenant and key, by `rate_limiter`
+wrong_keys          refuses addresses from which many wrong API keys came
 """

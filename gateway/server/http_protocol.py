@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import httptools
+import uvicorn
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import error_responses
 from gateway.metrics import CUT_CONNECTIONS
-from gateway.server.response_cycle import ResponseCycle
-from gateway.server.server_config import TCP_TIMEOUT_SECONDS, ServerConfig
+from gateway.server.idle_connections import IdleConnections
+from gateway.server.response_framing import ResponseCycle
 from gateway.server.write_timeout import WriteTimeout
 from streams import topology
 from streams.errors import BadRequest, HeadTooLarge, MillstreamError, Refused, TooSlow
@@ -25,6 +26,18 @@ LINGER_SECONDS = 1.0  # a refusal is lost if the connection is closed while its 
 MAX_HEAD_BYTES = 32_768
 MAX_LINE_BYTES = 8_000  # as much as `websockets` takes
 MAX_HEADERS = 100
+TCP_TIMEOUT_SECONDS = 20  # for so long the client's machine may leave bytes unacknowledged
+
+
+class ServerConfig(uvicorn.Config):
+    """uvicorn's configuration with what all connections share, and the most of them at once.
+
+    `paused_clients` are those of HTTP that do not read at the moment.
+    """
+
+    idle_connections: IdleConnections
+    paused_clients: IdleConnections
+    max_connections: int
 
 
 @dataclass(eq=False)

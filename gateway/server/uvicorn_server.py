@@ -9,9 +9,8 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.server.http_protocol import HttpProtocol
+from gateway.server.http_protocol import TCP_TIMEOUT_SECONDS, HttpProtocol, ServerConfig
 from gateway.server.idle_connections import IdleConnections
-from gateway.server.server_config import TCP_TIMEOUT_SECONDS, ServerConfig
 from gateway.server.websocket_protocol import WebSocketProtocol
 from gateway.settings import GatewaySettings
 from streams.errors import MillstreamError

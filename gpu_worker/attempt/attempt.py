@@ -13,7 +13,7 @@ from gpu_worker.attempt.finished_logs import FinishedLogs
 from gpu_worker.attempt.output_buffer import OutputBuffer
 from gpu_worker.attempt.poison_guard import PoisonGuard
 from gpu_worker.attempt.stage_timer import DeadlineTimer, StageTimer
-from gpu_worker.attempt.start_queue import StartQueue
+from gpu_worker.attempt.start_quarantine import StartQuarantine
 from gpu_worker.attempt.terminals import (
     FinishedRequest,
     StopReason,
@@ -24,7 +24,7 @@ from gpu_worker.engines.engine import Output, Sequence
 from gpu_worker.engines.engine_holder import EngineHolder
 from gpu_worker.identity import WorkerIdentity
 from streams import messages, subjects
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.pull_loop import Delivery
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
@@ -55,7 +55,7 @@ class Attempt:
         self,
         broker: Broker,
         engine_holder: EngineHolder,
-        start_queue: StartQueue,
+        start_queue: StartQuarantine,
         delivery: Delivery,
         envelope: Envelope,
         identity: WorkerIdentity,

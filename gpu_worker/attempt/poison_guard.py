@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import structlog
 
-from gpu_worker.attempt.start_queue import QueuedStart, StartQueue
-from streams.broker.connection import Broker, StoreRefused
+from gpu_worker.attempt.start_quarantine import QueuedStart, StartQuarantine
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.retry import retry_for
 from streams.errors import BrokerUnavailable
 from streams.records import attempt_history
@@ -40,7 +40,7 @@ class PoisonGuard:
     """
 
     def __init__(
-        self, broker: Broker, address: LogAddress, worker: str, start_queue: StartQueue
+        self, broker: Broker, address: LogAddress, worker: str, start_queue: StartQuarantine
     ) -> None:
         self.history = AttemptHistory()
         self.is_quarantined = False

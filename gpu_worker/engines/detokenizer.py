@@ -86,8 +86,8 @@ class StopStringFilter:
     def push(self, text: str) -> str:
         """Add text, and return all that certainly comes before any stop string.
 
-        The result may be empty and may include text held back earlier. After a hit it is always
-        empty.
+        The result may be empty and may include text held back earlier; `flush` returns what is held
+        back at the end. Once a stop string was found (`hit`) it is always empty.
         """
         if self.hit or not self._stops:
             return "" if self.hit else text
@@ -115,7 +115,12 @@ class StopStringFilter:
 
 
 class TextStream:
-    """The text of one sequence, token by token, up to and without its first stop string."""
+    """The generated text of one sequence, token by token, until a stop string begins in it.
+
+    Of `stops` the one that begins first counts; it is not part of the text. The tokens of `prompt`
+    are only the context in which the first generated ones are decoded. With `skip_special_tokens`
+    special tokens have no text.
+    """
 
     def __init__(
         self,

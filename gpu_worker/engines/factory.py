@@ -1,13 +1,13 @@
 """Builds engines by name. An engine's module is imported only then: the mock needs no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
 from pydantic import validate_call
 
-from gpu_worker.engines import openmp
+from gpu_worker.engines import openmp_runtime
 from gpu_worker.engines.engine import Engine
 
 ENGINES = {
@@ -24,21 +24,21 @@ def free_memory() -> tuple[int, float]:
 
     Imports torch, as engines with a model do.
     """
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     memory = import_module("gpu_worker.engines.device_memory")
     device = memory.default_device()
     return memory.free_bytes(device), memory.SHARES[device.type]
 
 
-def loaded_size_ratio(directory: Path) -> float:
-    """Return how many times the size of its files a model's weights take on this machine's device.
+def loaded_weight_bytes(directory: Path, files: Iterable[Path]) -> int:
+    """Return the bytes that a model's weights, which are in `files`, take once they are loaded.
 
-    It is 1.0 unless the device computes in another dtype than the files have, as float32 for
-    bfloat16 (2.0). Imports torch.
+    That is more than the files where the device needs a wider dtype than they have. Imports torch.
     """
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     device = import_module("gpu_worker.engines.device_memory").default_device()
-    return float(import_module("gpu_worker.engines.precision").loaded_size_ratio(directory, device))
+    precision = import_module("gpu_worker.engines.precision")
+    return int(precision.loaded_weight_bytes(directory, files, device))
 
 
 def build(engine: str, directory: Path | None, options: Mapping[str, object]) -> Engine:
@@ -49,7 +49,7 @@ def build(engine: str, directory: Path | None, options: Mapping[str, object]) ->
     """
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}")
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     module, name = ENGINES[engine]
     load: Callable[..., Engine] = attrgetter(name)(import_module(module))
     return validate_call(load)(directory, **options)

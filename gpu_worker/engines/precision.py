@@ -1,33 +1,47 @@
-"""Chooses the dtype that a model computes in: its checkpoint's, if the device supports it."""
+"""Chooses the dtype that a model computes in, and tells the memory that its weights take in it."""
 
-import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+
+from registry.artifact_verification import ArtifactRefused, read_json
+from registry.safetensors_header import read_tensor_headers
+
+_COMPUTED_IN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# By the names of the safetensors format; all other dtypes are loaded as they are stored
+_STORED_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+_STORED_FLOATS |= {"F64": torch.float64}
+_FLOAT8 = "F8_"  # such as F8_E4M3
 
 
-def choose_dtype(config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(directory: Path, device: torch.device) -> torch.dtype:
     """Return the dtype to compute in: the checkpoint's, or float32 where a CPU would emulate that.
 
-    A CPU emulates float16 always, and bfloat16 without AVX-512 or Arm's instructions for it: there
-    a product of bfloat16 matrices takes up to six times as long as one of float32.
+    The checkpoint's is what config.json names, as `dtype` or `torch_dtype`, at the top or in
+    `text_config`. Where it names none that can be computed in, it is the dtype of most weights in
+    the safetensors files, and float32 if these say nothing either. A CPU emulates float16 always,
+    and bfloat16 without AVX-512 or Arm's instructions for it: there a product of bfloat16 matrices
+    takes up to six times as long as one of float32. Nothing is raised for files that cannot be
+    read, since loading will report them.
     """
-    return _compute_dtype(config.dtype, device)
+    dtype = next(_stored_dtypes(directory), torch.float32)
+    emulated = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16_matmul())
+    return torch.float32 if device.type == "cpu" and emulated else dtype
 
 
-def loaded_size_ratio(directory: Path, device: torch.device) -> float:
-    """Return how many times the size of its files a model's weights take once loaded.
+def loaded_weight_bytes(directory: Path, files: Iterable[Path], device: torch.device) -> int:
+    """Return the bytes that the weights in `files` take once they are loaded to the device.
 
-    It is 1 if the weights keep their dtype. It is also 1 if config.json names no dtype or cannot be
-    read; nothing is raised, since loading will report that.
+    Those are the safetensors files of the model in `directory`, whose floating point tensors are
+    loaded in the dtype of `choose_dtype`. A file of another format, or that cannot be read, counts
+    with its size.
     """
-    try:
-        config = json.loads((directory / "config.json").read_text())
-        stored = getattr(torch, config.get("dtype") or config.get("torch_dtype"))
-        return float(_compute_dtype(stored, device).itemsize / stored.itemsize)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return 1.0
+    dtype = choose_dtype(directory, device)
+    return sum(_loaded_bytes(file, dtype) for file in files)
 
 
 def has_bfloat16_matmul() -> bool:
@@ -35,7 +49,48 @@ def has_bfloat16_matmul() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _compute_dtype(stored: object, device: torch.device) -> torch.dtype:
-    dtype = stored if isinstance(stored, torch.dtype) else torch.float32
-    emulated = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16_matmul())
-    return torch.float32 if device.type == "cpu" and emulated else dtype
+def _loaded_bytes(file: Path, dtype: torch.dtype) -> int:
+    stored = file.stat().st_size
+    try:
+        tensors = read_tensor_headers(file).values()
+    except ArtifactRefused:
+        return stored
+    for name, shape in tensors:
+        if name in _STORED_FLOATS:
+            stored += (dtype.itemsize - _STORED_FLOATS[name].itemsize) * prod(shape)
+        elif name.startswith(_FLOAT8):
+            stored += (dtype.itemsize - 1) * prod(shape)
+    return stored
+
+
+def _stored_dtypes(directory: Path) -> Iterator[torch.dtype]:
+    """Yield the dtypes of a checkpoint that can be computed in, the one to be preferred first."""
+    try:
+        config = read_json(directory / "config.json")
+    except (OSError, ArtifactRefused):
+        config = None
+    for part in (config, config.get("text_config") if isinstance(config, dict) else None):
+        if isinstance(part, dict):
+            yield from _named_dtypes(part)
+    yield from _dtypes_by_size(directory)
+
+
+def _named_dtypes(config: dict[str, Any]) -> Iterator[torch.dtype]:
+    for key in ("dtype", "torch_dtype"):
+        name = config.get(key)
+        dtype = getattr(torch, name, None) if isinstance(name, str) else None
+        if dtype in _COMPUTED_IN:
+            yield dtype
+
+
+def _dtypes_by_size(directory: Path) -> Iterator[torch.dtype]:
+    """Yield the floating point dtypes of the weights, that of the most numbers first."""
+    numbers: Counter[torch.dtype] = Counter()
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            for name, shape in read_tensor_headers(file).values():
+                if name in _STORED_FLOATS:
+                    numbers[_STORED_FLOATS[name]] += prod(shape)
+        except ArtifactRefused:
+            continue
+    yield from (dtype for dtype, _ in numbers.most_common())

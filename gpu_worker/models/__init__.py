@@ -2,6 +2,7 @@
 
 A model server with work and without an engine comes in; a loaded engine, or a closed one, goes out.
 
+registration    the configured models in the registry; waits for those that are missing
 model_manager   asks the planner for the next step and does it; backs off from engines that fail;
                 ends the process where only a new one helps
 model_eviction  the planner: each model's share of memory, which model waits, which makes room

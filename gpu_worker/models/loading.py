@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ import structlog
 from gpu_worker.engines import factory
 from gpu_worker.engines.engine import Engine
 from gpu_worker.settings import WorkerSettings
-from registry import artifacts
+from registry import artifact_verification
 from registry.models import Model, Version
 
 log = structlog.get_logger()
@@ -93,7 +93,7 @@ class Loader:
         """Verify the files' hashes, unless no file has changed since this loader last did so."""
         stamps = _file_stamps(directory, version)
         if self._verified.get(directory) != stamps:
-            artifacts.verify_files(directory, version.files)
+            artifact_verification.verify_files(directory, version.files)
             self._verified[directory] = stamps
 
     def _options(
@@ -105,19 +105,22 @@ class Loader:
                 "max_sequences": settings.max_sequences,
                 "max_batch_tokens": settings.max_batch_tokens,
                 "kv_tokens": settings.kv_tokens,
-                "memory_bytes": memory_bytes,
                 "adapter_bytes": settings.adapter_bytes,
             }
         if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
             options["tensor_parallel_size"] = settings.tensor_parallel_size
         if model.engine in ("transformers", "embed", "classify"):
-            options |= {"threads": settings.threads, "stage": stages.begin}
+            options |= {
+                "threads": settings.threads,
+                "memory_bytes": memory_bytes,
+                "stage": stages.begin,
+            }
         return options
 
 
-def weight_bytes(version: Version) -> int:
-    """Return the size of a version's weight files on disk, in bytes; 0 if it has none."""
-    return _size(version, WEIGHT_SUFFIXES)
+def weight_files(version: Version) -> list[Path]:
+    """Return the paths of a version's weight files that exist; an empty list if it has none."""
+    return list(_existing_files(version, WEIGHT_SUFFIXES))
 
 
 def run_in_thread(call: Callable[[], T], name: str) -> "asyncio.Future[T]":
@@ -156,14 +159,19 @@ def _file_stamps(directory: Path, version: Version) -> list[_Stamp]:
     return [(path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
-def _size(version: Version, suffixes: tuple[str, ...] = ("",)) -> int:
+def _existing_files(version: Version, suffixes: tuple[str, ...] = ("",)) -> Iterator[Path]:
     directory = Path(version.directory or "")
     files = (directory / path for path in version.files if path.endswith(suffixes))
-    return sum(file.stat().st_size for file in files if file.exists())
+    return (file for file in files if file.exists())
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def _log_ready(model: Model, version: Version, engine: Engine, stages: LoadStages) -> None:
     capacity, seconds = engine.free_capacity(), stages.seconds
+    all_bytes, weight_bytes = _size(_existing_files(version)), _size(weight_files(version))
     log.info(
         "model_ready",
         model=model.name,
@@ -171,11 +179,11 @@ def _log_ready(model: Model, version: Version, engine: Engine, stages: LoadStage
         engine=model.engine,
         max_sequences=capacity.sequences,
         kv_tokens=capacity.tokens,
-        bytes=_size(version),
-        weight_bytes=weight_bytes(version),
+        bytes=all_bytes,
+        weight_bytes=weight_bytes,
         **{f"{stage}_seconds": round(spent, 3) for stage, spent in seconds.items()},
-        verify_gb_per_second=_gb_per_second(_size(version), seconds["verify"]),
-        load_gb_per_second=_gb_per_second(weight_bytes(version), seconds.get("load", 0.0)),
+        verify_gb_per_second=_gb_per_second(all_bytes, seconds["verify"]),
+        load_gb_per_second=_gb_per_second(weight_bytes, seconds.get("load", 0.0)),
     )
 
 

@@ -8,7 +8,7 @@ import structlog
 
 from gpu_worker.attempt.attempt import Attempt
 from gpu_worker.pool.broker_outage import wait_until_cut_off
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 
 _CHECKS_PER_ACK_WAIT = 4
 

@@ -13,7 +13,7 @@ from gpu_worker.engines.engine import ReportsCache
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.cache_report import CacheReporter
 from streams import subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 from streams.messages import Heartbeat
 
@@ -64,14 +64,8 @@ class HeartbeatSender:
         `interval` returns the seconds after which the next one is due if nothing changes before. A
         heartbeat that cannot be sent is logged and dropped, and nothing is raised.
         """
-        subject = subjects.fleet(self._identity.model, self._identity.worker)
         while True:
-            try:
-                await self._broker.publish(
-                    subject, self._with_cache_report(self._build_heartbeat()).pack()
-                )
-            except BrokerUnavailable as error:
-                log.warning("heartbeat_not_sent", reason=str(error))
+            await self.send()
             await asyncio.sleep(_MIN_INTERVAL_SECONDS)
             try:
                 async with asyncio.timeout(interval()):
@@ -79,6 +73,19 @@ class HeartbeatSender:
             except TimeoutError:
                 continue
             self._changed.clear()
+
+    async def send(self) -> None:
+        """Send one heartbeat now.
+
+        Best effort: if the broker is unavailable, that is logged and nothing is raised.
+        """
+        subject = subjects.fleet(self._identity.model, self._identity.worker)
+        try:
+            await self._broker.publish(
+                subject, self._with_cache_report(self._build_heartbeat()).pack()
+            )
+        except BrokerUnavailable as error:
+            log.warning("heartbeat_not_sent", reason=str(error))
 
     def _with_cache_report(self, beat: Heartbeat) -> Heartbeat:
         """Return the heartbeat with a cache report, if one is due."""

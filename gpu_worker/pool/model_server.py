@@ -11,7 +11,7 @@ import structlog
 
 from gpu_worker.attempt.attempt import Attempt
 from gpu_worker.attempt.finished_logs import FinishedLogs, restore_log
-from gpu_worker.attempt.start_queue import StartQueue
+from gpu_worker.attempt.start_quarantine import StartQuarantine
 from gpu_worker.attempt.terminals import FinishedRequest, StopReason
 from gpu_worker.engines.driver import Driver, EngineCrashed
 from gpu_worker.engines.engine import (
@@ -29,11 +29,11 @@ from gpu_worker.engines.engine_watchdog import EngineHung, wait_for_failure
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.ack_keepalive import AckKeepalive
 from gpu_worker.pool.credit import Credit, TokenRate
-from gpu_worker.pool.handover import Handover
+from gpu_worker.pool.handover_selection import Handover
 from gpu_worker.pool.heartbeat import HeartbeatSender
 from gpu_worker.pool.progress_report import PROGRESS_REPORT_SECONDS, ProgressReporter, TokenCounts
 from gpu_worker.pool.pull_loops import PullLoops
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.pull_loop import Delivery
 from streams.broker.retry import wait_for_tasks
 from streams.errors import BrokerUnavailable
@@ -78,7 +78,7 @@ class ModelServer:
         self._stats_source: ReportsStats | None = None
         self._engine_timeout = engine_timeout_seconds
         self._engine_holder = EngineHolder(self._route_outputs, identity.model)
-        self._start_queue = StartQueue()
+        self._start_queue = StartQuarantine()
         self._finished_logs = FinishedLogs()
         self._attempts: dict[str, Attempt] = {}
         self._ack_keepalive = AckKeepalive(broker, self._attempts)
@@ -91,6 +91,7 @@ class ModelServer:
         self._last_heartbeat_at = -inf
         self._is_open = True
         self.is_draining = False
+        self._drained_counts: dict[str, int] = {}
         self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
         self.on_change: Callable[[], None] = lambda: None
 
@@ -234,6 +235,15 @@ class ModelServer:
         await self.release_all()
         return handed_over
 
+    async def announce_drained(self, counts: dict[str, int]) -> None:
+        """Tell the model's leader that this worker has drained and is about to end.
+
+        `counts` is the worker's `DrainReport` as a dict. Best effort, as any heartbeat is: a leader
+        that does not hear of it takes the worker for silent after three seconds.
+        """
+        self._drained_counts = counts
+        await self._heartbeat.send()
+
     def _pull_limit(self, priority: Priority) -> int:
         self._update_concurrency_limit()
         return self.credit.pull_batch_size(priority) if self.accepts_work else 0
@@ -340,6 +350,7 @@ class ModelServer:
             pulled=dict(self._pull_loops.pulled),
             pulled_own=self._pull_loops.pulled_own,
             draining=self.is_draining,
+            drained=self._drained_counts,
             resident=self._engine_holder.driver is not None,
             room=self._free_by_priority() if credit.preempts else {},
         )

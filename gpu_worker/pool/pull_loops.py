@@ -9,7 +9,7 @@ from nats.js.api import ConsumerConfig
 from gpu_worker.identity import WorkerIdentity
 from streams import topology
 from streams.broker import declaration
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.broker.retry import wait_for_tasks
 from streams.subjects import PoolKey, Priority

@@ -6,10 +6,10 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from millstream.admin.console import ANSWER_SECONDS
-from millstream.settings import DrainSettings
+from millstream.admin.console_output import ANSWER_SECONDS
+from millstream.admin.settings import DrainSettings
 from streams import subjects
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.errors import MillstreamError
 
 CLOSING_SECONDS = 5.0  # for the worker to end its pulls and give back the work that is left

@@ -10,15 +10,36 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 
-from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND, TABLE_COLUMNS, console_width
-from millstream.settings import LagSettings
+from millstream.admin.console_output import ANSWER_SECONDS, NOT_FOUND, console_width
+from millstream.admin.fitted_table import Column, FittedTable
+from millstream.admin.settings import LagSettings
 from registry.store import Registry
 from streams import subjects
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 
 WATCH_SECONDS = 1.0
+_LANE_COLUMNS = (
+    Column("tenant", "name"),
+    Column("model", "name"),
+    Column("priority"),
+    Column("queued", is_number=True),
+    Column("tokens", is_number=True),
+    Column("oldest\nage", is_number=True),
+    Column("in\nflight", is_number=True),
+    Column("estimated\nwait", is_number=True),
+)
+_WORKER_COLUMNS = (
+    Column("worker", "name"),
+    Column("model", "name"),
+    Column("version", "name", rank=1),
+    Column("running", is_number=True),
+    Column("waiting", is_number=True, rank=2),
+    Column("free\nsequences", is_number=True, rank=3),  # follows from what is running
+    Column("free KV tokens", "text", least=12, is_number=True),
+    Column("tokens/s", is_number=True),
+    Column("state"),
+)
 LagReport = dict[str, Any]
 
 
@@ -106,26 +127,23 @@ class _PipeConsole(Console):
 
 
 def _make_console() -> Console:
-    return _PipeConsole(width=console_width(TABLE_COLUMNS))
+    return _PipeConsole(width=console_width(), markup=False, highlight=False)
 
 
 def render_report(report: LagReport) -> Group:
     """Render a report as tables of lanes and workers, and a line of unanswered models."""
-    parts: list[Table | str] = [_lane_table(report["lanes"])]
-    if report["lanes_left_out"]:
-        parts.append(f"{report['lanes_left_out']:,} more lanes, with fewer tokens, are not shown.")
+    parts: list[FittedTable | str] = [_lane_table(report["lanes"])]
+    if left_out := report["lanes_left_out"]:
+        parts.append(f"{left_out:,} more lanes, with fewer tokens, are not shown.")
     parts.append(_worker_table(report["workers"]))
     if report["unanswered"]:
         parts.append(f"No dispatcher answers for: {', '.join(report['unanswered'])}")
     return Group(*parts)
 
 
-def _lane_table(lanes: list[LagReport]) -> Table:
-    table = _make_table("Lanes", ["tenant", "model", "priority"])
-    for name in ("queued", "tokens", "oldest age", "in flight", "estimated wait"):
-        table.add_column(name, justify="right")
-    for lane in lanes:
-        table.add_row(
+def _lane_table(lanes: list[LagReport]) -> FittedTable:
+    rows = [
+        (
             lane["tenant"],
             lane["model"],
             lane["priority"],
@@ -135,16 +153,14 @@ def _lane_table(lanes: list[LagReport]) -> Table:
             f"{lane['in_flight']:,}",
             _format_seconds(lane["estimated_wait_seconds"]),
         )
-    return table
+        for lane in lanes
+    ]
+    return FittedTable(_LANE_COLUMNS, rows, "Lanes")
 
 
-def _worker_table(workers: list[LagReport]) -> Table:
-    table = _make_table("Workers", ["worker", "model", "version"])
-    for name in ("running", "waiting", "free sequences", "free KV tokens", "tokens/s"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
-    for worker in workers:
-        table.add_row(
+def _worker_table(workers: list[LagReport]) -> FittedTable:
+    rows = [
+        (
             worker["worker"],
             worker["model"],
             worker["version"],
@@ -155,20 +171,15 @@ def _worker_table(workers: list[LagReport]) -> Table:
             f"{worker['tokens_per_second']:,.0f}",
             _worker_state(worker),
         )
-    return table
+        for worker in workers
+    ]
+    return FittedTable(_WORKER_COLUMNS, rows, "Workers")
 
 
 def _worker_state(worker: LagReport) -> str:
     if worker["draining"]:
         return "draining"
     return "serving" if worker.get("resident", True) else "not loaded"
-
-
-def _make_table(title: str, names: list[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name)
-    return table
 
 
 def _format_seconds(value: float | None) -> str:

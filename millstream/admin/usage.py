@@ -5,16 +5,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from millstream.admin.console import TABLE_COLUMNS, console_width
-from millstream.settings import UsageSettings
+from millstream.admin.console_output import make_console
+from millstream.admin.fitted_table import Column, FittedTable
+from millstream.admin.settings import UsageSettings
 from registry.tenant_records import QuotaLimits
 from registry.tenants import Tenants
 from streams import quota_windows, subjects, topology
+from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
-from streams.broker.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.quota_windows import QuotaWindow
 from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
@@ -102,21 +100,25 @@ def _print_rows(rows: list[UsageRow], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        Console(width=console_width(TABLE_COLUMNS)).print(render_table(rows))
+        make_console().print(render_table(rows))
 
 
-def render_table(rows: list[UsageRow]) -> Table:
-    """Return rows of `collect_usage` as a rich table, with one cell per quota such as "20 of 100".
+def render_table(rows: list[UsageRow]) -> FittedTable:
+    """Return rows of `collect_usage` as a table for rich; a quota's cell is such as "20 of 100".
 
     The cell of a quota without a limit is empty, even if something was used.
     """
-    table = Table("tenant", "of")
-    for title in ("requests / min", "tokens / min", "open", "tokens today", "spent today"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        quotas = [_format_used(**value) for value in row.values() if isinstance(value, dict)]
-        table.add_row(row["tenant"], row["scope"], *quotas)
-    return table
+    titles = ("requests\n/ min", "tokens\n/ min", "open", "tokens\ntoday", "spent\ntoday")
+    quotas = (Column(title, "text", least=11, is_number=True) for title in titles)
+    cells = [
+        (
+            row["tenant"],
+            row["scope"],
+            *(_format_used(**v) for v in row.values() if isinstance(v, dict)),
+        )
+        for row in rows
+    ]
+    return FittedTable((Column("tenant", "name"), Column("of", "name"), *quotas), cells)
 
 
 def _format_used(used: float, limit: float | None) -> str:

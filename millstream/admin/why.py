@@ -4,13 +4,13 @@ import asyncio
 import json
 from typing import Any
 
-from millstream.admin.console import ANSWER_SECONDS, NOT_FOUND
+from millstream.admin.console_output import ANSWER_SECONDS, NOT_FOUND, print_sentences
 from millstream.admin.explanations import explain_request, explain_tenant
-from millstream.settings import WhySettings
+from millstream.admin.settings import WhySettings
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.records import token_log
 
 _PAGE_RECORDS = 1000  # ledger records per read
@@ -30,7 +30,10 @@ async def run(settings: WhySettings, stop: asyncio.Event) -> int:
             await registry.close()
         facts = await collect_facts(broker, models, settings)
     explain = explain_tenant if settings.tenant else explain_request
-    print(json.dumps(facts, indent=2) if settings.as_json else explain(facts))
+    if settings.as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print_sentences(explain(facts))
     return NOT_FOUND if facts.get("state") == "unknown" or facts.get("models") == [] else 0
 
 

@@ -12,6 +12,7 @@ from streams.errors import MillstreamError
 # Error codes of the client itself:
 CLOSED = "connection_closed"  # before the answer was complete
 GAP = "token_gap"  # a chunk did not continue where the last one ended
+UNAUTHORIZED = 401  # the HTTP status of an answer to a request without a valid API key
 
 
 class Unreachable(MillstreamError):
@@ -21,6 +22,16 @@ class Unreachable(MillstreamError):
     """
 
     code = "unreachable"
+
+
+class KeyRefused(Unreachable):
+    """The gateway does not know the API key, or there is none: no request of a load can succeed."""
+
+    def __init__(self, address: "GatewayAddress") -> None:
+        fault = "does not know the API key" if address.key else "wants an API key"
+        super().__init__(
+            f"{address.url} {fault} (401): give --api-key, or the --data-dir of its `millstream up`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,6 @@ class BenchClient(Protocol):
 
         `sample` then has the time of sending, the arrival of each chunk, and the end. A request
         that fails raises nothing: its error code is in `sample.code`, which is empty after success.
-        Raises `Unreachable` only if no connection can be opened. Cancelling ends the request at the
-        gateway, too.
+        Raises `Unreachable` only if no connection can be opened, and `KeyRefused` if the gateway
+        does not know the API key (any more). Cancelling ends the request at the gateway, too.
         """

@@ -14,6 +14,7 @@ from millstream.bench.load_client import (
     BenchClient,
     Clock,
     GatewayAddress,
+    KeyRefused,
     LoadRequest,
     Unreachable,
 )
@@ -34,9 +35,10 @@ async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
 
     The status is 1 if no request was completed, else 0. If `stop` is set, running requests are
     cancelled and the report is still printed. Requests that fail during the load are counted in
-    the report and not raised. Raises, before the load begins, `PlotUnavailable`,
-    `ProcessNotFound` (`--pids`), `TraceError`, `ModelNotFound`, or `Unreachable` if the gateway
-    does not answer or a warm-up request fails.
+    the report and not raised, but for a refused API key: `KeyRefused`, in an exception group, ends
+    the load. Raises, before the load begins, `PlotUnavailable`, `ProcessNotFound` (`--pids`),
+    `TraceError`, `ModelNotFound`, `KeyRefused`, or `Unreachable` if the gateway does not answer or
+    a warm-up request fails.
     """
     if settings.plot:
         plot.require_matplotlib()
@@ -172,7 +174,8 @@ class LoadGenerator:
 
         `sender` is the coroutine of `send_open_loop` or `send_closed_loop`. Requests that still run
         after `drain` seconds are cancelled and recorded with the code `unfinished`. If `stop` is
-        set, the sender and all running requests are cancelled at once. `refresh` is called every
+        set, the sender and all running requests are cancelled at once. Raises `KeyRefused`, in an
+        exception group, as soon as a request meets it. `refresh` is called every
         0.25 s until the end, to show progress.
         """
         async with asyncio.TaskGroup() as group:
@@ -225,6 +228,8 @@ class LoadGenerator:
         self.samples.append(sample)
         try:
             await self._client.run_request(self._make_request(arrival), sample)
+        except KeyRefused:
+            raise
         except Unreachable as error:
             sample.finish(self._clock(), error.code)
         except asyncio.CancelledError:

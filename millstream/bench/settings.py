@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from streams.settings import DiscoverySettings
+from streams.base_settings import DiscoverySettings
 from streams.subjects import Priority
 
 DEFAULT_SECONDS = 30.0
@@ -26,7 +26,8 @@ class BenchSettings(DiscoverySettings):
     )
     api_key: SecretStr | None = Field(
         None,
-        description="API key; by default the one that `millstream up` keeps in its data directory",
+        description="API key; by default, and with --data-dir in any case, the one that "
+        "`millstream up` keeps in its data directory",
     )
     model: tuple[str, ...] = Field(
         (), description="model to ask, by default the first that generates; several take turns"

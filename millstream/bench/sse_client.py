@@ -5,7 +5,14 @@ from typing import Any, Self
 import orjson
 
 from millstream.bench.http_connection import KeepAliveConnection, encode_request, open_connection
-from millstream.bench.load_client import CLOSED, Clock, GatewayAddress, LoadRequest
+from millstream.bench.load_client import (
+    CLOSED,
+    UNAUTHORIZED,
+    Clock,
+    GatewayAddress,
+    KeyRefused,
+    LoadRequest,
+)
 from millstream.bench.load_statistics import Sample
 from streams.subjects import Priority
 
@@ -101,6 +108,8 @@ class SseClient:
         except ConnectionError:
             sample.finish(self._clock(), CLOSED)
             return
+        if status == UNAUTHORIZED:
+            raise KeyRefused(self._address)
         sample.finish(self._clock(), events.final_code(status))
         if connection.is_open:
             self._idle.append(connection)

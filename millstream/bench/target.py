@@ -1,13 +1,17 @@
 """Finds the gateway to load and its models, with their vocabulary and context length."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from millstream.bench.http_connection import get_json
-from millstream.bench.load_client import Clock, GatewayAddress, Unreachable
+from millstream.bench.load_client import (
+    UNAUTHORIZED,
+    Clock,
+    GatewayAddress,
+    KeyRefused,
+    Unreachable,
+)
 from millstream.bench.settings import BenchSettings
-from millstream.up.data_directory import API_KEY_FILE
 from streams.errors import ModelNotFound
 
 
@@ -25,19 +29,12 @@ class TargetModel:
 
 
 def resolve_address(settings: BenchSettings) -> GatewayAddress:
-    """Return the gateway's URL from the settings, with the API key to use.
+    """Return the gateway's URL and API key from the settings; None as key: none is sent.
 
-    The key is that of the settings, else the one that `millstream up` has saved in the data
-    directory, else None, with which no key is sent. Whether the gateway answers is not checked.
+    Whether the gateway answers is not checked.
     """
     key = settings.api_key
-    text = key.get_secret_value() if key else _read_saved_key(settings.data_dir)
-    return GatewayAddress(settings.url.rstrip("/"), text)
-
-
-def _read_saved_key(data_dir: Path) -> str | None:
-    file = data_dir.expanduser() / API_KEY_FILE
-    return file.read_text().strip() if file.exists() else None
+    return GatewayAddress(settings.url.rstrip("/"), key.get_secret_value() if key else None)
 
 
 async def fetch_models(
@@ -46,11 +43,14 @@ async def fetch_models(
     """Ask the gateway for its models and return those named in `names`, in that order.
 
     If `names` is empty, the list has one model that generates text: the first one that has workers,
-    else the first. Raises `ModelNotFound` for a name that the gateway does not offer. Raises
-    `Unreachable` if the gateway cannot be reached or answers with an error, whose message is
-    included, or if `names` is empty and no model generates text.
+    else the first. Raises `ModelNotFound` for a name that the gateway does not offer, and
+    `KeyRefused` for a wrong API key. Raises `Unreachable` if the gateway cannot be reached or
+    answers with another error, whose message is included, or if `names` is empty and no model
+    generates text.
     """
     status, body = await get_json(address, "/v1/models", clock)
+    if status == UNAUTHORIZED:
+        raise KeyRefused(address)
     if status != 200:
         raise Unreachable(f"{address.url} answered {status}: {_error_message(body)}")
     offered = {entry["id"]: entry for entry in body["data"]}

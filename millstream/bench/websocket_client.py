@@ -23,13 +23,16 @@ from websockets.uri import parse_uri
 from millstream.bench.load_client import (
     CLOSED,
     GAP,
+    UNAUTHORIZED,
     Clock,
     GatewayAddress,
+    KeyRefused,
     LoadRequest,
     Unreachable,
 )
 from millstream.bench.load_statistics import Sample
 
+KEY_REVOKED = "key_revoked"  # the reason with which a gateway closes a removed key's sockets
 DATA = (Opcode.TEXT, Opcode.BINARY)
 
 
@@ -119,8 +122,8 @@ class MultiplexedSocket(asyncio.Protocol):
         """Send one request, record the answer in `sample`, and return when the request has ended.
 
         An error is not raised: its code is recorded as `sample.code`, which is `connection_closed`
-        if the connection ends first. Cancelling asks the gateway to cancel the request, without
-        waiting for its answer.
+        if the connection ends first. Raises `KeyRefused` if it ended because the API key was
+        removed. Cancelling asks the gateway to cancel the request, without waiting for its answer.
         """
         id = f"{next(self._ids):x}"
         open_request = self._requests[id] = _OpenRequest(
@@ -129,6 +132,8 @@ class MultiplexedSocket(asyncio.Protocol):
         self.send(_make_generate_frame(id, request))
         try:
             await open_request.finished
+            if (close := self._protocol.close_rcvd) and close.reason == KEY_REVOKED:
+                raise KeyRefused(self._address)
         except asyncio.CancelledError:
             self.send({"type": "cancel", "id": id})
             raise
@@ -201,6 +206,9 @@ class MultiplexedSocket(asyncio.Protocol):
             return
         if self._protocol.handshake_exc is None:
             self.opened.set_result(None)
+            return
+        if response.status_code == UNAUTHORIZED:
+            self.opened.set_exception(KeyRefused(self._address))
             return
         body = bytes(response.body or b"")[:500].decode(errors="replace")
         self.opened.set_exception(

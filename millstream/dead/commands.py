@@ -4,9 +4,7 @@ import asyncio
 import json
 import sys
 
-from rich.console import Console
-
-from millstream.admin.console import DEAD_LETTER_COLUMNS, console_width
+from millstream.admin.console_output import make_console
 from millstream.dead import replays
 from millstream.dead.rendering import describe, render_letter, render_table, summarize
 from millstream.dead.replays import NotReplayable
@@ -17,8 +15,8 @@ from millstream.dead.settings import (
     DeadShowSettings,
 )
 from streams import topology
+from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
-from streams.broker.connection import Broker, connect
 from streams.errors import MillstreamError
 from streams.records import dead_letters
 from streams.records.dead_letters import DeadLetter
@@ -40,11 +38,6 @@ class DeadLetterNotFound(MillstreamError):
     """No stored dead letter has the given request id, or none matches the given filter."""
 
 
-def _make_console() -> Console:
-    width = console_width(DEAD_LETTER_COLUMNS)
-    return Console(width=width, markup=False, highlight=False)  # errors may look like markup
-
-
 async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
     """Print one line for each dead letter that matches the filter in the settings, oldest first.
 
@@ -60,7 +53,7 @@ async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
     if settings.as_json:
         print(json.dumps(rows, indent=2))
     else:
-        _make_console().print(render_table(rows))
+        make_console().print(render_table(rows))
 
 
 async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
@@ -75,7 +68,7 @@ async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
     if settings.as_json:
         print(json.dumps(facts, indent=2))
     else:
-        _make_console().print(render_letter(facts))
+        make_console().print(render_letter(facts))
 
 
 async def replay(settings: DeadChangeSettings, stop: asyncio.Event) -> int:

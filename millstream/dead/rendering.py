@@ -6,16 +6,27 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from millstream.admin.console_output import make_whole_table
+from millstream.admin.fitted_table import Column, FittedTable
 from millstream.dead.replays import Replay
 from streams.messages import Request, Sampling
 from streams.records.attempt_history import PastAttempt
 from streams.records.dead_letters import DeadLetter
 
 Facts = dict[str, Any]
-_COLUMNS = (
-    *("when", "request_id", "tenant", "model", "priority", "reason"),
-    *("attempts", "worker", "first_error", "last_error", "replayed_as"),
-)
+_COLUMNS = {  # by fact
+    "when": Column("when (UTC)", "text", least=10),
+    "request_id": Column("request"),  # can be copied in one piece
+    "tenant": Column("tenant", "name"),
+    "model": Column("model", "name"),
+    "priority": Column("priority", rank=3),
+    "reason": Column("reason", "name", least=9),
+    "attempts": Column("attempts", is_number=True, rank=2),
+    "worker": Column("worker", "name", rank=4),
+    "first_error": Column("first error", "text", least=20, rank=5),
+    "last_error": Column("last error", "text", least=20, rank=1),
+    "replayed_as": Column("replayed as", rank=6),
+}
 _HIDDEN_HEADERS = ("Tries", "Reason", "Ended", "Nats-")  # shown decoded, or the broker's own
 _SHOWN_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs")
 
@@ -107,25 +118,24 @@ def _describe_sampling(sampling: Sampling) -> Facts:
     }
 
 
-def render_table(rows: list[Facts]) -> Table:
-    """Return results of `summarize` as a rich table with one row for each, in the same order."""
-    table = Table("when")
-    table.add_column("request", no_wrap=True)  # can be copied in one piece
-    for title in ("tenant", "model", "priority", "reason"):
-        table.add_column(title)
-    table.add_column("attempts", justify="right")
-    for title in ("worker", "first error", "last error", "replayed as"):
-        table.add_column(title)
-    for row in rows:
-        table.add_row(*(_format_cell(row[name]) for name in _COLUMNS))
-    return table
+def render_table(rows: list[Facts]) -> FittedTable:
+    """Return results of `summarize` as a table for rich, a row for each, in the same order."""
+    return FittedTable(
+        [*_COLUMNS.values()], [[_format_fact(name, row[name]) for name in _COLUMNS] for row in rows]
+    )
+
+
+def _format_fact(name: str, value: object) -> str:
+    if name == "when" and value:
+        return str(value).replace("T", " ").removesuffix("+00:00")
+    return _format_cell(value)
 
 
 def render_letter(facts: Facts) -> Group:
     """Return the result of `describe` as four rich tables: letter, headers, payload, attempts."""
     nested = ("headers", "payload", "tries")
     plain = {name: value for name, value in facts.items() if name not in nested}
-    tries = Table("attempt", "worker", "when", "fault", "error", title="Attempts")
+    tries = make_whole_table("attempt", "worker", "when", "fault", "error", title="Attempts")
     for each in facts["tries"]:
         tries.add_row(*map(_format_cell, each.values()))
     parts = [("Dead letter", plain), ("Headers", facts["headers"]), ("Payload", facts["payload"])]
@@ -133,7 +143,7 @@ def render_letter(facts: Facts) -> Group:
 
 
 def _facts_table(title: str, facts: Facts) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = make_whole_table(title=title)
     for name, value in facts.items():
         if value not in (None, ""):
             table.add_row(name, _format_cell(value))

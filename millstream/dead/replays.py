@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, LaneFull, MillstreamError, Overloaded
 from streams.headers import EXPECTED_LAST, MESSAGE_ID, Envelope
-from streams.records import lanes
+from streams.records import request_queue
 from streams.records.dead_letters import REPLAY_OF, DeadLetter
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.subjects import Lane
@@ -101,7 +101,7 @@ async def _enqueue(broker: Broker, letter: DeadLetter, envelope: Envelope, recor
     lane = Lane(letter.tenant, letter.model, letter.priority)
     headers: Mapping[str, str] = _as_new_request(envelope, record).to_headers()
     more = {MESSAGE_ID: record.request_id, REPLAY_OF: letter.name}
-    stored = await lanes.enqueue(
+    stored = await request_queue.enqueue(
         broker, lane, letter.payload, {**headers, **more}, RETRY_TIMEOUT_SECONDS
     )
     return not stored.duplicate

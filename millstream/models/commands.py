@@ -5,22 +5,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rich import print_json
-from rich.console import Console
 from rich.table import Table
 
-from millstream.admin.console import MODEL_COLUMNS, console_width
+from millstream.admin.console_output import make_console, make_whole_table
+from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
-from registry.artifacts import SHORT_DIGEST, ArtifactRefused
-from registry.lora_adapters import adapter_from
+from registry.artifact_verification import SHORT_DIGEST
+from registry.lora_inspection import adapter_from
+from registry.model_folder import check_model_folder
 from registry.model_inspection import model_from
 from registry.models import INHERITED_FIELDS, Adapter, Model
 from registry.remote_models import RemoteServer, remote_model
-from registry.store import Registry
-from streams.broker.connection import connect
+from registry.store import NameTaken, Registry
+from streams.broker.broker_client import connect
 from streams.errors import ModelNotFound
 
-CONSOLE = Console(  # names may look like markup
-    width=console_width(MODEL_COLUMNS), markup=False, highlight=False
+_COLUMNS = (
+    Column("model", "name", least=12),
+    Column("aliases", "text", least=12),
+    Column("engine", "text", least=12),
+    Column("task"),
+    Column("context", is_number=True),
+    Column("default\nversion", "name"),
+    Column("versions", is_number=True, rank=1),
 )
 
 
@@ -45,18 +52,18 @@ async def _add_model(settings: AddSettings) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
     async with open_registry(settings.nats) as registry:
+        if settings.alias in {*registry.models, settings.name}:  # before anything is registered
+            raise NameTaken(settings.alias)
         await registry.add_model(model)
         if settings.alias:
             await registry.set_alias(settings.alias, settings.name)
-        CONSOLE.print(f"{model.name}@{model.default_version}: {_summary(model)}")
+        make_console().print(f"{model.name}@{model.default_version}: {_summary(model)}")
 
 
 def _make_model(settings: AddSettings) -> Model:
     if settings.path:
-        model = model_from(settings.path, settings.name, settings.version)
-        if not any(file.endswith(".safetensors") for file in model.default.files):
-            raise ArtifactRefused(str(settings.path), "has no .safetensors file")
-        return model
+        check_model_folder(settings.path)
+        return model_from(settings.path, settings.name, settings.version)
     assert settings.remote, "the settings require a path or a server"
     server = RemoteServer(
         url=settings.remote,
@@ -84,7 +91,9 @@ async def _add_adapter(settings: AddSettings, base: str) -> None:
             adapter_from, settings.path, settings.name, *registry.resolve(base)
         )
         await registry.add_adapter(adapter)
-        CONSOLE.print(f"{adapter.id}: {_adapter_kind(adapter)} on {', '.join(adapter.targets)}")
+        make_console().print(
+            f"{adapter.id}: {_adapter_kind(adapter)} on {', '.join(adapter.targets)}"
+        )
 
 
 async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
@@ -96,7 +105,7 @@ async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
         if settings.as_json:
             print_json(data=[_model_json(registry, model) for model in registry.models.values()])
         else:
-            CONSOLE.print(_table(registry))
+            make_console().print(_table(registry))
 
 
 async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
@@ -110,9 +119,9 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
         if settings.as_json:
             print_json(data=_adapter_json(adapter) if adapter else _model_json(registry, model))
         elif adapter:
-            CONSOLE.print(_adapter_facts(adapter), _adapter_files(adapter))
+            make_console().print(_adapter_facts(adapter), _adapter_files(adapter))
         else:
-            CONSOLE.print(_facts(registry, model), _files(model))
+            make_console().print(_facts(registry, model), _files(model))
 
 
 async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
@@ -126,7 +135,7 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
         if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
             raise ModelNotFound(settings.name)
         await registry.remove(settings.name)
-        CONSOLE.print(f"{settings.name}: removed")
+        make_console().print(f"{settings.name}: removed")
 
 
 @asynccontextmanager
@@ -170,26 +179,28 @@ def _summary(model: Model) -> str:
     return f"{model.engine}, {len(model.default.files)} files, context {model.context_length}"
 
 
-def _table(registry: Registry) -> Table:
-    table = Table("model", "aliases", "engine", "task", "context", "default version", "versions")
+def _table(registry: Registry) -> FittedTable:
+    rows: list[tuple[str, ...]] = []
     for model in registry.models.values():
-        table.add_row(
-            model.name,
-            ", ".join(_aliases(registry, model)),
-            model.engine,
-            model.task,
-            str(model.context_length),
-            model.default_version,
-            str(len(model.versions)),
+        rows.append(
+            (
+                model.name,
+                ", ".join(_aliases(registry, model)),
+                model.engine,
+                model.task,
+                str(model.context_length),
+                model.default_version,
+                str(len(model.versions)),
+            )
         )
         for adapter in _adapters(registry, model):
             short = adapter.digest[:SHORT_DIGEST]
-            table.add_row(adapter.id, "", _adapter_kind(adapter), model.task, "", short, "")
-    return table
+            rows.append((adapter.id, "", _adapter_kind(adapter), model.task, "", short, ""))
+    return FittedTable(_COLUMNS, rows)
 
 
 def _facts(registry: Registry, model: Model) -> Table:
-    table = Table(show_header=False)
+    table = make_whole_table()
     facts = model.model_dump(mode="json", exclude={"versions", "chat_template"})
     facts["aliases"] = ", ".join(_aliases(registry, model))
     facts["adapters"] = ", ".join(adapter.name for adapter in _adapters(registry, model))
@@ -201,7 +212,7 @@ def _facts(registry: Registry, model: Model) -> Table:
 
 
 def _adapter_facts(adapter: Adapter) -> Table:
-    table = Table(show_header=False)
+    table = make_whole_table()
     for name, value in _adapter_json(adapter).items():
         if name not in ("files", "directory", "digest"):
             table.add_row(name, str(value))
@@ -209,7 +220,7 @@ def _adapter_facts(adapter: Adapter) -> Table:
 
 
 def _adapter_files(adapter: Adapter) -> Table:
-    table = Table("file", "sha256")
+    table = make_whole_table("file", "sha256")
     table.add_row(adapter.directory, adapter.digest, style="bold")
     for path, sha256 in adapter.files.items():
         table.add_row(path, sha256)
@@ -217,7 +228,7 @@ def _adapter_files(adapter: Adapter) -> Table:
 
 
 def _files(model: Model) -> Table:
-    table = Table("version", "file", "sha256")
+    table = make_whole_table("version", "file", "sha256")
     for version in model.versions.values():
         table.add_row(
             version.id,

@@ -8,7 +8,7 @@ from pydantic.config import JsonDict
 
 from registry.models import LatencyGoals, ModelName, Task
 from registry.remote_models import RemoteApi, Url
-from streams.settings import FLAG_ONLY, POSITIONAL, ClientSettings
+from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings
 from streams.subjects import Priority, token
 
 _SCOPE_KEY = "of"

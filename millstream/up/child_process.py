@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
 STEADY_SECONDS = 30.0  # after a life longer than this, the backoff begins anew
-START_ATTEMPTS = 3  # deaths in a row after which the start has failed
+START_ATTEMPTS = 3  # ends in a row after which the start has failed
 TAIL_LINES = 10
 
 _PR_SET_PDEATHSIG = 1
@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class StartFailed(MillstreamError):
-    """A child process died `START_ATTEMPTS` (3) times in a row before all services were ready.
+    """A child process ended `START_ATTEMPTS` (3) times in a row before all services were ready.
 
     `name` is the program's name, `status` its last exit status (negative: the signal that killed
     it), and `tail` the last lines of its log.
@@ -57,7 +57,8 @@ class ChildProcess:
     The owner runs `keep_running` in a task, which `stop` ends. The constructor starts nothing. The
     program's stdout and stderr are appended to `log_file`, which the constructor empties. The
     kernel kills the program when this process dies, even by SIGKILL. `on_death` is awaited each
-    time that the program has ended without `stop`, before the next start.
+    time that the program has died, before the next start: it has ended without `stop`, and with
+    another exit status than 0, which is that of a program that was asked to end and has drained.
     """
 
     def __init__(self, program: Program, logs: Path, on_death: OnDeath | None = None) -> None:
@@ -66,24 +67,25 @@ class ChildProcess:
         self._on_death = on_death
         self.log_file = logs / f"{program.name}.log"
         self.log_file.write_bytes(b"")
-        self.is_starting = True  # while True, `START_ATTEMPTS` deaths in a row are an error
+        self.is_starting = True  # while True, `START_ATTEMPTS` ends in a row are an error
         self._process: Process | None = None
         self._stopping = asyncio.Event()
 
     async def keep_running(self) -> None:
         """Start the program, and start it again each time that it ends; return after `stop`.
 
-        The pause before a restart is 0.2 s, doubles with each death in a row up to 10 s, and is 0.2
-        s again after a run of more than 30 s. Any exit counts as a death, whatever its status.
-        While `is_starting` is True, raises `StartFailed` after 3 deaths in a row. Cancelling kills
-        the program with SIGKILL at once.
+        The pause before a restart is 0.2 s, doubles with each end in a row up to 10 s, and is 0.2 s
+        again after a run of more than 30 s. Every end counts for this, whatever its status; one
+        with status 0 is logged as `child_ended`, any other as `child_died`. While `is_starting` is
+        True, raises `StartFailed` after 3 ends in a row. Cancelling kills the program with SIGKILL
+        at once.
         """
-        deaths = 0
+        ends = 0
         try:
             while not self._stopping.is_set():
                 status, lived = await self._run_once()
-                deaths = 1 if lived > STEADY_SECONDS else deaths + 1
-                await self._back_off(status, deaths)
+                ends = 1 if lived > STEADY_SECONDS else ends + 1
+                await self._back_off(status, ends)
         finally:
             self._send_signal(signal.SIGKILL)
 
@@ -147,17 +149,19 @@ class ChildProcess:
         status = await self._process.wait()
         return status, time.monotonic() - began
 
-    async def _back_off(self, status: int, deaths: int) -> None:
+    async def _back_off(self, status: int, ends: int) -> None:
         if self._stopping.is_set():
             return
-        if self._on_death:
+        if self._on_death and status != 0:
             await self._on_death()
-        if self.is_starting and deaths >= START_ATTEMPTS:
+        if self.is_starting and ends >= START_ATTEMPTS:
             raise StartFailed(self.program.name, status, self.tail())
-        pause = min(FIRST_BACKOFF_SECONDS * 2 ** min(deaths - 1, 10), MAX_BACKOFF_SECONDS)
-        log.warning(
-            "child_died", child=self.program.name, status=status, restart_after_seconds=pause
-        )
+        pause = min(FIRST_BACKOFF_SECONDS * 2 ** min(ends - 1, 10), MAX_BACKOFF_SECONDS)
+        name = self.program.name
+        if status == 0:
+            log.info("child_ended", child=name, restart_after_seconds=pause)
+        else:
+            log.warning("child_died", child=name, status=status, restart_after_seconds=pause)
         try:
             async with asyncio.timeout(pause):
                 await self._stopping.wait()

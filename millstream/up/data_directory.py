@@ -55,8 +55,7 @@ class DataDirectory:
 
         A new key is not saved: without a call of `save_api_key` the next call returns another one.
         """
-        file = self.path / API_KEY_FILE
-        return file.read_text().strip() if file.exists() else f"sk-{secrets.token_urlsafe(24)}"
+        return read_api_key(self.path) or f"sk-{secrets.token_urlsafe(24)}"
 
     def save_api_key(self, key: str) -> None:
         """Write `key` to the API key file, in place of an earlier one, for clients and restarts.
@@ -69,6 +68,15 @@ class DataDirectory:
         with open(new_file, "x", opener=_open_owner_only) as out:
             out.write(f"{key}\n")
         new_file.replace(self.path / API_KEY_FILE)
+
+
+def read_api_key(data_dir: Path) -> str | None:
+    """Return the API key kept in the data directory `data_dir`; None if none is kept there.
+
+    `~` is expanded. Raises OSError if the file is there and cannot be read.
+    """
+    file = data_dir.expanduser() / API_KEY_FILE
+    return (file.read_text().strip() or None) if file.exists() else None
 
 
 def _open_owner_only(path: str, flags: int) -> int:

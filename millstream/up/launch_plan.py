@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millstream.settings import UpSettings
 from millstream.up import nats_server
 from millstream.up.child_process import Program
-from streams.settings import ENV_PREFIX
+from millstream.up.settings import UpSettings
+from streams.base_settings import ENV_PREFIX
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.

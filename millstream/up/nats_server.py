@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from millstream.up import health_probe
 from millstream.up.child_process import Program
+from streams.base_settings import ENV_PREFIX
 from streams.errors import MillstreamError
-from streams.settings import ENV_PREFIX
 
 HOST = "127.0.0.1"
 GREETING_SECONDS = 2.0

@@ -9,16 +9,16 @@ from functools import partial
 import structlog
 from pydantic import SecretStr
 
-from millstream.settings import UpSettings
 from millstream.up import health_probe, model_registration, nats_server, state_file
 from millstream.up.child_process import ChildProcess, OnDeath, Program
 from millstream.up.data_directory import DataDirectory, open_data_directory
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.nats_watchdog import restart_when_unhealthy
 from millstream.up.ready_message import render_ready_message
+from millstream.up.settings import UpSettings
 from registry.tenants import Tenants
 from streams import subjects
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()
@@ -37,6 +37,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     the other services are then killed.
     """
     models = model_registration.resolve_models(settings)
+    await asyncio.to_thread(model_registration.check_folders, models.values())
     with open_data_directory(settings.data_dir) as directory:
         plan = _make_plan(settings, directory, tuple(models))
         async with asyncio.TaskGroup() as tasks:

@@ -21,7 +21,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from streams import topology
-from streams.broker.connection import STORE_SECONDS, Broker, StreamMissing
+from streams.broker.broker_client import STORE_SECONDS, Broker, StreamMissing
 from streams.broker.retry import retry_for
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.topology import Scale

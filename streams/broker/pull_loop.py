@@ -9,7 +9,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.subjects import parse_ack_subject
 

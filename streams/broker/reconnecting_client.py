@@ -12,7 +12,7 @@ import structlog
 
 from streams.broker.nats_client import PatchedNatsClient
 from streams.broker.nats_wire import RawHandler
-from streams.broker.subscription import BrokerSubscription, MessageHandler
+from streams.broker.reconnecting_subscription import BrokerSubscription, MessageHandler
 from streams.errors import BrokerUnavailable
 from streams.server_urls import parse_server_urls, redact
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from streams import subjects
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.coordination import lease_bucket
 from streams.coordination.lease_bucket import (
     DELETE_HEADERS,

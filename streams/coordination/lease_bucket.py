@@ -3,7 +3,7 @@
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
 from streams.broker import declaration
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.topology import Scale
 
 BUCKET_NAME = "leases"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from streams import subjects
-from streams.broker.connection import Broker, StoredMessage, StoreRefused
+from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.coordination import lease_bucket
 from streams.coordination.lease_bucket import (
     DELETE_HEADERS,

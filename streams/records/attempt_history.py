@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.records.token_log import LogContents
 from streams.subjects import LogAddress
 

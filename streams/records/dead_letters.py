@@ -12,7 +12,7 @@ from typing import Protocol, Self
 import structlog
 
 from streams import subjects, topology
-from streams.broker.connection import Broker, StoredMessage
+from streams.broker.broker_client import Broker, StoredMessage
 from streams.broker.pull_loop import Delivery
 from streams.headers import MAX_HEADER_BYTES, MESSAGE_ID, PRIORITY, Envelope
 from streams.records import attempt_history

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker, PubAck, StoredMessage, StoreRefused
+from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused
 from streams.broker.retry import retry_for
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID

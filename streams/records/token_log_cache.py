@@ -6,7 +6,7 @@ for one of 800 logs, in which it stores nothing. The writer of a log has its rec
 
 import sys
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,12 +90,17 @@ class TokenLogCache:
     def _find_start(self, token: int) -> int:
         """Return the place of the last record from which a reader that lacks `token` can begin.
 
-        It is a chunk or the first record: vectors are needed from the first one on.
+        It is a chunk or the first record: vectors are needed from the first one on. Text behind the
+        last token is a chunk of no tokens, so that several may have the same index.
         """
         if token <= 0:
             return 0
-        behind = bisect_right(range(len(self.records)), token, key=self._first_token_from)
-        begin = max(0, behind - 1)
+        places = range(len(self.records))
+        at = bisect_left(places, token, key=self._first_token_from)
+        begins = (place for place in places[at:] if "index" in self._unpack_record(place))
+        begin = next(begins, None)
+        if begin is None or self._unpack_record(begin)["index"] > token:
+            begin = max(0, at - 1)
         return begin if self.records and "characters" in self._unpack_record(begin) else 0
 
     def _first_token_from(self, place: int) -> int:

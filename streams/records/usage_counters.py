@@ -8,7 +8,7 @@ id is made of the request's.
 import asyncio
 from collections.abc import Mapping
 
-from streams.broker.connection import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, Overloaded
 from streams.headers import INCREMENT, MESSAGE_ID
 from streams.messages import LedgerRecord

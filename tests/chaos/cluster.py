@@ -13,7 +13,7 @@ from registry.models import mock_model
 from registry.store import Registry
 from streams import subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.coordination import lease_bucket
 from streams.errors import BrokerUnavailable
 from tests.chaos import wall_clock

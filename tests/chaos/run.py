@@ -11,7 +11,7 @@ from typing import TypeVar
 import nats.errors
 
 from streams import topology
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from tests.chaos import network_partition, stored_state
 from tests.chaos.cluster import KEYS, Cluster, Footprint
 from tests.chaos.fault_actions import ACTIONS

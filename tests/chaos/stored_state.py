@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from streams import messages, subjects, topology
-from streams.broker.connection import Broker, StoredMessage
+from streams.broker.broker_client import Broker, StoredMessage
 from streams.broker.retry import retry_for
 from streams.messages import LedgerRecord
 from streams.records.token_log import decode_contents

@@ -79,8 +79,21 @@ def test_an_unknown_model_ends_before_any_load(mock_up: MillstreamUp) -> None:
 def test_a_wrong_key_ends_before_any_load(mock_up: MillstreamUp) -> None:
     """A thousand refusals would say no more than one."""
     done = bench(mock_up, key="sk-wrong")
-    assert done.returncode == 1
-    assert "answered 401" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f"{mock_up.url} does not know the API key (401): give --api-key" in line
+
+
+def test_the_key_of_a_named_data_directory_wins_over_the_environments(
+    mock_up: MillstreamUp,
+) -> None:
+    """It is the key of the gateway that is found there; the other one may be of any cell."""
+    words = ("bench", "--data-dir", str(mock_up.home / "data"), "--requests", "2", "--json")
+    foreign = {"MILLSTREAM_API_KEY": "sk-of-another-cell"}
+    done = run_millstream(*words, **foreign)
+    assert done.returncode == 0, done.stderr
+    done = run_millstream(*words, "--api-key", "sk-given", **foreign)
+    assert (done.returncode, "does not know the API key" in done.stderr) == (1, True)
 
 
 def test_a_nonsensical_combination_is_refused(mock_up: MillstreamUp) -> None:

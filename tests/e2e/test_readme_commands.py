@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from millstream.up.demo_conversion import cache_directory
+from millstream.up.demo_conversion_process import cache_directory
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 

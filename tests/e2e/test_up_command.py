@@ -26,6 +26,7 @@ from tests.support.millstream_up import (
     descendants,
     is_gone,
     millstream_process,
+    run_in_terminal,
     run_millstream,
     wait_until,
 )
@@ -129,6 +130,35 @@ def test_a_killed_service_is_started_again_and_serves(up: MillstreamUp, word: st
     os.kill(before[0], signal.SIGKILL)
     wait_until(lambda: set(up.pids(word)) - set(before), 10)
     wait_until(lambda: answers(up), 30)
+
+
+def test_only_a_kill_is_told_as_a_death(tmp_path: Path) -> None:
+    """One worker is drained by an operator, one gets a SIGTERM, and one is killed."""
+    with MillstreamUp(tmp_path, *MOCK, "--workers", "3") as up:
+        before = up.wait_until_ready().pids("worker")
+        wait_until(lambda: _workers(up) == 3, 20)
+        drained = run_millstream("drain", "worker-1", "--within", "5s", "--nats", up.nats_url)
+        assert "worker-1 is empty" in drained.stdout
+        wait_until(lambda: _count(up, "child_ended") == 1, 10)
+        terminated, killed = (pid for pid in before if not is_gone(pid))
+        os.kill(terminated, signal.SIGTERM)
+        os.kill(killed, signal.SIGKILL)
+        expected = {"worker_drained": 2, "child_ended": 2, "worker_dead": 1, "child_died": 1}
+        wait_until(lambda: all(_count(up, event) >= n for event, n in expected.items()), 10)
+        assert {event: _count(up, event) for event in expected} == expected
+        assert _count(up, "worker_silent") == 0
+
+
+def _workers(up: MillstreamUp) -> int:
+    """How many workers of the mock its gateway has heard of from the dispatcher."""
+    with urllib.request.urlopen(f"{up.url}/readyz", timeout=5) as answer:
+        return int(json.load(answer)["workers"]["mock"])
+
+
+def _count(up: MillstreamUp, event: str) -> int:
+    """How often an event is in the logs of all processes."""
+    logs = [up.output, *(up.home / "data/logs").glob("*.log")]
+    return sum(log.read_text().count(f'"event":"{event}"') for log in logs)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
@@ -318,6 +348,47 @@ def test_other_commands_find_the_server_it_left(mock_up: MillstreamUp, tmp_path:
     lost = run_millstream("models", "list", "--data-dir", str(tmp_path))
     assert (lost.returncode, lost.stdout) == (2, "")
     assert lost.stderr == f"millstream: no `millstream up` runs in {tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("empty", "is empty"), ("m.gguf", "must be converted"), ("nothing", "no directory is called")],
+)
+def test_what_is_no_model_is_said_before_anything_starts(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    """The sentence of `models add`, and no data directory of a cell that never was."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    words = ("up", "--model", str(tmp_path / name), "--data-dir", str(tmp_path / "data"))
+    done = run_millstream(*words)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f"{tmp_path / name}" in line
+    assert reason in line
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("lag", "worker-1"),
+        ("models list", "mock"),
+        ("models show mock", "default_version"),
+        ("dead list", "request"),
+        ("usage", "tokens"),
+        ("why --tenant default", "A new request would wait"),
+    ],
+)
+def test_what_operators_read_fits_a_terminal(
+    mock_up: MillstreamUp, command: str, part: str
+) -> None:
+    """Of 80 columns; sentences are wrapped at words. In a pipe every line is whole."""
+    words = (*command.split(), "--data-dir", str(mock_up.home / "data"))
+    lines = run_in_terminal(80, *words)
+    assert part in " ".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert part in run_millstream(*words).stdout
 
 
 def test_lag_is_shown_again_every_second(mock_up: MillstreamUp) -> None:

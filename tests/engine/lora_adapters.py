@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from gpu_worker.engines.engine import Sequence
-from registry.lora_adapters import adapter_from
+from registry.lora_inspection import adapter_from
 from registry.models import Model, Version
 from streams.messages import AdapterRef, Sampling
 from tests.engine import tiny_models

@@ -7,9 +7,11 @@ from importlib import metadata
 
 import pytest
 
-from gpu_worker.engines import openmp
+from gpu_worker.engines import openmp_runtime
 
-needs_library = pytest.mark.skipif(openmp._find_library() is None, reason="it is of x86-64 alone")
+needs_library = pytest.mark.skipif(
+    openmp_runtime._find_library() is None, reason="it is of x86-64 alone"
+)
 
 
 @needs_library
@@ -42,7 +44,7 @@ def test_spinning_is_bounded_unless_the_operator_said_otherwise(
     """Longer spinning beside a busy neighbour gives 80 tokens/s instead of 180."""
     monkeypatch.setenv("KMP_BLOCKTIME", "7")
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    openmp.load_runtime()
+    openmp_runtime.load_runtime()
     assert os.environ["KMP_BLOCKTIME"] == "7"
     assert os.environ["GOMP_SPINCOUNT"] == "4000"
 
@@ -53,5 +55,5 @@ def test_without_the_package_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) 
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(openmp, "files", missing)
-    assert openmp._find_library() is None
+    monkeypatch.setattr(openmp_runtime, "files", missing)
+    assert openmp_runtime._find_library() is None

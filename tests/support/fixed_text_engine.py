@@ -1,5 +1,6 @@
 """A cell whose engine says what it is told to: for texts that no mock would come up with."""
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from gpu_worker.engines import factory
 from gpu_worker.engines.engine import EngineError, FreeCapacity, Output, Sequence
 from registry.models import mock_model
 from registry.store import Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways
 from tests.support.services import dispatcher_settings, running, worker_settings
@@ -65,12 +66,40 @@ class FixedTextEngine:
         self._said.clear()
 
 
+class TextBehindEngine(FixedTextEngine):
+    """Says its last characters without a token, as those that a stop string had held back.
+
+    It does so once `may_end` is set, so that the log has all else by then.
+    """
+
+    may_end = threading.Event()
+
+    @classmethod
+    def load(cls, directory: Path | None, *, text: str) -> "TextBehindEngine":
+        cls.may_end.clear()
+        return cls(text)
+
+    def step(self) -> list[Output]:
+        outputs, self._ready = self._ready, []
+        for name, (sequence, said) in list(self._said.items()):
+            if said + CHARACTERS_PER_STEP < len(self._text):
+                outputs.append(self._speak(sequence, said))
+            elif self.may_end.wait(0.001):
+                del self._said[name]
+                outputs.append(Output(name, text=self._text[said:], finish="stop"))
+        return outputs
+
+
 @asynccontextmanager
 async def fixed_text_gateway(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch, text: str, template: str | None = None
+    nats_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    template: str | None = None,
+    engine: type[FixedTextEngine] = FixedTextEngine,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway with everything behind it; its one model `mock` says `text`."""
-    here = (FixedTextEngine.__module__, FixedTextEngine.load.__qualname__)
+    here = (engine.__module__, engine.load.__qualname__)
     monkeypatch.setitem(factory.ENGINES, "mock", here)
     model = mock_model().model_copy(update={"chat_template": template})
     version = model.default.model_copy(update={"options": {"text": text}})

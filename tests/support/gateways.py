@@ -17,8 +17,8 @@ import gpu_worker.service
 from gateway.settings import GatewaySettings
 from registry.models import MOCK_VERSION, Model, Version, mock_model
 from registry.store import Registry
-from streams.broker.connection import connect as connect_nats
-from streams.settings import TenantSettings
+from streams.base_settings import TenantSettings
+from streams.broker.broker_client import connect as connect_nats
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
 from tests.support.services import dispatcher_settings, running, worker_settings

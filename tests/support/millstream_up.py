@@ -1,9 +1,12 @@
 """`millstream up` as its users run it: a process with words, ports, an output and an end."""
 
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,12 +71,37 @@ def millstream_process(*words: str, cwd: Path | None = None) -> Iterator["subpro
             process.stdout.close()
 
 
-def run_millstream(*words: str) -> "subprocess.CompletedProcess[str]":
-    """What a `millstream` command prints, with its status."""
+def run_millstream(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """What a `millstream` command prints, with its status; `variables` are added to its own."""
     command = [sys.executable, "-m", "millstream", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=environment_without_settings()
-    )
+    environment = {**environment_without_settings(), **variables}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def run_in_terminal(columns: int, *words: str) -> list[str]:
+    """The lines that a `millstream` command prints on a terminal of so many columns."""
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (50, columns))
+    command = [sys.executable, "-m", "millstream", *words]
+    environment = {**environment_without_settings(), "TERM": "xterm", "NO_COLOR": "1"}
+    environment.pop("COLUMNS", None)
+    with subprocess.Popen(command, stdout=end, stderr=end, stdin=end, env=environment) as process:
+        os.close(end)
+        printed = _read_terminal(terminal)
+        process.wait(60)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed).splitlines()
+
+
+def _read_terminal(terminal: int) -> str:
+    """All that is printed until the other end is closed."""
+    with open(terminal, "rb", buffering=0) as out:
+        pieces = []
+        try:
+            while piece := out.read(65536):
+                pieces.append(piece)
+        except OSError:  # Linux reports the other end's close so
+            pass
+    return b"".join(pieces).decode()
 
 
 class MillstreamUp:

@@ -1,4 +1,4 @@
-"""Safetensors files and adapters made by hand: the registry reads their headers without torch."""
+"""Models' files and adapters made by hand: the registry reads them without torch."""
 
 import json
 import struct
@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, models
+
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 LORA_SHAPES = {f"{Q_PROJ}.lora_A.weight": (2, 8), f"{Q_PROJ}.lora_B.weight": (6, 2)}
+TOKENIZER_JSON = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")).to_str()
 LORA_CONFIG = {
     "peft_type": "LORA",
     "r": 2,

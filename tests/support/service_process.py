@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from streams.settings import ENV_PREFIX
+from streams.base_settings import ENV_PREFIX
 
 
 class ServiceProcess:

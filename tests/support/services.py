@@ -18,11 +18,11 @@ from registry.store import Registry
 from registry.tenants import Tenants
 from streams import messages, prefix_hashes, subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.broker.retry import retry_forever
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import LedgerRecord, Request, Sampling
-from streams.records import lanes, token_log
+from streams.records import request_queue, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
 from tests.support.eventually import PATIENCE_SECONDS, eventually
@@ -130,7 +130,7 @@ class BrokerClient:
     async def enqueue(self, envelope: Envelope, payload: bytes, lane: Lane) -> str:
         self.tenants[envelope.request_id] = envelope.tenant
         headers = envelope.to_headers() | {MESSAGE_ID: envelope.request_id}
-        await lanes.enqueue(self.broker, lane, payload, headers, 2)
+        await request_queue.enqueue(self.broker, lane, payload, headers, 2)
         return envelope.request_id
 
     async def publish_work(self, envelope: Envelope, payload: bytes) -> str:

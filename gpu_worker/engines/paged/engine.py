@@ -22,7 +22,7 @@ from gpu_worker.engines.paged.step_executor import (
     StepTooLarge,
 )
 from gpu_worker.engines.paged.tensor_parallel import TensorParallelGroup
-from gpu_worker.engines.paged.warmup import largest_step_sequences, warmup_sequences
+from gpu_worker.engines.paged.warmup_sequences import largest_step_sequences, warmup_sequences
 from gpu_worker.engines.paged.weights.lora_manager import LoraManager
 from gpu_worker.engines.sequence_limits import SequenceLimits
 from gpu_worker.engines.step_timer import measure

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.engines.engine import DoesNotFit
 from gpu_worker.engines.paged import model_loader as models
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.engine import ADAPTER_BYTES, TransformersEngine
 from gpu_worker.engines.paged.tensor_parallel import TensorParallelGroup
-from gpu_worker.engines.paged.warmup import check_kv_fits
 
 
 def load(
@@ -86,13 +86,26 @@ def fit_engine(
         spare_bytes -= adapter_bytes
         kv_tokens = models.max_kv_tokens(loaded, max_sequences, max_batch_tokens, spare_bytes)
         min_tokens = min(max_batch_tokens, loaded.context_length)
-        check_kv_fits(kv_tokens, min_tokens, memory_bytes, adapter_bytes)
+        _check_kv_fits(kv_tokens, min_tokens, memory_bytes, adapter_bytes)
     max_adapter_bytes = adapter_bytes or ADAPTER_BYTES
     engine = TransformersEngine(
         loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, max_adapter_bytes, group
     )
     engine.warm_up()
     return engine
+
+
+def _check_kv_fits(
+    tokens: int, min_tokens: int, memory_bytes: int | None, adapter_bytes: int
+) -> None:
+    """Raise `DoesNotFit` if the KV would hold only `tokens` tokens, fewer than `min_tokens`."""
+    if tokens < min_tokens:
+        memory = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
+        raise DoesNotFit(
+            f"weights, one step and {adapter_bytes:,} bytes for adapters leave room for "
+            f"{max(0, tokens)} tokens of KV in {memory}, and at least {min_tokens} are needed; "
+            "raise --memory or lower --max-batch-tokens or --adapter-bytes"
+        )
 
 
 def _measure_step_bytes(

@@ -17,8 +17,8 @@ from gpu_worker.engines.seeds import derive_seed
 from gpu_worker.engines.sequence_limits import count_reserved_tokens
 from gpu_worker.engines.token_bytes import token_bytes
 from streams import prefix_hashes
+from streams.logprob_token_text import spell_bytes
 from streams.messages import LEAST_LOGPROB, Logprob
-from streams.partial_characters import spell_bytes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpu_worker.engines.device_memory import default_device
-from gpu_worker.engines.paged.attention import contiguous_kv
+from gpu_worker.engines.paged.attention import contiguous_kv_copies
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
@@ -76,12 +76,12 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     Raises `UnsupportedModel`, with the architecture's name, before weights are read or, where only
     a forward pass can tell, after.
     """
-    config = check_supported(directory, device, ranks)
+    check_supported(directory, device, ranks)
     target_device = resolve_device(device)
     distributed = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         directory,
-        dtype=choose_dtype(config, target_device),
+        dtype=choose_dtype(directory, target_device),
         local_files_only=True,
         use_safetensors=True,
         **distributed,
@@ -280,7 +280,7 @@ def kv_bytes(loaded: LoadedCausalLM, tokens: int, max_sequences: int, max_batch_
     blocks = pool_sizes(windows, tokens, max_sequences, max_batch_tokens)
     block_item_bytes = loaded.model.dtype.itemsize * BLOCK_TOKENS
     if loaded.model.device.type == "cpu":
-        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv.MAX_SHARE))
+        block_item_bytes = int(block_item_bytes * (1 + contiguous_kv_copies.MAX_SHARE))
     return sum(
         2 * kv.kv_heads * kv.head_dim * block_item_bytes * blocks[kv.window]
         for kv in loaded.kv_layers

@@ -129,10 +129,11 @@ class TensorParallelGroup:
         self._broadcast("allocate_kv", list(blocks.items()))
 
     def zero_blocks(self, blocks: Mapping[SlidingWindow, list[int]]) -> None:
-        """Tell every other rank to zero the KV of these block numbers, by window.
+        """Tell every other rank to zero these blocks of KV.
 
-        Returns once the message is written; sends nothing if `blocks` is empty. Raises `DeviceLost`
-        if a rank no longer reads its pipe. This rank's own blocks are left to the caller.
+        `blocks` has the numbers of blocks by their layers' sliding window in tokens (None: full
+        attention). Returns once the message is written; sends nothing if `blocks` is empty. Raises
+        `DeviceLost` if a rank has closed its pipe. This rank's own blocks are left to the caller.
         """
         if blocks:
             self._broadcast("zero_blocks", list(blocks.items()))

@@ -81,9 +81,10 @@ class CircuitBreaker:
             self._opened_until, self._probe = now + self._cooldown, None
 
     def release(self, call: int) -> None:
-        """End a call that has neither succeeded nor failed; if it was the probe, the next call is.
+        """End a call that has neither succeeded nor failed, such as a cancelled one.
 
-        Idempotent; changes nothing after a success or a failure of the call.
+        `call` is the number that it got as it began. If it was the probe, the next call is the
+        probe. Idempotent; changes nothing after a success or a failure of the call.
         """
         if call == self._probe:
             self._probe = None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from gpu_worker.engines.precision import choose_dtype
 from gpu_worker.engines.unary.activation import build_activation
@@ -84,10 +84,9 @@ class ClassifyEngine(UnaryEngine):
         Only local safetensors files are read. Raises what transformers raises for a directory that
         it cannot load, and ValueError for an unknown activation.
         """
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             directory,
-            dtype=choose_dtype(config, device),
+            dtype=choose_dtype(directory, device),
             local_files_only=True,
             use_safetensors=True,
         )

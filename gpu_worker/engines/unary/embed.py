@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from gpu_worker.engines.precision import choose_dtype
 from gpu_worker.engines.unary.engine import UnaryEngine
@@ -37,10 +37,9 @@ class EmbedEngine(UnaryEngine):
         Only local safetensors files are read. Raises what transformers raises for a directory that
         it cannot load, and ValueError for an unsupported pooling.
         """
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
         model: PreTrainedModel = AutoModel.from_pretrained(
             directory,
-            dtype=choose_dtype(config, device),
+            dtype=choose_dtype(directory, device),
             local_files_only=True,
             use_safetensors=True,
         )

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from gpu_worker.engines import device_memory
 from gpu_worker.engines.engine import DeviceLost, EngineError, FreeCapacity, Output, Sequence
 from gpu_worker.engines.sequence_limits import SequenceLimits, count_reserved_tokens
+from gpu_worker.engines.unary.batch_memory import fit_batch_tokens
 from gpu_worker.engines.unary.batch_time_model import BatchTimeModel
 from gpu_worker.engines.unary.batcher import Batcher
 from gpu_worker.engines.unary.micro_batches import split_into_micro_batches
@@ -111,6 +112,7 @@ class UnaryEngine(ABC):
         batch_inputs: int = 64,
         max_batch_tokens: int = 4096,
         margin_ms: float = 50.0,
+        memory_bytes: int | None = None,
         threads: int | None = None,
         device: str | None = None,
         stage: Callable[[str], None] = lambda name: None,
@@ -119,7 +121,9 @@ class UnaryEngine(ABC):
 
         `stage` is called with the name of each stage as it begins: `load`, `warm_up`. The model
         goes onto `device` (None: a GPU if there is one). `threads` are torch's (None or 0: its
-        default). Raises the error of a model that cannot be loaded or run.
+        default). With `memory_bytes`, micro-batches get fewer tokens than `max_batch_tokens` where
+        they would not fit in it beside the weights. Raises `DoesNotFit` if not even the longest
+        input does, and the error of a model that cannot be loaded or run.
         """
         if threads:
             torch.set_num_threads(threads)
@@ -128,9 +132,15 @@ class UnaryEngine(ABC):
             directory, torch.device(device) if device else device_memory.default_device()
         )
         stage("warm_up")
+        context = inspect_model(directory).context_length
+        if memory_bytes is not None:
+            weights, on = device_memory.model_bytes(head.model), head.model.device
+            max_batch_tokens = fit_batch_tokens(
+                head, weights, on, context, max_batch_tokens, memory_bytes
+            )
         return cls(
             head,
-            inspect_model(directory).context_length,
+            context,
             max_sequences=max_sequences,
             batch_inputs=batch_inputs,
             max_batch_tokens=max_batch_tokens,

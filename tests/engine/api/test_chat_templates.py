@@ -10,7 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from api import chat_template
 from api.tokenizer import TokenizerCache
-from registry.artifacts import combine_digests, hash_files
+from registry.artifact_verification import combine_digests, hash_files
 from registry.models import Model, Version
 
 CHATML = """{% for message in messages %}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.engines.paged.attention.contiguous_kv import (
+from gpu_worker.engines.paged.attention.contiguous_kv_copies import (
     MAX_SHARE,
     ContiguousKv,
     KvCopy,

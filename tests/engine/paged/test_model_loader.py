@@ -17,7 +17,6 @@ from transformers import (
     GptOssForCausalLM,
     Lfm2Config,
     Llama4TextConfig,
-    LlamaConfig,
     MambaConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -36,7 +35,6 @@ from gpu_worker.engines.paged.model_loader import (
     max_kv_tokens,
 )
 from gpu_worker.engines.paged.weights.linear_layers import GatedMLP, merge_and_pack
-from gpu_worker.engines.precision import choose_dtype, loaded_size_ratio
 from tests.engine.tiny_models import (
     ARCHITECTURES,
     CONTEXT,
@@ -196,48 +194,3 @@ def test_no_pass_asks_whether_its_positions_need_other_frequencies(layer: str | 
 def test_kv_is_never_more_than_could_be_used() -> None:
     """A tiny model takes little of a large machine."""
     assert max_kv_tokens(load_tiny_model("llama"), 2, 512, 1 << 40) == 2 * CONTEXT
-
-
-@pytest.mark.parametrize(
-    ("device", "has_bfloat16", "stored", "used"),
-    [
-        ("cpu", True, torch.bfloat16, torch.bfloat16),
-        ("cpu", False, torch.bfloat16, torch.float32),
-        ("cpu", True, torch.float16, torch.float32),
-        ("cuda", False, torch.float16, torch.float16),
-        ("cpu", True, None, torch.float32),
-    ],
-)
-def test_a_checkpoint_keeps_its_type_where_the_device_computes_in_it(
-    device: str,
-    has_bfloat16: bool,
-    stored: torch.dtype | None,
-    used: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """bfloat16 is twice as fast as float32 on a CPU that has it, and a sixth as fast elsewhere."""
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16)
-    assert choose_dtype(LlamaConfig(dtype=stored), torch.device(device)) == used
-
-
-@pytest.mark.parametrize(
-    ("config", "grown"),
-    [
-        ('{"dtype": "float16"}', 2),
-        ('{"torch_dtype": "float16"}', 2),
-        ('{"dtype": "float32"}', 1),
-        ('{"dtype": "nope"}', 1),
-        ('{"dtype": 7}', 1),
-        ("{}", 1),
-        ("[]", 1),
-        ("{", 1),
-        (None, 1),
-    ],
-)
-def test_memory_is_planned_for_weights_as_they_are_computed_with(
-    config: str | None, grown: float, tmp_path: Path
-) -> None:
-    """One bad directory must not keep a worker from its other models."""
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    assert loaded_size_ratio(tmp_path, torch.device("cpu")) == grown

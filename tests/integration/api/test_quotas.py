@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from millstream.admin.settings import UsageSettings
 from millstream.admin.usage import TenantNotFound
 from millstream.admin.usage import run as show
-from millstream.settings import UsageSettings
 from registry.store import Registry
 from streams import quota_windows
-from streams.broker.connection import Broker, connect
-from streams.settings import KeySettings, TenantSettings
+from streams.base_settings import KeySettings, TenantSettings
+from streams.broker.broker_client import Broker, connect
 from streams.usage_accounts import Meter
 from tests.integration.api.usage_counters import (
     COST,

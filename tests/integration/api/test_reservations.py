@@ -11,7 +11,7 @@ from api.submission.quotas import Quotas
 from registry.models import mock_model
 from registry.tenant_records import QuotaLimits, Tenant
 from streams import quota_windows, usage_accounts
-from streams.broker.connection import Broker, PubAck, connect
+from streams.broker.broker_client import Broker, PubAck, connect
 from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord
 from streams.records import usage_counters

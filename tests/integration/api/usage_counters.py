@@ -8,7 +8,7 @@ from typing import Any
 from api.submission.quota_checks import QuotaScope
 from registry.tenant_records import QuotaLimits
 from streams import messages, quota_windows, subjects, topology
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
 from streams.records import usage_counters
 from streams.usage_accounts import TENANT_SCOPE, Meter

@@ -8,8 +8,8 @@ import pytest
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher import leader
-from dispatcher.leader import Leader
+from dispatcher import model_dispatcher
+from dispatcher.model_dispatcher import ModelDispatcher
 from streams import messages, subjects, topology
 from streams.broker import declaration
 from streams.broker.pull_loop import Delivery, PullLoop
@@ -30,7 +30,7 @@ PAYLOAD = Request("generate", messages.pack_tokens(list(b"hello"))).pack()
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds between two looks are of no use here."""
-    monkeypatch.setattr(leader, "RECONCILE_SECONDS", 0.2)
+    monkeypatch.setattr(model_dispatcher, "RECONCILE_SECONDS", 0.2)
 
 
 @asynccontextmanager
@@ -160,7 +160,7 @@ async def test_a_lost_ledger_message_is_made_up_for(
     async def deaf(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(Leader, "_on_ledger", deaf)
+    monkeypatch.setattr(ModelDispatcher, "_on_ledger", deaf)
     async with (
         broker_client(nats_url, ttft_ms=1, itl_ms=1) as c,
         running(dispatcher.service, dispatcher_settings(nats_url)),

@@ -9,8 +9,8 @@ import pytest
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher import leader
-from dispatcher.leader import Leader
+from dispatcher import model_dispatcher
+from dispatcher.model_dispatcher import ModelDispatcher
 from dispatcher.reconcile.queued_requests import QueuedReconciler
 from registry.models import mock_model
 from streams import topology
@@ -93,14 +93,14 @@ async def test_a_delivery_that_got_lost_is_asked_for_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker waits for an acknowledgement, and would wait for a quarter of an hour."""
-    index, lost = Leader._on_request, iter([True])
+    index, lost = ModelDispatcher._on_request, iter([True])
 
-    def losing(self: Leader, delivery: Delivery) -> None:
+    def losing(self: ModelDispatcher, delivery: Delivery) -> None:
         if not next(lost, False):
             index(self, delivery)
 
-    monkeypatch.setattr(Leader, "_on_request", losing)
-    monkeypatch.setattr(leader, "RECONCILE_SECONDS", 0.2)
+    monkeypatch.setattr(ModelDispatcher, "_on_request", losing)
+    monkeypatch.setattr(model_dispatcher, "RECONCILE_SECONDS", 0.2)
     async with (
         broker_client(nats_url, ttft_ms=1, itl_ms=1) as c,
         running(dispatcher.service, dispatcher_settings(nats_url)),
@@ -115,14 +115,14 @@ async def test_a_lost_delivery_behind_others_is_asked_for_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have an earlier deadline than those before it, which wait for a worker."""
-    index, deliveries = Leader._on_request, itertools.count()
+    index, deliveries = ModelDispatcher._on_request, itertools.count()
 
-    def losing(self: Leader, delivery: Delivery) -> None:
+    def losing(self: ModelDispatcher, delivery: Delivery) -> None:
         if next(deliveries) != 1:
             index(self, delivery)
 
-    monkeypatch.setattr(Leader, "_on_request", losing)
-    monkeypatch.setattr(leader, "RECONCILE_SECONDS", 0.2)
+    monkeypatch.setattr(ModelDispatcher, "_on_request", losing)
+    monkeypatch.setattr(model_dispatcher, "RECONCILE_SECONDS", 0.2)
     async with (
         broker_client(nats_url) as c,
         running(dispatcher.service, dispatcher_settings(nats_url)),
@@ -141,11 +141,11 @@ async def test_what_only_waits_is_not_delivered_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred thousand waiting requests, delivered again and again, would keep a leader busy."""
-    monkeypatch.setattr(leader, "RECONCILE_SECONDS", 0.05)
+    monkeypatch.setattr(model_dispatcher, "RECONCILE_SECONDS", 0.05)
     counted: Counter[str] = Counter()
-    index, look = Leader._on_request, QueuedReconciler.reconcile
+    index, look = ModelDispatcher._on_request, QueuedReconciler.reconcile
 
-    def counting(self: Leader, delivery: Delivery) -> None:
+    def counting(self: ModelDispatcher, delivery: Delivery) -> None:
         counted["deliveries"] += 1
         index(self, delivery)
 
@@ -153,7 +153,7 @@ async def test_what_only_waits_is_not_delivered_again(
         await look(self, consumer)
         counted["looks"] += 1
 
-    monkeypatch.setattr(Leader, "_on_request", counting)
+    monkeypatch.setattr(ModelDispatcher, "_on_request", counting)
     monkeypatch.setattr(QueuedReconciler, "reconcile", looking)
     async with broker_client(nats_url) as c:
         await c.registry.add_model(mock_model("vectors"))

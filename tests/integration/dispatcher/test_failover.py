@@ -11,7 +11,7 @@ import pytest
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher.model_assignment import assign_models
+from dispatcher.leader_assignment import assign_models
 from dispatcher.reconcile.checkpoint import Checkpoint
 from registry.models import mock_model
 from streams import messages, subjects, topology

@@ -10,16 +10,16 @@ from nats.aio.msg import Msg
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher import leader
+from dispatcher import model_dispatcher
 from dispatcher.dispatching.model_state import ModelState
-from dispatcher.leader import Leader
+from dispatcher.model_dispatcher import ModelDispatcher
 from dispatcher.reconcile import in_flight_requests
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
-from dispatcher.reconcile.requeue import Requeuer
-from dispatcher.workers.placements import StrandedWork
+from dispatcher.reconcile.stranded_work import Requeuer
+from dispatcher.workers.placed_requests import StrandedWork
 from streams import messages, subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, StoredMessage
+from streams.broker.broker_client import Broker, StoredMessage
 from streams.messages import Request
 from streams.subjects import PoolKey, Priority
 from tests.support.eventually import eventually
@@ -39,7 +39,7 @@ LONG = {"ttft_ms": 1, "itl_ms": 5, "sequences": 1}
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds between two looks are of no use here."""
-    monkeypatch.setattr(leader, "RECONCILE_SECONDS", 0.2)
+    monkeypatch.setattr(model_dispatcher, "RECONCILE_SECONDS", 0.2)
 
 
 @asynccontextmanager
@@ -143,10 +143,10 @@ async def test_what_has_ended_is_not_lost_with_its_log(
 ) -> None:
     """The leader has missed the end, and the brokers forgot it: it was told, and billed."""
 
-    async def miss(self: Leader, msg: Msg) -> None:
+    async def miss(self: ModelDispatcher, msg: Msg) -> None:
         return
 
-    monkeypatch.setattr(Leader, "_on_ledger", miss)
+    monkeypatch.setattr(ModelDispatcher, "_on_ledger", miss)
     monkeypatch.setattr(in_flight_requests, "REPORT_SECONDS", 0.5)
     async with served(nats_url) as c:
         request = await c.send()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher.reconcile.requeue import build_requeue_id
+from dispatcher.reconcile.stranded_work import build_requeue_id
 from streams import subjects, topology
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.headers import MESSAGE_ID
 from streams.subjects import PoolKey, Priority
 from tests.support import gateways

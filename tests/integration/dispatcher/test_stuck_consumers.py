@@ -7,8 +7,8 @@ from nats.js.api import ConsumerInfo
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher import leader
-from dispatcher.reconcile import stuck_consumers
+from dispatcher import model_dispatcher
+from dispatcher.reconcile import stuck_consumer_detector
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
 from dispatcher.reconcile.queued_requests import QueuedReconciler
 from streams import messages, topology
@@ -35,8 +35,8 @@ WORK_CONSUMER = (
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds between two looks, and until something is done, are of no use here."""
-    monkeypatch.setattr(leader, "RECONCILE_SECONDS", 0.2)
-    monkeypatch.setattr(stuck_consumers, "STUCK_SECONDS", 0.6)
+    monkeypatch.setattr(model_dispatcher, "RECONCILE_SECONDS", 0.2)
+    monkeypatch.setattr(stuck_consumer_detector, "STUCK_SECONDS", 0.6)
 
 
 async def index_consumer(c: BrokerClient) -> str:

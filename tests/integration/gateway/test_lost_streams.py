@@ -10,7 +10,7 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from streams import topology
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, cell, gateways, register

@@ -9,8 +9,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from gateway.server import wrong_keys
 from millstream_client import Client, Unauthenticated
 from registry.tenants import Tenants
-from streams.broker.connection import connect
-from streams.settings import TenantSettings
+from streams.base_settings import TenantSettings
+from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     KEY,

@@ -12,11 +12,11 @@ from nats.aio.msg import Msg
 
 import dispatcher.service
 import gpu_worker.service
-from registry.lora_adapters import adapter_from
+from registry.lora_inspection import adapter_from
 from registry.model_inspection import model_from
 from registry.store import Registry
 from streams import messages, subjects, topology
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.messages import AdapterRef, LedgerRecord
 from tests.engine import lora_adapters, tiny_models
 from tests.support.eventually import eventually

@@ -7,13 +7,15 @@ from functools import partial
 
 import pytest
 from nats.aio.msg import Msg
+from structlog.testing import capture_logs
 
 import dispatcher.service
 import gpu_worker.service
+from dispatcher.workers import fleet
 from gpu_worker.models.loading import Loader
 from millstream.admin import drain
 from millstream.admin.drain import WorkerNotAnswering
-from millstream.settings import DrainSettings
+from millstream.admin.settings import DrainSettings
 from streams import messages, subjects
 from streams.messages import Heartbeat, Request
 from tests.integration.gpu_worker.test_worker_death import gap_free
@@ -161,6 +163,33 @@ async def test_without_another_worker_all_is_finished_that_can_be(nats_url: str)
         await drained(nats_url, "alone", within=20)
         terminal = await eventually(lambda: c.terminal(request))
         assert (terminal["finish_reason"], c.attempts(request)) == ("length", [1])
+
+
+async def test_a_drain_is_not_told_as_a_death(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators hear who has left, and what became of its work; a warning is for deaths alone."""
+    monkeypatch.setattr(fleet, "STALE_HEARTBEAT_SECONDS", 0.5)
+    with capture_logs() as logged:
+        async with (
+            broker_client(nats_url, **SLOW) as c,
+            running(dispatcher.service, dispatcher_settings(nats_url)),
+            running(gpu_worker.service, worker_settings(nats_url, id="stays", beat_seconds=0.1)),
+        ):
+            await eventually(partial(_announced, c, 1))
+            leaving = worker_settings(nats_url, id="leaves", drain_seconds=10)
+            async with running(gpu_worker.service, leaving):
+                await eventually(partial(_announced, c, 2))
+                requests = [await c.send(f"r{i}", max_tokens=80) for i in range(6)]
+                await eventually(lambda: all(request in c.records for request in requests))
+                held = [r for r in requests if worker_of(c, r) == "leaves"]
+            await eventually(lambda: [e for e in logged if e["event"] == "worker_drained"])
+            await eventually(partial(_announced, c, 1))
+            await eventually(lambda: all(c.terminal(request) for request in requests))
+    told = [e for e in logged if e.get("worker") == "leaves" and e["event"].startswith("worker_")]
+    assert [(e["event"], e["log_level"]) for e in told] == [("worker_drained", "info")]
+    assert held
+    assert told[0]["finished"] + told[0]["handed_over"] == len(held)
 
 
 async def test_draining_an_unknown_worker_is_an_error(nats_url: str) -> None:

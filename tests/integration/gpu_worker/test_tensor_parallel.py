@@ -8,7 +8,7 @@ import pytest
 import dispatcher.service
 from registry.model_inspection import model_from
 from registry.store import Registry
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from tests.integration.gpu_worker.test_adapters import Cell, save_model
 from tests.support.eventually import eventually
 from tests.support.gateways import gateways

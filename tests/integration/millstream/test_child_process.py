@@ -6,19 +6,29 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from millstream.up.child_process import ChildProcess, Program, StartFailed
+from millstream.up.child_process import ChildProcess, OnDeath, Program, StartFailed
 from tests.support.eventually import eventually
 
 SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
 
 
-def child_of(code: str, logs: Path) -> ChildProcess:
-    return ChildProcess(Program("child", (sys.executable, "-c", code), dict(os.environ)), logs)
+POLITE = (
+    "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+    "print(os.getpid(), flush=True); time.sleep(60)"
+)
+
+
+def child_of(code: str, logs: Path, on_death: OnDeath | None = None) -> ChildProcess:
+    program = Program("child", (sys.executable, "-c", code), dict(os.environ))
+    return ChildProcess(program, logs, on_death)
 
 
 @asynccontextmanager
@@ -49,6 +59,33 @@ async def test_a_dead_child_is_started_again(tmp_path: Path) -> None:
         await eventually(lambda: len(lives(child)) == 1)
         os.kill(lives(child)[0], signal.SIGKILL)
         await eventually(lambda: len(lives(child)) == 2)
+
+
+async def test_a_child_that_was_asked_to_end_has_not_died(tmp_path: Path) -> None:
+    """A drain wakes nobody at night, and there is nothing to take over."""
+    announced: list[int] = []
+
+    async def on_death() -> None:
+        announced.append(child.pid)
+
+    child = child_of(POLITE, tmp_path, on_death)
+    with capture_logs() as logged:
+        async with kept(child):
+            for end in (signal.SIGTERM, signal.SIGKILL):
+                await eventually(lambda: len(lives(child)) > len(logged))
+                os.kill(lives(child)[-1], end)
+                before = len(logged)
+                await eventually(partial(_grown, logged, before))
+    drained, died = logged[:2]
+    assert (drained["event"], drained["log_level"], drained["child"]) == (
+        "child_ended", "info", "child"
+    )  # fmt: skip
+    assert (died["event"], died["log_level"], died["status"]) == ("child_died", "warning", -9)
+    assert announced == lives(child)[1:2]
+
+
+def _grown(items: list[Any], size: int) -> bool:
+    return len(items) > size
 
 
 async def test_a_child_that_is_restarted_ends_in_time_and_is_started_again(

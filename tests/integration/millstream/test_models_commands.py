@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from millstream.admin import console_output
 from millstream.models.commands import add, list_models, open_registry, remove, show
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
-from registry.artifacts import ArtifactRefused
-from registry.store import VersionExists
+from registry.artifact_verification import ArtifactRefused
+from registry.store import NameTaken, VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
-from tests.support.safetensors_files import write_adapter, write_safetensors
+from tests.support.safetensors_files import TOKENIZER_JSON, write_adapter, write_safetensors
 
 STOP = asyncio.Event()
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
@@ -39,6 +40,7 @@ def files(tmp_path: Path) -> Path:
     directory = tmp_path / "llama"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "tokenizer.json").write_text(TOKENIZER_JSON)
     write_safetensors(directory / "model.safetensors", {"weight": (2, 2)})
     return directory
 
@@ -56,6 +58,22 @@ async def test_an_added_model_is_listed_and_shown(
     assert "chat" in out
 
 
+async def test_a_digest_is_whole_on_a_narrow_terminal(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there to be compared; where it does not fit, it is wrapped."""
+    await run_add(nats_url, files, name="m")
+    async with open_registry(nats_url) as registry:
+        digest = registry.models["m"].default.digest
+    capsys.readouterr()
+    monkeypatch.setattr(console_output, "PIPED_COLUMNS", 80)
+    await run_show(nats_url, "m")
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    cells = [line.split("│")[3].strip() for line in out.splitlines() if line.count("│") == 4]
+    assert digest in "".join(cells)
+
+
 async def test_json_is_for_programs(
     nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,7 +85,11 @@ async def test_json_is_for_programs(
     await run_show(nats_url, "m", as_json=True)
     assert json.loads(capsys.readouterr().out) == listed
     assert listed["aliases"] == ["chat"]
-    assert listed["versions"]["v1"]["files"].keys() == {"config.json", "model.safetensors"}
+    assert listed["versions"]["v1"]["files"].keys() == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+    }
 
 
 async def test_a_pickle_registers_nothing(
@@ -86,6 +108,25 @@ async def test_a_directory_without_weights_is_refused(nats_url: str, files: Path
     (files / "model.safetensors").unlink()
     with pytest.raises(ArtifactRefused, match=r"has no \.safetensors"):
         await run_add(nats_url, files, name="m")
+
+
+@pytest.mark.parametrize("alias", ["taken", "m"])
+async def test_an_alias_that_cannot_be_registers_nothing(
+    nats_url: str, files: Path, alias: str
+) -> None:
+    """Not the model without it: who repeats the command would meet another error."""
+    await run_add(nats_url, files, name="taken")
+    with pytest.raises(NameTaken, match=alias):
+        await run_add(nats_url, files, name="m", alias=alias)
+    async with open_registry(nats_url) as registry:
+        assert [*registry.models] == ["taken"]
+
+
+async def test_a_model_is_no_adapter(nats_url: str, files: Path) -> None:
+    """The other way about, `models add` of an adapter says to give `--adapter-of`."""
+    await run_add(nats_url, files, name="m")
+    with pytest.raises(ArtifactRefused, match="llama is a model: leave out --adapter-of"):
+        await run_add(nats_url, files, name="a", adapter_of="m")
 
 
 async def test_an_added_adapter_is_listed_and_shown(

@@ -13,7 +13,7 @@ SCRIPT = """
 import asyncio, sys, time
 from millstream.process_lifecycle import run_process
 from streams.errors import Overloaded
-from streams.settings import {settings} as Base
+from streams.base_settings import {settings} as Base
 
 class Settings(Base):
     @property

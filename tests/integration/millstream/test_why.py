@@ -9,9 +9,9 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from millstream.admin import why
-from millstream.admin.console import NOT_FOUND
+from millstream.admin.console_output import NOT_FOUND
 from millstream.admin.explanations import explain_request
-from millstream.settings import WhySettings
+from millstream.admin.settings import WhySettings
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants
 from streams import subjects

@@ -10,7 +10,7 @@ from registry import kv_view
 from registry.models import mock_model
 from registry.store import BUCKET, Registry
 from streams import subjects
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from tests.support.eventually import eventually
 
 OLD_KEY = f"$KV.{BUCKET}.model.old"

@@ -8,7 +8,7 @@ import pytest
 
 from registry.models import Adapter, Model, Version, mock_model
 from registry.store import NameTaken, Registry, VersionExists
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer

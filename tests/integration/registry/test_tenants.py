@@ -9,8 +9,8 @@ from pydantic import SecretStr
 
 from registry.tenant_records import Tenant
 from registry.tenants import KeyTaken, Tenants, hash_key
-from streams.broker.connection import connect
-from streams.settings import TenantSettings
+from streams.base_settings import TenantSettings
+from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 
 

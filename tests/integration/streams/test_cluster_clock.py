@@ -13,8 +13,8 @@ import pytest
 
 from streams import topology
 from streams.broker import clock_sync, declaration
+from streams.broker.broker_client import connect
 from streams.broker.clock_sync import sample_once
-from streams.broker.connection import connect
 from streams.errors import BrokerUnavailable
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, register

@@ -14,7 +14,7 @@ from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from streams import topology
 from streams.broker import declaration, reconnecting_client
-from streams.broker.connection import STORE_SECONDS, Broker, connect
+from streams.broker.broker_client import STORE_SECONDS, Broker, connect
 from streams.errors import BrokerUnavailable
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer

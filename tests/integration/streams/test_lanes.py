@@ -7,10 +7,10 @@ import pytest
 
 from streams import topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.errors import LaneFull
 from streams.headers import MESSAGE_ID
-from streams.records import lanes
+from streams.records import request_queue
 from streams.subjects import Lane, Priority
 
 LANE = Lane("acme", "m.1", Priority.BATCH)
@@ -34,7 +34,9 @@ async def test_the_stream_bounds_a_lane_and_leaves_the_others(brokers: list[Brok
     """A tenant's backlog is refused by the broker; its neighbour's lane is untouched."""
 
     async def enter(i: int, lane: Lane) -> object:
-        return await lanes.enqueue(brokers[i % 2], lane, b"", {MESSAGE_ID: f"{lane.tenant}{i}"}, 2)
+        return await request_queue.enqueue(
+            brokers[i % 2], lane, b"", {MESSAGE_ID: f"{lane.tenant}{i}"}, 2
+        )
 
     burst = [asyncio.create_task(enter(i, LANE)) for i in range(20)]
     assert await outcomes(burst) == (5, 15)
@@ -46,16 +48,16 @@ async def test_a_lower_limit_is_exact_over_two_gateways(brokers: list[Broker]) -
 
     async def enter(i: int) -> object:
         headers = {MESSAGE_ID: str(i)}
-        return await lanes.enqueue_below(brokers[i % 2], LANE, b"", headers, 2, limit=3)
+        return await request_queue.enqueue_below(brokers[i % 2], LANE, b"", headers, 2, limit=3)
 
     burst = [asyncio.create_task(enter(i)) for i in range(20)]
     assert await outcomes(burst) == (3, 17)
-    assert await lanes.count_queued(brokers[0], LANE) == 3
+    assert await request_queue.count_queued(brokers[0], LANE) == 3
 
 
 async def test_a_retry_with_the_same_id_is_queued_once(brokers: list[Broker]) -> None:
     """A gateway that did not hear the confirmation asks again; the broker recognises it."""
     headers = {MESSAGE_ID: "same"}
-    first = await lanes.enqueue(brokers[0], LANE, b"", headers, 2)
-    second = await lanes.enqueue(brokers[1], LANE, b"", headers, 2)
+    first = await request_queue.enqueue(brokers[0], LANE, b"", headers, 2)
+    second = await request_queue.enqueue(brokers[1], LANE, b"", headers, 2)
     assert (second.duplicate, second.seq) == (True, first.seq)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import STREAM
 from streams.coordination.membership import Membership

@@ -16,8 +16,8 @@ import gateway.service
 import gpu_worker.service
 from gateway.settings import GatewaySettings
 from streams import metrics_server
+from streams.base_settings import ServiceSettings
 from streams.metrics_server import MetricsAddressUnusable, serve_metrics
-from streams.settings import ServiceSettings
 from tests.support.eventually import eventually
 from tests.support.gateways import gateways, register, tenants
 from tests.support.nats_server import NatsServer

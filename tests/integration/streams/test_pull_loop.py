@@ -9,7 +9,7 @@ from nats.js.errors import NotFoundError
 
 from streams import subjects, topology
 from streams.broker import declaration, pull_loop
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.subjects import PoolKey, Priority
 from tests.support.eventually import eventually

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpu_worker.attempt.poison_guard import PoisonGuard
-from gpu_worker.attempt.start_queue import StartQueue
+from gpu_worker.attempt.start_quarantine import StartQuarantine
 from streams import messages, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, PubAck, StoredMessage, StoreRefused, connect
+from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from streams.records.token_log import Fenced, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
@@ -188,7 +188,7 @@ async def test_a_later_attempt_rides_out_a_broker_that_does_not_answer(
     await log(broker).claim("m", "1", "w1")
     before = await log(broker).claim("m", "1", "w2")
     assert before.attempts == 1
-    standing = PoisonGuard(broker, ADDRESS, "w2", StartQueue())
+    standing = PoisonGuard(broker, ADDRESS, "w2", StartQuarantine())
     await standing.load_history(before)
     assert len(standing.history.attempts) == 1
     assert interrupted == [topology.token_stream_name(0), topology.ATTEMPTS]

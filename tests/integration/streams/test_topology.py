@@ -9,7 +9,7 @@ from nats.js.api import ConsumerConfig, RetentionPolicy
 
 from streams import topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, StoreRefused, connect
+from streams.broker.broker_client import Broker, StoreRefused, connect
 from streams.broker.declaration import TopologyMismatch
 from streams.errors import BrokerUnavailable
 from streams.topology import Scale

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.store import Registry
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port

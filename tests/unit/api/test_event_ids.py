@@ -4,8 +4,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from api import sse
+from api import completion_events
 from api.event_ids import ChoicePosition, EventNumbering, StreamPosition, parse_event_id
 from api.tool_calls import HERMES, ToolParser
 from streams.errors import BadRequest
@@ -24,15 +26,17 @@ def chunks(choice: int, texts: list[str]) -> list[dict[str, Any]]:
 def stream(had: StreamPosition, texts: tuple[list[str], ...] = TEXTS) -> list[bytes]:
     """The events of a chat with two choices, the second of which may call tools."""
     numbering = EventNumbering(had)
-    plain = sse.ChatEvents("r", "m", had.created, 0)
-    tools = sse.ToolCallEvents(ToolParser(HERMES, "r", True, {"look"}), "r", "m", had.created, 1)
+    plain = completion_events.ChatEvents("r", "m", had.created, 0)
+    tools = completion_events.ToolCallEvents(
+        ToolParser(HERMES, "r", True, {"look"}), "r", "m", had.created, 1
+    )
     found = b"".join(numbering.other(i, each.opening()) for i, each in enumerate((plain, tools)))
     for choice, events in enumerate((plain, tools)):
         for record in chunks(choice, texts[choice]):
             for part in numbering.split(record):
                 found += numbering.output(choice, events.text(part["text"]), part)
         found += numbering.other(choice, events.finish("stop"))
-    found += numbering.ending(plain.usage({"total_tokens": 1}) + sse.DONE)
+    found += numbering.ending(plain.usage({"total_tokens": 1}) + completion_events.DONE)
     return [event + b"\n\n" for event in found.split(b"\n\n")[:-1]]
 
 
@@ -50,6 +54,42 @@ def test_a_cut_behind_any_event_leaves_nothing_out_and_repeats_nothing() -> None
     for cut in range(1, len(whole) + 1):
         had = parse_event_id(event_id(whole[cut - 1]), 2)
         assert whole[:cut] + stream(had) == whole
+
+
+PIECES = ["", "a", "é", "\U0001f600", "ST", CALL[:9], CALL[9:], CALL]
+RECORDS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(PIECES)), max_size=8)
+
+
+@given(RECORDS)
+@pytest.mark.parametrize("kind", ["completion", "chat", "tools"])
+def test_text_without_tokens_and_tokens_without_text_come_once(
+    kind: str, pieces: list[tuple[int, str]]
+) -> None:
+    """Half a character has no text; what a stop string held back has no token."""
+    made = [each for each in pieces if each != (0, "")]
+    begin = StreamPosition(7, (ChoicePosition(),))
+    whole = choice_stream(kind, begin, made)
+    ids = list(map(event_id, whole))
+    assert len(set(ids)) == len(ids)
+    for cut in range(1, len(whole) + 1):
+        assert whole[:cut] + choice_stream(kind, parse_event_id(ids[cut - 1], 1), made) == whole
+
+
+def choice_stream(kind: str, had: StreamPosition, pieces: list[tuple[int, str]]) -> list[bytes]:
+    """The events of a stream of one choice, whose chunks have so many tokens and this text."""
+    numbering, head = EventNumbering(had), ("r", "m", had.created)
+    events: completion_events.ChoiceEvents = completion_events.ChatEvents(*head)
+    if kind == "completion":
+        events = completion_events.CompletionEvents(*head)
+    elif kind == "tools":
+        events = completion_events.ToolCallEvents(ToolParser(HERMES, "r", True, {"look"}), *head)
+    found = numbering.other(0, events.opening())
+    for index, (count, text) in enumerate(pieces):
+        record = {"type": "chunk", "choice": 0, "index": index, "count": count, "text": text}
+        for part in numbering.split(record):
+            found += numbering.output(0, events.text(part["text"]), part)
+    found += numbering.other(0, events.finish("stop")) + numbering.ending(completion_events.DONE)
+    return [event + b"\n\n" for event in found.split(b"\n\n")[:-1]]
 
 
 def test_every_event_has_an_id_of_its_own() -> None:

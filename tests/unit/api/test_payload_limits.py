@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.schemas import payload_limits
+from api.schemas import payload_element_limit
 from api.schemas.parsing import decode
-from api.schemas.payload_limits import MAX_PARTS, has_more
+from api.schemas.payload_element_limit import MAX_PARTS, has_more
 from streams.errors import BadRequest
 
 PARTS = {
@@ -81,4 +81,6 @@ def test_what_a_text_may_hold_is_not_told_by_its_escapes_end() -> None:
 
 def test_small_msgpack_is_taken_as_before() -> None:
     """The bound is for what is large."""
-    assert payload_limits.unpack(msgpack.packb({"a": [1, {"b": "c"}]})) == {"a": [1, {"b": "c"}]}
+    assert payload_element_limit.unpack(msgpack.packb({"a": [1, {"b": "c"}]})) == {
+        "a": [1, {"b": "c"}]
+    }

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import error_bodies
+from api.submission.open_reservations import OpenReservations, Reservation
 from api.submission.quota_checks import (
     ConcurrencyCheck,
     DailyCheck,
@@ -17,7 +18,6 @@ from api.submission.quota_checks import (
     quota_scopes,
 )
 from api.submission.rate_limit_headers import RateLimitHeaders, format_duration
-from api.submission.reservations import Reservation, Reservations
 from registry.tenant_records import ApiKey, QuotaLimits, Tenant
 from streams import quota_windows
 from streams.errors import (
@@ -117,7 +117,7 @@ def hold(name: str) -> Reservation:
 )
 def test_every_lease_has_what_is_open(acts: list[tuple[str, bool, float]]) -> None:
     """Increments by requests, their ends, and what is carried over always add up."""
-    holds, counters, opened, now = Reservations(), dict[str, int](), set[str](), NOW
+    holds, counters, opened, now = OpenReservations(), dict[str, int](), set[str](), NOW
 
     def count(added: dict[str, int]) -> None:
         for subject, amount in added.items():

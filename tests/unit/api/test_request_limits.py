@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.submission.request_limits import DeadlineLimits, pack_request
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from registry.models import Model, Version, mock_model
 from registry.tenant_records import Tenant
 from streams.errors import (

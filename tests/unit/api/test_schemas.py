@@ -10,7 +10,7 @@ from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
 from api.schemas.parsing import decode, parse
 from api.schemas.websocket_frames import Frame, GenerateFrame
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from gateway.entrypoints import openapi
 from streams.errors import BadRequest
 from streams.messages import Sampling

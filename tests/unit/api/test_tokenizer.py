@@ -10,8 +10,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from api import tokenizer
-from api.tokenizer import TokenizerCache, check_token_ids
-from registry.artifacts import ArtifactChanged, combine_digests, hash_files
+from api.tokenizer import FileTokenizer, TokenizerCache, check_token_ids
+from registry.artifact_verification import (
+    ArtifactChanged,
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+)
 from registry.models import Model, Version, mock_model
 from streams.errors import TokenOutOfRange
 
@@ -68,6 +73,13 @@ async def test_a_pair_is_tokenised_by_the_models_template(
     library.save(str(path))
     typed = model_in(path.parent)
     assert await made.encode_pairs(typed, typed.default, "a a", ["b"]) == [([1, 1, 0, 2, 0], 3)]
+
+
+@pytest.mark.parametrize("content", [b"{}", b"", b"\xff", b'{"model": {"type": "Own"}}'])
+def test_what_is_no_tokeniser_is_refused(content: bytes) -> None:
+    """By name, so that whoever loads it can go on with other models."""
+    with pytest.raises(ArtifactRefused, match="tokenizer.json: is no tokeniser"):
+        FileTokenizer(content, {})
 
 
 async def test_nothing_is_cut_off_or_padded(made: TokenizerCache, words: Model) -> None:

@@ -49,6 +49,16 @@ def test_what_was_accepted_is_resumed_behind_its_last_token() -> None:
     assert a_call(accepted(), chunk(0), chunk(1, 3)).make_opening_frame() == {**resume, "after": 3}
 
 
+def test_text_behind_the_last_token_is_told_with_its_length() -> None:
+    """The index of the token does not say whether it has come."""
+    behind = a_call(accepted(), chunk(0, 2, "aé"), chunk(2, 0, "\U0001f600"))
+    resume = {"type": "resume", "request_id": "r", "after": 1, "characters": 3}
+    assert behind.make_opening_frame() == resume
+    assert indices(behind) == [0, 2]
+    behind.receive(chunk(2), 100)  # another attempt goes on
+    assert behind.make_opening_frame() == {"type": "resume", "request_id": "r", "after": 2}
+
+
 def test_a_chunk_that_comes_again_is_dropped() -> None:
     """After a resume without an answer, or where the whole answer is sent again."""
     call = a_call(accepted(), chunk(0, 2), chunk(0, 2), chunk(2), chunk(0, 1), chunk(3))

@@ -151,11 +151,11 @@ def test_who_has_waited_all_along_is_not_taken_for_one_that_returns() -> None:
     run = Run({"rich": 1.0, "poor": 1.0})
     run.books.queue.charge("rich", 10_000)
     for tenant in ("rich", "poor"):
-        run.books.queue.fair_share.get_tenant(
+        run.books.queue.capacity_shares.get_tenant(
             tenant
         ).queued_requests += 1  # so that it is not lifted here
         ask(run.books, tenant, 1.0)
-        run.books.queue.fair_share.get_tenant(tenant).queued_requests -= 1
+        run.books.queue.capacity_shares.get_tenant(tenant).queued_requests -= 1
     kept = checkpoint.capture(run.books, 0, 2.0)
     books = run.successor(kept, 3.0)
     assert books.queue.counter("rich") - books.queue.counter("poor") == 10_000
@@ -169,11 +169,11 @@ def test_recent_demand_is_not_counted_anew() -> None:
     for _ in range(1000):
         ask(run.books, "a", 0.0)
     kept = checkpoint.capture(run.books, 0, 60.0)
-    run.books.queue.fair_share.get_tenant("a").demand.decay(61.0)
+    run.books.queue.capacity_shares.get_tenant("a").demand.decay(61.0)
     books = run.successor(kept, 61.0)
-    account = books.queue.fair_share.get_tenant("a")
+    account = books.queue.capacity_shares.get_tenant("a")
     account.demand.decay(61.0)
-    faded = run.books.queue.fair_share.get_tenant("a").demand
+    faded = run.books.queue.capacity_shares.get_tenant("a").demand
     assert account.demand.sizes == pytest.approx(faded.sizes, rel=0.01)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from dispatcher.workers.failure_detector import DEAD_AFTER_SECONDS, SETTLE_SECONDS, FailureDetector
 from streams import subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 
 NOW = 1000.0
 SOON = NOW + DEAD_AFTER_SECONDS / 2

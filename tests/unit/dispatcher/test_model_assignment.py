@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.model_assignment import assign_models
+from dispatcher.leader_assignment import assign_models
 
 names = st.sets(st.text(min_size=1, max_size=8), max_size=30)
 

@@ -375,7 +375,7 @@ def test_whatever_happened_an_idle_fleet_serves_whoever_waits(
         assert cell.send()
     for tenant in TENANTS:
         cell.end(tenant, len(cell.held))
-    division = cell.books.queue.fair_share
+    division = cell.books.queue.capacity_shares
     for account in division.tenants.values():
         assert (
             account.in_flight_load.tokens,

@@ -8,7 +8,7 @@ import pytest
 from dispatcher.dispatching.model_state import PLACED_BEFORE, ModelState
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.workers.fleet import PREFETCH_PER_WORKER, STALE_HEARTBEAT_SECONDS, Fleet
-from dispatcher.workers.placements import PULL_TIMEOUT_SECONDS, StrandedWork
+from dispatcher.workers.placed_requests import PULL_TIMEOUT_SECONDS, StrandedWork
 from dispatcher.workers.prefix_routing import (
     AVOID_SECONDS,
     Placement,

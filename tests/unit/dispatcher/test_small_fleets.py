@@ -10,7 +10,7 @@ from bench.simulation.virtual_clock import VirtualClock
 from bench.simulation.workloads import Workload
 from dispatcher import explain
 from dispatcher.dispatching.model_state import ModelState
-from dispatcher.queueing.fair_share import ACTIVE_SECONDS
+from dispatcher.queueing.capacity_shares import ACTIVE_SECONDS
 from millstream.admin.explanations import explain_request
 from simulation.request import RequestSpec
 from simulation.step_model import StepModel

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.credentials import find_key
+from gateway.api_key_headers import find_key
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.admission.offload import OFFLOAD_BYTES, OffloadThread
+from gateway.admission.offload_thread import OFFLOAD_BYTES, OffloadThread
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.entrypoints.result_frame import ResultFrame
+from gateway.entrypoints.websocket_reply import ResultFrame
 
 HEAD = {"type": "result", "id": 'a"ü', "usage": {"total_tokens": 3}, "timing": {"total": 1.5}}
 ITEMS = st.lists(

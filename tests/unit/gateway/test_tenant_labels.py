@@ -4,7 +4,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gateway import metrics, tenant_labels
-from gateway.tenant_labels import MAX_TENANTS, OTHER, RANK_SECONDS, TenantLabels
+from gateway.tenant_labels import MAX_TENANTS, RANK_SECONDS, TenantLabels
+from streams.subjects import OTHER, InvalidToken, token
 
 EARLY = [f"early-{number}" for number in range(MAX_TENANTS)]
 
@@ -85,6 +86,19 @@ def test_who_is_named_no_more_leaves_no_series(monkeypatch: pytest.MonkeyPatch) 
         metrics.count_refused(tenant, "test_labels")
     assert refused("quiet") is None
     assert refused("loud") == 5
+
+
+@pytest.mark.parametrize("tenant", ["other", "others", "rest"])
+def test_no_tenant_is_counted_with_the_rest(tenant: str, forgotten: list[str]) -> None:
+    """Whatever it is called: a sum over strangers would pass for one tenant's use."""
+    made = TenantLabels(forgotten.append)
+    assert made.label_for(token(tenant)) == tenant
+    rest = {made.label_for(f"late-{number}") for number in range(2 * MAX_TENANTS)} - {
+        f"late-{number}" for number in range(2 * MAX_TENANTS)
+    }
+    assert len(rest) == 1
+    with pytest.raises(InvalidToken):
+        token(rest.pop())
 
 
 def refused(tenant: str) -> float | None:

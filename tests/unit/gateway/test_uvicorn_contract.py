@@ -21,7 +21,7 @@ from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
 from gateway.server.http_protocol import HttpProtocol
-from gateway.server.response_cycle import ResponseCycle
+from gateway.server.response_framing import ResponseCycle
 from gateway.server.websocket_protocol import WebSocketProtocol
 
 ROOT = Path(__file__).parents[3]

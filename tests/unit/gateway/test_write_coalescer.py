@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
-from gateway.server.server_config import ServerConfig
+from gateway.server.http_protocol import ServerConfig
 from gateway.server.websocket_protocol import WebSocketProtocol
 from gateway.server.write_coalescer import MAX_BUFFERED_BYTES, CoalescingTransport
 

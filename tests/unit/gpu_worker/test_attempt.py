@@ -8,7 +8,7 @@ from gpu_worker.attempt.attempt import Attempt
 from gpu_worker.identity import WorkerIdentity
 from registry.models import LatencyGoals
 from streams import subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.broker.pull_loop import Delivery
 from streams.headers import Envelope
 from streams.subjects import PoolKey, Priority

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import cast
 
 from gpu_worker.pool.broker_outage import wait_until_cut_off
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 
 ACK_WAIT_SECONDS = 0.4
 LOOKS = 6  # twice as many as it takes to be cut off

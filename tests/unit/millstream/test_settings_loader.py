@@ -8,11 +8,12 @@ from pydantic import ValidationError
 
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
+from millstream.admin.settings import LagSettings, WhySettings
 from millstream.bench.settings import BenchSettings
 from millstream.models.settings import AddSettings
-from millstream.settings import LagSettings, UpSettings, WhySettings
 from millstream.settings_loader import UsageError, load_settings
 from millstream.up import state_file
+from millstream.up.settings import UpSettings
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +178,40 @@ def test_commands_find_the_server_of_a_running_up(tmp_path: Path) -> None:
         load_settings(BenchSettings, {"data_dir": str(data_dir)}, {}).model_dump()["url"]
         == running.url
     )
+
+
+def bench_key(flags: dict[str, str], environment: dict[str, str]) -> str | None:
+    """The API key that `millstream bench` takes."""
+    settings = load_settings(BenchSettings, flags, environment)
+    assert isinstance(settings, BenchSettings)
+    return settings.api_key.get_secret_value() if settings.api_key else None
+
+
+def test_the_api_key_comes_from_where_the_address_does(tmp_path: Path) -> None:
+    """A flag, the data directory that a flag names, the environment, the directory: in this order.
+
+    A key of the environment may be another cell's. Services take none: theirs is what they declare.
+    """
+    data_dir = str(tmp_path)
+    state_file.write(tmp_path, state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h"))
+    named, elsewhere = {"data_dir": data_dir}, {"MILLSTREAM_DATA_DIR": data_dir}
+    foreign = {"MILLSTREAM_API_KEY": "sk-foreign"}
+    assert bench_key(named, foreign) == "sk-foreign", "nothing is kept there"
+    (tmp_path / "api-key").write_text("sk-kept\n")
+    assert bench_key({**named, "api_key": "sk-flag"}, foreign) == "sk-flag"
+    assert bench_key(named, foreign) == "sk-kept"
+    assert bench_key({}, {**foreign, **elsewhere}) == "sk-foreign"
+    assert bench_key({}, {"MILLSTREAM_API_KEY": "", **elsewhere}) == "sk-kept"
+    gateway = load_settings(GatewaySettings, named, {})
+    assert isinstance(gateway, GatewaySettings)
+    assert gateway.api_key is None
+
+
+def test_a_key_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """In a sentence with the directory, before any request."""
+    (tmp_path / "api-key").mkdir()
+    with pytest.raises(UsageError, match=f"cannot read the API key in {tmp_path}: Is a directory"):
+        load_settings(BenchSettings, {"data_dir": str(tmp_path), "url": "http://h"}, {})
 
 
 @pytest.mark.parametrize("left", ["", "[]", "{}", '{"pid": 999999999, "nats": "n", "url": "u"}'])

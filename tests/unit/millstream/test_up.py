@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from millstream.settings import UpSettings
 from millstream.up import model_registration, nats_server
 from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
+from millstream.up.settings import UpSettings
 
 
 def plan_of(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.artifacts import (
+from registry.artifact_verification import (
     ArtifactChanged,
     ArtifactRefused,
     combine_digests,
@@ -53,6 +53,13 @@ def test_symbolic_links_are_refused(version: Path, target: str) -> None:
     """A link could lead to any file of the machine, or change what it means later."""
     (version / "vocab.json").symlink_to(target)
     with pytest.raises(ArtifactRefused, match=r"vocab.json: is a symbolic link"):
+        hash_files(version)
+
+
+def test_a_pipe_is_refused(version: Path) -> None:
+    """Who read it would wait for ever."""
+    os.mkfifo(version / "vocab.json")
+    with pytest.raises(ArtifactRefused, match=r"vocab.json: is no regular file"):
         hash_files(version)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from registry.artifacts import ArtifactRefused
-from registry.lora_adapters import adapter_from, lora_scale
+from registry.artifact_verification import ArtifactRefused
+from registry.lora_inspection import adapter_from, lora_scale
 from registry.models import Adapter, Model, Version, mock_model
 from tests.support.safetensors_files import LORA_SHAPES, Q_PROJ, write_adapter, write_safetensors
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.model_inspection import inspect_model, model_from
 
 LLAMA = {
@@ -112,6 +112,10 @@ def test_a_dense_module_sets_the_width(tmp_path: Path) -> None:
     [
         (BERT, "no causal language model"),
         ([], "not a JSON object"),
+        ({**LLAMA, "architectures": "LlamaForCausalLM"}, "'LlamaForCausalLM', not a list"),
+        ({**LLAMA, "architectures": 5}, "architectures is 5, not a list"),
+        ({**LLAMA, "max_position_embeddings": True}, "max_position_embeddings"),
+        ({"architectures": ["LlamaForCausalLM"], "text_config": "x"}, "max_position_embeddings"),
         ({"architectures": ["LlamaForCausalLM"], "vocab_size": 9}, "max_position_embeddings"),
         ({**LLAMA, "vocab_size": "many"}, "vocab_size"),
     ],
@@ -120,6 +124,36 @@ def test_files_that_say_too_little_are_refused(tmp_path: Path, config: Any, reas
     """A guess would show up as wrong limits at every client."""
     with pytest.raises(ArtifactRefused, match=reason):
         inspect_model(write(tmp_path, config=config))
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"tokenizer_config": []}, "tokenizer_config.json: is not a JSON object"),
+        ({"modules": MODULES, "sentence_bert_config": 5}, "sentence_bert_config.json: is not"),
+        ({"modules": [{"type": "sentence_transformers.models.Dense"}]}, "out_features"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused_by_name(
+    tmp_path: Path, files: dict[str, Any], reason: str
+) -> None:
+    """In a sentence: a traceback would pass for a fault of ours."""
+    with pytest.raises(ArtifactRefused, match=reason):
+        inspect_model(write(tmp_path, config={**BERT, **LLAMA}, **files))
+
+
+@pytest.mark.parametrize("templates", [[{"x": 1}], ["{{ x }}"], 5])
+def test_what_is_no_template_is_none(tmp_path: Path, templates: object) -> None:
+    """Then the model has none, as a base model has."""
+    write(tmp_path, config=LLAMA, tokenizer_config={"chat_template": templates})
+    assert inspect_model(tmp_path).chat_template is None
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """By the file's name."""
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ArtifactRefused, match="chat_template.jinja: is not UTF-8"):
+        inspect_model(write(tmp_path, config=LLAMA))
 
 
 def test_a_gguf_alone_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from millstream.models.settings import AddSettings
-from registry.artifacts import ArtifactRefused
+from registry.artifact_verification import ArtifactRefused
 from registry.remote_models import RemoteRefused, RemoteServer, remote_model
 
 SERVER = RemoteServer(url="http://corn:8000/v1", model="corn")

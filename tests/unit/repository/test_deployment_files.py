@@ -11,9 +11,9 @@ import yaml
 
 from millstream import cli
 from millstream.command_table import find_command
-from millstream.settings import UpSettings
 from millstream.settings_loader import load_settings
-from streams.settings import Settings
+from millstream.up.settings import UpSettings
+from streams.base_settings import Settings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streams.errors import BadGrammar
-from streams.grammar import check_grammar
+from streams.llguidance_grammar import check_grammar
 from streams.messages import Grammar
 from streams.regex_repetition import count_repeated
 

@@ -1,6 +1,6 @@
 """Texts of parts of characters: bytes that join to the character, places within the text."""
 
-from streams.partial_characters import bare_text, count_characters, spell_bytes, to_bytes
+from streams.logprob_token_text import bare_text, count_characters, spell_bytes, to_bytes
 
 
 def test_bytes_come_back_from_the_text_that_spells_them() -> None:

@@ -63,6 +63,17 @@ def test_a_reader_is_told_what_it_lacks(
     assert all(record["index"] > after + 1 for record in chunks[1:])
 
 
+def test_text_behind_a_token_is_told_with_all_that_follows_the_token() -> None:
+    """It is a chunk of no tokens; another attempt may go on behind it, at the same index."""
+    log = TokenLogCache()
+    contents = [START, chunk(0, 2), chunk(2, 0), AGAIN, chunk(2, 0), chunk(2, 1), chunk(3, 1)]
+    for seq, record in enumerate(contents, start=1):
+        log.add(seq, messages.pack(record), is_claim=record in (START, AGAIN))
+    seqs = {after: [seq for seq, _ in told(log, after, 10_000)] for after in range(-1, 4)}
+    everything = [1, 2, 3, 4, 5, 6, 7]
+    assert seqs == {-1: everything, 0: everything[1:], 1: everything[2:], 2: [4, 7], 3: [4, 7]}
+
+
 def test_vectors_are_told_from_the_first_one_on() -> None:
     """They make one answer, whatever its client has had."""
     log = TokenLogCache()

@@ -2,6 +2,6 @@
 
 paged_attention  the KV tensors of all layers, and the function that transformers calls in each
 kernels/         GPU: FlashAttention or Triton, over blocks where they lie
-contiguous_kv    CPU, decoding: copies of KV in one piece, while they fit
-sdpa             otherwise: blocks gathered, torch's scaled dot-product attention
+contiguous_kv_copies  CPU, decoding: copies of KV in one piece, while they fit
+sdpa                  otherwise: blocks gathered, torch's scaled dot-product attention
 """

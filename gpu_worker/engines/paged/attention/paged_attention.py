@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from gpu_worker.engines.device_transfer import to_device
-from gpu_worker.engines.paged.attention.contiguous_kv import ContiguousKv
+from gpu_worker.engines.paged.attention.contiguous_kv_copies import ContiguousKv
 from gpu_worker.engines.paged.attention.kernels.selection import select_kernels
 from gpu_worker.engines.paged.attention.sdpa import attend_decode, attend_prefill
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS

@@ -64,10 +64,10 @@ class SequenceState:
         return len(self.tokens) - self.computed_tokens
 
     def digest_block(self, block: int) -> bytes:
-        """Return the digest of the salt and all tokens up to the end of block number `block`.
+        """Return the digest of the sequence's cache salt and all tokens up to the end of a block.
 
-        Blocks count from 0 in the sequence, and this one must be full. Digests are kept once
-        computed.
+        `block` counts from 0 in the sequence; the block must be full, else the digest is wrong.
+        Digests are kept once computed.
         """
         while len(self.block_digests) <= block:
             start = len(self.block_digests) * BLOCK_TOKENS

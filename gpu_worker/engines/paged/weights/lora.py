@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 
 from gpu_worker.engines.paged.weights.linear_layers import MergedLinearPart, PackedLinear
-from registry.artifacts import ArtifactRefused, read_verified
-from registry.lora_adapters import CONFIG, WEIGHTS, LoraPair, lora_scale, pair_tensors
+from registry.artifact_verification import ArtifactRefused, read_verified
+from registry.lora_inspection import CONFIG, WEIGHTS, LoraPair, lora_scale, pair_tensors
 from streams.messages import AdapterRef
 
 

@@ -1,18 +1,20 @@
 """Idempotency keys: one request, however often and wherever it is asked for."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 import dispatcher.service
 import gpu_worker.service
+from api.submission.json_hash import sha256_of_json
 from gateway.admission.idempotency import IdempotencyStore
 from streams import topology
-from streams.broker import connection
-from streams.broker.connection import Broker, PubAck, StoredMessage, StoreRefused, connect
+from streams.broker import broker_client
+from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused, connect
 from streams.errors import BrokerUnavailable
-from streams.records import lanes
+from streams.records import request_queue
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     OTHER_KEY,
@@ -44,6 +46,26 @@ async def ledger(nats_url: str) -> int:
 async def begun(nats_url: str) -> bool:
     async with connect(nats_url, "test") as broker:
         return len(await broker.read_subject(topology.token_stream_name(0), "infer.token.>")) > 10
+
+
+async def test_a_large_request_is_compared_beside_the_event_loop(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other clients' streams go on meanwhile. A small one is not worth the way to a thread."""
+    threads = list[str]()
+
+    def noted(value: object) -> str:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return sha256_of_json(value)
+
+    monkeypatch.setattr("api.submission.submission_record.sha256_of_json", noted)
+    async with cell(nats_url) as (gateway,):
+        for key, prompt in (("small", "hello"), ("large", "h" * 8190)):
+            answers = [await keyed(gateway, key, prompt, max_tokens=2) for _ in range(2)]
+            assert len({answer.json["id"] for answer in answers}) == 1
+            other = await keyed(gateway, key, prompt[:-1] + "!", max_tokens=2)
+            assert other.json["error"]["code"] == "idempotency_conflict"
+    assert threads == 3 * ["MainThread"] + 3 * ["offload"]
 
 
 async def test_one_key_is_one_request_over_two_gateways(nats_url: str) -> None:
@@ -114,15 +136,15 @@ async def test_a_request_that_was_not_confirmed_can_be_asked_for_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The 503 says to try again; what is then found must not have been cancelled meanwhile."""
-    enter = lanes.enqueue
+    enter = request_queue.enqueue
 
     async def unheard(*args: Any) -> PubAck:
         await enter(*args)
-        monkeypatch.setattr(lanes, "enqueue", enter)
+        monkeypatch.setattr(request_queue, "enqueue", enter)
         raise BrokerUnavailable("the confirmation got lost")
 
     async with cell(nats_url, mock=SLOW) as (gateway,):
-        monkeypatch.setattr(lanes, "enqueue", unheard)
+        monkeypatch.setattr(request_queue, "enqueue", unheard)
         refused = await keyed(gateway, "k", max_tokens=300)
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         answer = await keyed(gateway, "k", max_tokens=300)
@@ -135,7 +157,7 @@ async def test_a_repeated_submission_that_is_under_way_is_not_told_twice(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A confirmation got lost with its connection; by the second one the answer has begun."""
-    enter = lanes.enqueue
+    enter = request_queue.enqueue
 
     async def repeated(*args: Any) -> PubAck:
         first = await enter(*args)
@@ -143,7 +165,7 @@ async def test_a_repeated_submission_that_is_under_way_is_not_told_twice(
         return PubAck(first.seq, duplicate=True)
 
     async with cell(nats_url, mock=SLOW) as (gateway,), gateway.socket() as socket:
-        monkeypatch.setattr(lanes, "enqueue", repeated)
+        monkeypatch.setattr(request_queue, "enqueue", repeated)
         await socket.generate("a", max_tokens=300)
         frames = await socket.receive_rest("a")
         assert token_indices(frames) == list(range(300))
@@ -154,7 +176,7 @@ async def test_a_gateway_starts_though_the_broker_answers_late(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster leaves one of two gateways that start at once without an answer."""
-    monkeypatch.setattr(connection, "STORE_SECONDS", 0.1)
+    monkeypatch.setattr(broker_client, "STORE_SECONDS", 0.1)
     async with connect(nats_server.url, "test") as broker:
         nats_server.freeze()
         opening = asyncio.create_task(IdempotencyStore(broker).open(1))
@@ -213,7 +235,7 @@ async def test_a_second_try_finds_the_first_while_the_keys_have_no_leader(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Brokers take seconds to elect one, and the others know by then what the key stands for."""
-    enter, store = lanes.enqueue, Broker.store
+    enter, store = request_queue.enqueue, Broker.store
 
     async def unheard(*words: Any) -> PubAck:
         await enter(*words)
@@ -226,7 +248,7 @@ async def test_a_second_try_finds_the_first_while_the_keys_have_no_leader(
 
     async with cell(nats_url, mock=SLOW) as (gateway,):
         with monkeypatch.context() as broken:
-            broken.setattr(lanes, "enqueue", unheard)
+            broken.setattr(request_queue, "enqueue", unheard)
             assert (await keyed(gateway, "k", max_tokens=300)).status == 503
             broken.setattr(Broker, "store", leaderless)
             answer = await keyed(gateway, "k", max_tokens=300)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admission import load_shedding
 from streams import subjects
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.messages import Pressure
 from tests.support.eventually import eventually
 from tests.support.gateways import OTHER_KEY, RunningGateway, gateways, register

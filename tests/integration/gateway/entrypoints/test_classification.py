@@ -18,7 +18,7 @@ from registry.model_inspection import model_from
 from registry.models import Model
 from registry.store import Registry
 from streams import messages
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.messages import Request
 from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api import sse
+from api import completion_events
 from gateway.entrypoints import completions
 from tests.support.gateways import cell, text_of, token_indices
 
@@ -29,8 +29,8 @@ async def test_a_stream_that_is_silent_is_pinged(
         streamed = await gateway.complete(max_tokens=3, stream=True)
         whole = await gateway.complete(max_tokens=3)
     assert streamed.text == whole.text != ""
-    assert streamed.body.count(sse.PING) >= 2 * 3, "between three tokens"
-    assert streamed.body.endswith(sse.DONE)
+    assert streamed.body.count(completion_events.PING) >= 2 * 3, "between three tokens"
+    assert streamed.body.endswith(completion_events.DONE)
 
 
 async def test_a_stream_that_goes_on_is_not_pinged(
@@ -39,4 +39,4 @@ async def test_a_stream_that_goes_on_is_not_pinged(
     monkeypatch.setattr(completions, "PING_INTERVAL_SECONDS", 30.0)
     async with cell(nats_url, mock={"itl_ms": 5}) as (gateway,):
         streamed = await gateway.complete(max_tokens=500, stream=True)
-    assert sse.PING not in streamed.body
+    assert completion_events.PING not in streamed.body

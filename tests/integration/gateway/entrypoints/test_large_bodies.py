@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.offload import OFFLOAD_BYTES
+from gateway.admission.offload_thread import OFFLOAD_BYTES
 from gateway.entrypoints import endpoint
 from gateway.entrypoints import websocket as socket_door
 from gateway.server.connection_limits import FRAME_BYTES, FrameRateLimiter

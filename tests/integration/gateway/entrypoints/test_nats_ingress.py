@@ -18,10 +18,10 @@ import dispatcher.service
 import gpu_worker.service
 from registry import kv_view
 from streams import topology
+from streams.base_settings import TenantSettings
 from streams.broker import declaration
-from streams.broker.connection import Broker, connect
+from streams.broker.broker_client import Broker, connect
 from streams.errors import BrokerUnavailable
-from streams.settings import TenantSettings
 from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.gateways import cell, gateways, register, tenants

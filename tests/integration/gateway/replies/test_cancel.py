@@ -1,7 +1,7 @@
 """Cancelling, in every state that a request can be in."""
 
 from streams import messages, topology
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.messages import LedgerRecord
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, cell, gateways, register, token_indices

@@ -12,18 +12,18 @@ import pytest
 from nats.aio.msg import Msg
 
 from gateway import service
-from gateway.entrypoints.ws_request import WebSocketRequest
+from gateway.entrypoints.websocket_reply import WebSocketReply
 from gateway.replies import relay
 from gateway.replies.catchup import Catchup
 from gateway.replies.log_subscription import DeliveryState, LogSubscription, StoredRecord
 from gateway.replies.relay import Relay
 from gateway.replies.send_buffer import LIMIT_BYTES
-from gateway.server import http_protocol, server_config, uvicorn_server, write_timeout
+from gateway.server import http_protocol, uvicorn_server, write_timeout
 from gateway.settings import GatewaySettings
 from streams import messages, subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker
-from streams.broker.connection import connect as connect_nats
+from streams.broker.broker_client import Broker
+from streams.broker.broker_client import connect as connect_nats
 from streams.broker.responses import MessagePage
 from streams.messages import Record
 from streams.records.token_log import TokenLog
@@ -87,14 +87,14 @@ async def test_a_fault_of_ours_ends_one_request_alone(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an error; the socket, its other requests and the gateway go on."""
-    relayed = WebSocketRequest._send_chunk
+    relayed = WebSocketReply._send_chunk
 
-    def faulty(self: WebSocketRequest, record: Record) -> bool:
+    def faulty(self: WebSocketReply, record: Record) -> bool:
         if self.id == "bad" and record["index"] > 5:
             raise ZeroDivisionError
         return relayed(self, record)
 
-    monkeypatch.setattr(WebSocketRequest, "_send_chunk", faulty)
+    monkeypatch.setattr(WebSocketReply, "_send_chunk", faulty)
     async with cell(nats_url, mock=QUICK) as (gateway,), gateway.socket() as socket:
         await socket.generate("bad", max_tokens=50)
         await socket.generate("good", max_tokens=50)
@@ -122,9 +122,7 @@ async def test_what_has_ended_leaves_nothing_behind(nats_url: str) -> None:
             await gateway.complete(max_tokens=5, stream=True)
             await eventually(
                 lambda: (
-                    not any(
-                        type(o) in (WebSocketRequest, LogSubscription) for o in gc.get_objects()
-                    )
+                    not any(type(o) in (WebSocketReply, LogSubscription) for o in gc.get_objects())
                 )
             )
         finally:
@@ -193,7 +191,7 @@ async def test_an_http_client_that_does_not_read_is_cut_too(
 async def test_an_http_client_may_pause(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than a WebSocket may, since a request without a key cannot be resumed."""
     monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(server_config, "TCP_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(http_protocol, "TCP_TIMEOUT_SECONDS", 1)
     paused = asyncio.Event()
     pause = http_protocol.HttpProtocol.pause_writing
 

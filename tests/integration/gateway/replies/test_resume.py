@@ -10,9 +10,14 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from streams import topology
-from streams.broker.connection import connect
+from streams.broker.broker_client import connect
 from streams.broker.nats_client import PatchedNatsClient
 from tests.support.eventually import eventually
+from tests.support.fixed_text_engine import (
+    CHARACTERS_PER_STEP,
+    TextBehindEngine,
+    fixed_text_gateway,
+)
 from tests.support.gateways import (
     OTHER_KEY,
     GatewaySocket,
@@ -102,6 +107,34 @@ async def test_a_chunk_that_holds_the_last_token_comes_again_whole(nats_url: str
             again = await resume(socket, frames[0]["request_id"], after, id=str(after))
             held = [f for f in frames if f["type"] == "chunk" and token_indices([f])[-1] > after]
             assert [f["index"] for f in again if f["type"] == "chunk"] == [f["index"] for f in held]
+
+
+async def test_text_behind_the_last_token_comes_to_whoever_lacks_it(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index of that token does not say who has it; a number of characters does."""
+    text = "all is well 🙂 that ends é"
+    engine = TextBehindEngine
+    async with (
+        fixed_text_gateway(nats_url, monkeypatch, text, engine=engine) as gateway,
+        gateway.socket() as socket,
+    ):
+        await socket.generate("a", max_tokens=30)
+        frames = list[dict[str, Any]]()
+        while len(text_of(frames)) + CHARACTERS_PER_STEP < len(text):
+            frames += await socket.receive_until("a", "chunk")
+        before = len(text_of(frames))
+        engine.may_end.set()
+        frames += await socket.receive_rest("a")
+        *_, behind, done = frames
+        assert (behind["count"], done["finish_reason"], text_of(frames)) == (0, "stop", text)
+        request_id, after = frames[0]["request_id"], behind["index"] - 1
+        places = [({}, before), *(({"characters": n}, n) for n in range(before, len(text) + 1))]
+        for number, (had, begin) in enumerate(places):
+            id = f"again-{number}"
+            await socket.send(type="resume", id=id, request_id=request_id, after=after, **had)
+            again = await socket.receive_rest(id)
+            assert (text_of(again), again[-1]["type"]) == (text[begin:], "done")
 
 
 async def test_a_request_is_cancelled_when_its_grace_period_is_over(nats_url: str) -> None:

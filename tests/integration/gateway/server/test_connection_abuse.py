@@ -12,9 +12,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from gateway.server import http_protocol, uvicorn_server, websocket_protocol
-from gateway.server.server_config import TCP_TIMEOUT_SECONDS
+from gateway.server.http_protocol import TCP_TIMEOUT_SECONDS
 from gateway.settings import GatewaySettings
-from streams.settings import KeySettings, TenantSettings
+from streams.base_settings import KeySettings, TenantSettings
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, gateways
 from tests.support.ports import free_port

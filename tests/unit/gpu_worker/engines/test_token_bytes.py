@@ -8,7 +8,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from gpu_worker.engines.paged.generating_sequence import TokenVocabulary
 from gpu_worker.engines.paged.sampler import SampledToken
 from gpu_worker.engines.token_bytes import token_bytes
-from streams.partial_characters import to_bytes
+from streams.logprob_token_text import to_bytes
 
 
 def byte_level() -> Tokenizer:

@@ -23,6 +23,7 @@ from streams.broker import clock_sync
 from streams.broker.cluster_clock import ClockSample, ClusterClock
 from streams.broker.inbox import Inbox
 from streams.broker.reconnecting_client import ReconnectingClient
+from streams.broker.reconnecting_subscription import BrokerSubscription, MessageHandler
 from streams.broker.responses import (
     MessagePage,
     PendingClockSample,
@@ -34,7 +35,6 @@ from streams.broker.responses import (
     StoreRefused,
     StreamMissing,
 )
-from streams.broker.subscription import BrokerSubscription, MessageHandler
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected
 
 __all__ = [
@@ -332,7 +332,7 @@ class Broker(ReconnectingClient):
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def sample_clock(self) -> ClockSample:
-        """Ask the leader of the stream REQUESTS for the time; return question and answer.
+        """Ask the leader of the stream REQUESTS for the time; return it with when it was asked.
 
         Raises `BrokerUnavailable` if no answer comes or the stream does not exist.
         """

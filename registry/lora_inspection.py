@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifacts import ArtifactRefused, combine_digests, hash_files, read_json
+from registry.artifact_verification import ArtifactRefused, combine_digests, hash_files, read_json
 from registry.models import Adapter, Model, Version
 from registry.safetensors_header import TensorShape, read_shapes
 
@@ -56,6 +56,8 @@ def adapter_from(directory: Path, name: str, model: Model, version: Version) -> 
     if model.engine != ENGINE:
         reason = f"is no adapter for {model.name!r}: the engine {model.engine!r} serves none"
         raise ArtifactRefused(str(directory), reason)
+    if (directory / "config.json").exists() and not (directory / CONFIG).exists():
+        raise ArtifactRefused(CONFIG, f"is missing; {directory} is a model: leave out --adapter-of")
     files = hash_files(directory)
     for path in (CONFIG, WEIGHTS):
         if path not in files:

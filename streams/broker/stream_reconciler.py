@@ -12,7 +12,7 @@ from nats.js.api import StreamConfig
 
 from streams import subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.broker.declaration import TopologyMismatch
 from streams.errors import BrokerUnavailable
 from streams.topology import Scale
@@ -26,7 +26,7 @@ _DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED."
 MakeConfigs = Callable[[], Iterable[StreamConfig]]
 
 
-class StreamDeclarer:
+class StreamReconciler:
     """Declares streams for as long as `run` runs; any number of processes may do so at once.
 
     They are checked every `CHECK_SECONDS`, and within `MIN_PAUSE_SECONDS` when some process misses

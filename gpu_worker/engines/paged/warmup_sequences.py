@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpu_worker.engines.engine import DoesNotFit, Sequence
+from gpu_worker.engines.engine import Sequence
 from streams.messages import Sampling
 
 WARM_UP_SEQUENCES = 8
@@ -35,20 +35,3 @@ def warmup_sequences(longest: int, max_sequences: int) -> Iterator[Sequence]:
     for number, length in enumerate(lengths):
         sampling = Sampling(max_tokens=2, temperature=float(number % 2), ignore_eos=True)
         yield Sequence(f"warm-up-{number}", [number] * length, sampling)
-
-
-def check_kv_fits(
-    tokens: int, min_tokens: int, memory_bytes: int | None, adapter_bytes: int
-) -> None:
-    """Raise `DoesNotFit` if the KV would hold only `tokens` tokens, fewer than `min_tokens`.
-
-    `memory_bytes` (None: the free memory) and `adapter_bytes` are only quoted in the message, which
-    says what weights, one step and adapters leave room for.
-    """
-    if tokens < min_tokens:
-        memory = "the free memory" if memory_bytes is None else f"{memory_bytes:,} bytes"
-        raise DoesNotFit(
-            f"weights, one step and {adapter_bytes:,} bytes for adapters leave room for "
-            f"{max(0, tokens)} tokens of KV in {memory}, and at least {min_tokens} are needed; "
-            "raise --memory or lower --max-batch-tokens or --adapter-bytes"
-        )

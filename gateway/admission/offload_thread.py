@@ -2,7 +2,7 @@
 
 Decoding and checking 1 MB took up to 180 ms of the loop. Most of it is Python code, so from a
 thread it gives way to the loop every few ms; single calls into C, which do not, are bounded in
-`api/schemas/payload_limits.py`.
+`api/schemas/payload_element_limit.py`.
 """
 
 import asyncio

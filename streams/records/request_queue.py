@@ -8,7 +8,7 @@ broker counts the lane first, and the publish succeeds only if no request was qu
 from nats.errors import Error as NatsError
 
 from streams import subjects, topology
-from streams.broker.connection import Broker, PubAck, StoreRefused
+from streams.broker.broker_client import Broker, PubAck, StoreRefused
 from streams.errors import BrokerUnavailable, LaneFull, Overloaded
 from streams.headers import EXPECTED_LAST
 from streams.subjects import Lane

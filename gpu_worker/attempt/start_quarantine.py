@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class QueuedStart:
-    """One request's place in a `StartQueue`; `on_admitted` is called once, when it may start.
+    """One request's place in a `StartQuarantine`; `on_admitted` is called once, when it may start.
 
     An exclusive one starts alone: no other is starting at the same time.
     """
@@ -20,7 +20,7 @@ class QueuedStart:
     on_admitted: Callable[[], None]
 
 
-class StartQueue:
+class StartQuarantine:
     """Decides which requests may start in one engine now, first come, first served.
 
     A start lasts from its admission until its `release`. Starts run side by side, but an exclusive

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.entrypoints.result_frame import ResultFrame
-from gateway.entrypoints.ws_request import WebSocketRequest
+from gateway.entrypoints.websocket_reply import ResultFrame, WebSocketReply
 from gateway.metrics import RequestMetrics
 from gateway.replies.log_subscription import LogSource, LogSubscription, discard_record
 from gateway.replies.send_buffer import EncodedFrame
@@ -27,7 +26,7 @@ def frames_of(*records: dict[str, Any]) -> list[dict[str, Any]]:
         sent.append(frame if isinstance(frame, dict) else json.loads(frame))
         return True
 
-    call = WebSocketRequest("a", send, ResultFrame("json"))
+    call = WebSocketReply("a", send, ResultFrame("json"))
     call.accept(
         LogSubscription(
             LogSource("acme", "r", "s", "f"), discard_record, SubscriptionDeadlines(0, expires_at=9)

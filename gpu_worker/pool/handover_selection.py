@@ -12,7 +12,7 @@ from gpu_worker.attempt.attempt import Attempt
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.peer_capacity import PeerCapacity
 from streams import subjects
-from streams.broker.connection import Broker, BrokerSubscription
+from streams.broker.broker_client import Broker, BrokerSubscription
 from streams.errors import BrokerUnavailable
 from streams.messages import Heartbeat
 

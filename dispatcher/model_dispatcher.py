@@ -27,14 +27,14 @@ from dispatcher.reconcile import dead_letters
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
 from dispatcher.reconcile.leader_failover import CHECKPOINT_SECONDS, LeaderFailover
 from dispatcher.reconcile.queued_requests import IndexLost, QueuedReconciler
-from dispatcher.reconcile.requeue import Requeuer
+from dispatcher.reconcile.stranded_work import Requeuer
 from dispatcher.workers.failure_detector import CHECK_SECONDS, FailureDetector
-from dispatcher.workers.placements import Stage
+from dispatcher.workers.placed_requests import Stage
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import messages, subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker, MessageHandler, StoreRefused
+from streams.broker.broker_client import Broker, MessageHandler, StoreRefused
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
@@ -51,7 +51,7 @@ RECONCILE_SECONDS = 2.0
 CANCEL_MEMORY_SECONDS = 30.0  # since a cancel may overtake its request
 
 
-class Leader:
+class ModelDispatcher:
     """Queues and dispatches the requests of one model while `run` runs.
 
     A dispatcher makes a new one each time that it gets the model's lease, so that a model has one
@@ -169,8 +169,18 @@ class Leader:
         self._dispatch_loop.wake()
 
     async def _on_beat(self, msg: Msg) -> None:
-        self.state.apply_heartbeat(Heartbeat.unpack(msg.data), time.monotonic())
+        beat = Heartbeat.unpack(msg.data)
+        if beat.drained:
+            self._remove_drained_worker(beat)
+        else:
+            self.state.apply_heartbeat(beat, time.monotonic())
         self._dispatch_loop.wake()
+
+    def _remove_drained_worker(self, beat: Heartbeat) -> None:
+        """Remove a worker at its own word: what it held it has finished or handed over itself."""
+        if beat.worker in self.state.fleet:
+            self.state.remove_worker(beat.worker)
+            log.info("worker_drained", model=self.model, worker=beat.worker, **beat.drained)
 
     async def _on_gone(self, msg: Msg) -> None:
         worker = msg.data.decode()

@@ -8,7 +8,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from streams import subjects
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from starlette.requests import Request
 
 from api.schemas.websocket_frames import MAX_IDEMPOTENCY_KEY
-from api.submission.submission import Submission
+from api.submission.submission_record import Submission
 from api.submission.validation import ValidatedRequest
 from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
@@ -30,7 +30,7 @@ FIRST_OUTPUT_SECONDS = 5.0  # a stream's headers wait so long, to have an early 
 _BEFORE_OUTPUT = ("accepted", "started")
 
 
-class HttpRequest:
+class ChoiceFanout:
     """One HTTP request's choices (the answers it asks for), each a durable request of its own.
 
     Yields the records of all choices as they come, interleaved. Each record has the index of its
@@ -103,14 +103,14 @@ class HttpRequest:
 
 
 @asynccontextmanager
-async def submit_http_request(
+async def submit_choices(
     context: GatewayContext,
     request: Request,
     tenant: Tenant,
     *submissions: Submission,
     resumes: bool = False,
-) -> AsyncIterator[HttpRequest]:
-    """Queue all choices of the submissions, and yield their records as an `HttpRequest`.
+) -> AsyncIterator[ChoiceFanout]:
+    """Queue all choices of the submissions, and yield their records as an `ChoiceFanout`.
 
     If one is refused none is left running, and the refusal is raised. A request with an idempotency
     key can be asked for again, so it is given up with a grace period; any other is cancelled at
@@ -138,7 +138,7 @@ async def submit_http_request(
     metrics = [RequestMetrics(tenant.name, each.model.name, priority, arrived) for each in tickets]
     watching = asyncio.create_task(_watch_client(request, queue), name="client")
     try:
-        yield HttpRequest(tickets, queue, metrics)
+        yield ChoiceFanout(tickets, queue, metrics)
     finally:
         watching.cancel()
         _release(context, tickets, metrics, cancel=key is None)

@@ -74,7 +74,7 @@ class _WorkerPending:
     reserved: ReservedCapacity = field(default_factory=ReservedCapacity)
 
 
-class PendingWork:
+class UnpulledWork:
     """The pending requests of one model version: those that no worker has pulled yet.
 
     A request is pending from just before it is published to the stream WORK. It is reserved,

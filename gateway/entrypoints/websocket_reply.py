@@ -1,10 +1,12 @@
-"""One request on a WebSocket: turns the records of its log into frames with the client's own id."""
+"""The reply to one request on a WebSocket: the records of its log as frames with its own id."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import msgpack
+import orjson
 
 from api.openai_bodies import classification, unpack_floats
-from gateway.entrypoints.result_frame import ResultFrame
 from gateway.metrics import RequestMetrics
 from gateway.replies.log_subscription import LogSubscription
 from gateway.replies.send_buffer import EncodedFrame
@@ -13,13 +15,55 @@ from streams.messages import Record
 EnqueueFrame = Callable[[dict[str, Any] | EncodedFrame], bool]
 
 
-class WebSocketRequest:
+class ResultFrame:
+    """A WebSocket's `result` frame in the making: vectors and labels are encoded as they come.
+
+    Thus the event loop is not blocked by encoding all of them at the end: `finish` only joins them,
+    which is one copy. A thread would not help, since both encoders hold Python's lock.
+    """
+
+    def __init__(self, encoding: Literal["json", "msgpack"]) -> None:
+        self._is_json = encoding == "json"
+        self._json_items: list[str] = []
+        self._msgpack_items: list[bytes] = []
+
+    def __len__(self) -> int:
+        """Return the number of items so far."""
+        return len(self._json_items) + len(self._msgpack_items)
+
+    def add(self, items: Iterable[Mapping[str, Any]]) -> None:
+        """Encode further items of the frame's list `data`, in order."""
+        if not self._is_json:
+            self._msgpack_items += map(msgpack.packb, items)
+            return
+        for item in items:
+            comma = b"," if self._json_items else b""
+            self._json_items.append((comma + orjson.dumps(item)).decode())
+
+    def finish(self, head: Mapping[str, Any]) -> str | bytes:
+        """Return the encoded frame: the fields of `head`, and the list `data` with all items.
+
+        The frame is text for JSON, bytes for msgpack.
+        """
+        if self._is_json:
+            return "".join([orjson.dumps(head).decode()[:-1], ',"data":[', *self._json_items, "]}"])
+        packer = msgpack.Packer(autoreset=False)
+        packer.pack_map_header(len(head) + 1)
+        for name, value in head.items():
+            packer.pack(name)
+            packer.pack(value)
+        packer.pack("data")
+        packer.pack_array_header(len(self._msgpack_items))
+        return b"".join([packer.bytes(), *self._msgpack_items])
+
+
+class WebSocketReply:
     """One request on a WebSocket: turns its records into frames that have the client's own `id`.
 
     `enqueue_frame` queues a frame, encoded or not, and returns False if the socket's send buffer is
     full. Records that come before `accept` are kept until then, because replies may overtake the
     broker's confirmation. Chunks up to token index `after`, which the client has already (-1:
-    none), are not sent.
+    none), are not sent; text behind that token, a chunk of no tokens, is.
     """
 
     def __init__(
@@ -80,8 +124,8 @@ class WebSocketRequest:
         return True
 
     def _send_chunk(self, record: Record) -> bool:
-        last = record["index"] + record["count"] - 1
-        if last <= self._after:
+        end = record["index"] + record["count"]
+        if end <= self._after + 1 and (record["count"] or end <= self._after):
             return True
         if "logprobs" in record:
             return self._enqueue_frame(self._frame(record, "index", "count", "text", "logprobs"))

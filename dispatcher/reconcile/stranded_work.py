@@ -12,10 +12,10 @@ import structlog
 
 from dispatcher.dispatching.metrics import observe_requeue
 from dispatcher.dispatching.model_state import ModelState
-from dispatcher.workers.placements import StrandedWork
+from dispatcher.workers.placed_requests import StrandedWork
 from streams import subjects, topology
 from streams.broker import declaration
-from streams.broker.connection import Broker
+from streams.broker.broker_client import Broker
 from streams.broker.pull_loop import Delivery, pull_one
 from streams.errors import BrokerUnavailable
 from streams.headers import MESSAGE_ID

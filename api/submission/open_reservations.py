@@ -31,7 +31,7 @@ class Reservation:
     expires_at: float
 
 
-class Reservations:
+class OpenReservations:
     """The reservations of this gateway's requests that have not ended, one for each request id.
 
     Times are epoch seconds.

@@ -11,7 +11,7 @@ class _Seen:
     since: float
 
 
-class StuckConsumers:
+class StuckConsumerDetector:
     """Finds consumers that have delivered nothing for `STUCK_SECONDS` (5 s) though they should.
 
     It remembers the deliveries of each consumer from call to call. Times are the caller's seconds.

@@ -103,6 +103,17 @@ def read_json(path: Path) -> Any:
         raise ArtifactRefused(path.name, f"is not JSON ({error})") from None
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; raises `ArtifactRefused` if the file holds anything else.
+
+    Raises OSError if the file cannot be read.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ArtifactRefused(path.name, "is not a JSON object")
+    return content
+
+
 def _compare(path: str, registered: str | None, found: str | None) -> None:
     if found is None:
         raise ArtifactChanged(path, "is missing")
@@ -129,6 +140,8 @@ def _walk_files(root: Path, below: str = "") -> Iterator[str]:
         if entry.is_dir():
             yield from _walk_files(root, path + "/")
         elif _is_wanted(path):
+            if not entry.is_file():  # reading a pipe would wait for its writer
+                raise ArtifactRefused(path, "is no regular file")
             yield path
 
 
@@ -139,7 +152,10 @@ def _is_wanted(path: str) -> bool:
     """
     name = PurePosixPath(path.lower())
     if name.suffix in PICKLES:
-        raise ArtifactRefused(path, f"may hold a pickle, which can run code ({name.suffix})")
+        raise ArtifactRefused(
+            path,
+            f"may hold a pickle, which can run code ({name.suffix}); leave it out of the folder",
+        )
     if name.suffix in CODE:
         raise ArtifactRefused(path, "is code; a model version consists of data alone")
     if name.suffix in IGNORED or name.name.startswith(IGNORED_STEMS):

@@ -1,7 +1,7 @@
 """Converts a demo model at its first use, in a process of its own so that its memory is freed.
 
-That process, `python -m millstream.up.demo_conversion NAME CACHE`, prints one JSON line per stage
-and, last, the model's directory.
+That process, `python -m millstream.up.demo_conversion_process NAME CACHE`, prints one JSON line per
+stage and, last, the model's directory.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class _ShareGroup:
         self.weight = max(0.0, self.weight + sign * state.weight)
 
 
-class FairShare:
+class CapacityShares:
     """Decides how much of the fleet each tenant of a model may use while others want it.
 
     Capacity is divided max-min fairly by weight: a tenant below its share asks for less than it

@@ -12,7 +12,7 @@ from api import error_bodies, openai_bodies
 from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage
 from api.tool_calls import ParsedDelta, ToolCall, ToolParser
 from streams.errors import MillstreamError
-from streams.partial_characters import count_characters
+from streams.logprob_token_text import count_characters
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment, against proxies that close silent connections

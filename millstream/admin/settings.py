@@ -1,0 +1,75 @@
+"""Settings of `millstream lag`, `drain`, `usage` and `why`."""
+
+from pydantic import Field, model_validator
+
+from millstream.durations import Duration
+from streams.base_settings import (
+    FLAG_ONLY,
+    POSITIONAL,
+    ClientSettings,
+    RequestId,
+    Slug,
+)
+from streams.subjects import token
+
+
+class LagSettings(ClientSettings):
+    """Settings of `millstream lag`."""
+
+    watch: bool = Field(False, description="show again every second until interrupted")
+    as_json: bool = Field(
+        False, alias="json", description="print JSON instead of tables; with --watch, a line each"
+    )
+
+
+class DrainSettings(ClientSettings):
+    """Settings of `millstream drain`."""
+
+    worker: Slug = Field(
+        description="id of the worker, as `millstream lag` shows it",
+        json_schema_extra=POSITIONAL,
+    )
+    within: Duration = Field(
+        20,
+        ge=0,
+        description="time after which the worker must have ended, such as 20s",
+        json_schema_extra=FLAG_ONLY,
+    )
+
+
+class UsageSettings(ClientSettings):
+    """Settings of `millstream usage`."""
+
+    tenant: Slug | None = Field(
+        None, description="tenant to show, with its keys; default: all", json_schema_extra=FLAG_ONLY
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+
+
+class WhySettings(ClientSettings):
+    """Settings of `millstream why`, which explains either one request or one tenant.
+
+    Exactly one of `request_id` and `tenant` must be given; anything else fails validation.
+    """
+
+    request_id: RequestId | None = Field(
+        None,
+        description="request to explain: `x-request-id` of its answer, or the answer's id",
+        json_schema_extra=POSITIONAL,
+    )
+    tenant: Slug | None = Field(
+        None, description="tenant to explain, instead of a request", json_schema_extra=FLAG_ONLY
+    )
+    model: str | None = Field(
+        None, description="only at this model; by default at every one", json_schema_extra=FLAG_ONLY
+    )
+    shards: int = Field(1, ge=1, description="token log streams; the same for every service")
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+    @model_validator(mode="after")
+    def _check_subject(self) -> "WhySettings":
+        if (self.request_id is None) == (self.tenant is None):
+            raise ValueError("give either REQUEST_ID or --tenant")
+        if self.request_id:
+            token(self.request_id)
+        return self

@@ -1,0 +1,137 @@
+"""Checks that a folder holds a model that can be served, or says what it holds instead."""
+
+from itertools import islice
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from registry.artifact_verification import PICKLES, ArtifactRefused, read_json
+from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
+from registry.lora_inspection import WEIGHTS as ADAPTER_WEIGHTS
+from registry.safetensors_header import check_length
+
+_LFS_POINTER = b"version https://git-lfs"
+_WHOLE = "a model is a folder with config.json, tokenizer.json and weights as .safetensors"
+
+
+def check_model_folder(directory: Path) -> None:
+    """Raise `ArtifactRefused` if `directory` holds no model, with what is missing and what to do.
+
+    Looks at names and the headers of weights, and loads the tokeniser; reads no weights, so that it
+    is quick (a second for a large vocabulary) whatever the folder is. What the configuration says
+    is not checked: see `model_from`. Raises OSError if the folder cannot be read.
+    """
+    if reason := _find_fault(directory):
+        raise ArtifactRefused(str(directory), reason)
+    for path in directory.iterdir():
+        if path.is_file() and _is_lfs_pointer(path):
+            raise ArtifactRefused(
+                str(path), "is a pointer of Git LFS to a file: run `git lfs pull`"
+            )
+    for path in _weights(directory):
+        check_length(path)
+    _check_tokenizer(directory / "tokenizer.json")
+
+
+def _find_fault(directory: Path) -> str | None:
+    """Return why a folder cannot be a model's by the names in it; None if it can."""
+    if not directory.exists():
+        return "does not exist"
+    if not directory.is_dir():
+        return _describe_file(directory)
+    if not (directory / "config.json").exists():
+        return _describe_other_folder(directory)
+    if not _weights(directory):
+        return _describe_without_weights(directory)
+    if missing := _missing_shards(directory):
+        return f"lacks {missing[0]}, which its index names ({len(missing)} missing): download it"
+    if not (directory / "tokenizer.json").exists():
+        return (
+            "has no tokenizer.json: download it, or have transformers write it from another "
+            "tokeniser file (AutoTokenizer.from_pretrained, save_pretrained)"
+        )
+    return None
+
+
+def _weights(directory: Path) -> list[Path]:
+    found = directory.rglob("*.safetensors")
+    return [path for path in found if path.name != ADAPTER_WEIGHTS and path.is_file()]
+
+
+def _missing_shards(directory: Path) -> list[str]:
+    index = directory / "model.safetensors.index.json"
+    content = read_json(index) if index.exists() else {}
+    shards = content.get("weight_map") if isinstance(content, dict) else None
+    names = sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
+    return [name for name in names if not (directory / name).exists()]
+
+
+def _describe_file(file: Path) -> str:
+    if file.suffix == ".gguf":
+        return f"is one GGUF file. {_gguf_advice(file.name)}"
+    return f"is a file; {_WHOLE}"
+
+
+def _describe_other_folder(directory: Path) -> str:
+    """Return what a folder without config.json is, as far as its names tell."""
+    if (directory / ADAPTER_CONFIG).exists():
+        return _adapter_advice()
+    if (directory / "model_index.json").exists():
+        return "is a pipeline of diffusers, which makes images; models of texts are served"
+    if gguf := _first(directory, "*.gguf"):
+        return f"has its model as GGUF. {_gguf_advice(gguf.name)}"
+    if _first(directory, "*.safetensors"):
+        return "has weights and no config.json: download all files of the model"
+    for pattern in ("*/config.json", "*/*/config.json"):
+        if config := _first(directory, pattern):
+            within = config.parent.relative_to(directory)
+            return f"has no config.json, but {within} in it has one: give {config.parent}"
+    if not _first(directory, "*"):
+        return f"is empty; {_WHOLE}"
+    return f"has no config.json; {_WHOLE}"
+
+
+def _describe_without_weights(directory: Path) -> str:
+    if (directory / ADAPTER_CONFIG).exists():
+        return _adapter_advice()
+    if gguf := _first(directory, "*.gguf"):
+        return f"has no .safetensors file, but a GGUF. {_gguf_advice(gguf.name)}"
+    pickles = [path.name for path in directory.iterdir() if path.suffix in PICKLES]
+    if pickles:
+        return (
+            f"has no .safetensors file; {min(pickles)} may hold a pickle, which can run code: take "
+            "the model's safetensors, or have transformers save it as such (save_pretrained)"
+        )
+    return "has a config.json, but has no .safetensors file: download the weights, too"
+
+
+def _adapter_advice() -> str:
+    return (
+        f"is an adapter ({ADAPTER_CONFIG}), not a model: register it for its model with "
+        "`millstream models add PATH --name NAME --adapter-of MODEL`"
+    )
+
+
+def _gguf_advice(name: str) -> str:
+    return (
+        "It must be converted first: take the model's safetensors, or have transformers convert "
+        f"it and its tokeniser (from_pretrained with gguf_file={name!r}, then save_pretrained)"
+    )
+
+
+def _first(directory: Path, pattern: str) -> Path | None:
+    """Return the first path that matches and is not hidden."""
+    found = (p for p in directory.glob(pattern) if not p.name.startswith("."))
+    return next(iter(sorted(islice(found, 100))), None)
+
+
+def _check_tokenizer(file: Path) -> None:
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower one
+        raise ArtifactRefused(str(file), f"is no tokeniser of transformers ({error})") from None
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER

@@ -1,0 +1,37 @@
+"""A registered model that this gateway cannot use is no harm to others."""
+
+import json
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from registry.model_inspection import model_from
+from registry.store import Registry
+from streams.broker.broker_client import connect
+from tests.support.eventually import eventually
+from tests.support.gateways import cell
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
+
+
+@pytest.mark.parametrize("tokenizer", ["{}", None])
+async def test_a_gateway_serves_beside_a_model_without_a_usable_tokeniser(
+    nats_url: str, tmp_path: Path, tokenizer: str | None
+) -> None:
+    """Registered by an earlier release, or with files that have changed: it must not end for it."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    if tokenizer:
+        (folder / "tokenizer.json").write_text(tokenizer)
+    with capture_logs() as events:
+        async with cell(nats_url) as (gateway,), connect(nats_url, "test") as broker:
+            registry = await Registry.open(broker)
+            await registry.add_model(model_from(folder, "broken"))
+            await registry.close()
+            await eventually(lambda: any(e["event"] == "tokenizer_unusable" for e in events))
+            assert (await gateway.complete()).status == 200
+            refused = await gateway.complete(model="broken")
+            assert refused.status == 500
+            assert "tokenizer.json" in refused.error["message"]
