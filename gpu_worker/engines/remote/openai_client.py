@@ -1,7 +1,7 @@
 """The remote client of OpenAI-compatible servers; it resumes a stream that breaks.
 
 The next call asks for what follows the prompt and everything emitted so far, or, where that would
-be another answer, for all of it again (`resume`). Nothing is emitted twice.
+be another answer, for all of it again (`stream_resumption`). Nothing is emitted twice.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -20,7 +20,8 @@ from gpu_worker.engines.remote.output_decoder import (
     bytes_to_text,
     extend_sequence,
 )
-from gpu_worker.engines.remote.resume import (
+from gpu_worker.engines.remote.retrying_caller import MarkAnswered, RetryingCaller
+from gpu_worker.engines.remote.stream_resumption import (
     ReplayDiffers,
     ResumeMode,
     StoredPrefix,
@@ -28,7 +29,6 @@ from gpu_worker.engines.remote.resume import (
     find_output_dependent,
     resume_failure,
 )
-from gpu_worker.engines.remote.retrying_caller import MarkAnswered, RetryingCaller
 from gpu_worker.engines.seeds import derive_seed
 from streams.messages import Sampling
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.engines.engine import Output, Sequence
 from gpu_worker.engines.remote.openai_protocol import OpenAIProtocol, VLLMProtocol
-from gpu_worker.engines.remote.resume import (
+from gpu_worker.engines.remote.stream_resumption import (
     ReplayDiffers,
     ResumeMode,
     StoredPrefix,
