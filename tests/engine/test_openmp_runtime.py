@@ -18,8 +18,8 @@ needs_library = pytest.mark.skipif(
 def test_torch_tells_the_chosen_runtime_how_many_threads_to_use() -> None:
     """Had torch bound libgomp, the other would not hear of it."""
     asked = _run(
-        "openmp.load_runtime(); import ctypes, torch; torch.set_num_threads(7); "
-        "print(ctypes.CDLL(str(openmp._find_library())).omp_get_max_threads())"
+        "openmp_runtime.load_runtime(); import ctypes, torch; torch.set_num_threads(7); "
+        "print(ctypes.CDLL(str(openmp_runtime._find_library())).omp_get_max_threads())"
     )
     assert asked == "7"
 
@@ -27,13 +27,15 @@ def test_torch_tells_the_chosen_runtime_how_many_threads_to_use() -> None:
 @needs_library
 def test_a_torch_that_is_there_already_keeps_its_own() -> None:
     """Two runtimes in one process would each start their own threads."""
-    maps = _run("import torch; openmp.load_runtime(); print(open('/proc/self/maps').read())")
+    maps = _run(
+        "import torch; openmp_runtime.load_runtime(); print(open('/proc/self/maps').read())"
+    )
     assert "libgomp" in maps
     assert "libiomp5" not in maps
 
 
 def _run(code: str) -> str:
-    code = f"from gpu_worker.engines import openmp; {code}"
+    code = f"from gpu_worker.engines import openmp_runtime; {code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
