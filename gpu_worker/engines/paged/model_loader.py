@@ -1,7 +1,7 @@
 """Loads a causal language model, refuses what paged attention cannot run, and sizes the KV."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +25,10 @@ from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
 from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
 from gpu_worker.engines.precision import choose_dtype
+from registry.added_tokens import load_tokenizer, read_end_id
+from registry.artifact_verification import json_reader
+from registry.generation_config import read_sampling_defaults
+from streams.messages import NEUTRAL_SAMPLING, SamplingDefaults
 
 PROBE_ATTENTION = "millstream_probe"
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -48,6 +52,7 @@ class LoadedCausalLM:
     vocab_size: int
     context_length: int
     eos_ids: frozenset[int]  # end-of-sequence ids
+    sampling_defaults: SamplingDefaults = NEUTRAL_SAMPLING
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -62,9 +67,14 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
     not on `ranks` tensor parallel ranks. A configuration that cannot be read raises transformers'
     error.
     """
-    config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    target_device = resolve_device(device)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        directory,
+        dtype=choose_dtype(directory, target_device),  # the file may say "auto", which is none
+        local_files_only=True,
+    )
     check_architecture(config)
-    check_tensor_parallel(config, ranks, resolve_device(device))
+    check_tensor_parallel(config, ranks, target_device)
     return config
 
 
@@ -90,11 +100,18 @@ def load_model(directory: Path, device: str | None = None, ranks: int = 1) -> Lo
     if ranks > 1:
         replace_parallel_linears(model)
     merge_and_pack(model)
-    return inspect_model(model, Tokenizer.from_file(str(directory / "tokenizer.json")))
+    tokenizer = load_tokenizer(directory, model.config.get_text_config().vocab_size)
+    read = json_reader(directory)
+    loaded = inspect_model(model, tokenizer, read_end_id(tokenizer, read))
+    return replace(loaded, sampling_defaults=read_sampling_defaults(read))
 
 
-def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalLM:
+def inspect_model(
+    model: PreTrainedModel, tokenizer: Tokenizer, end_id: int | None = None
+) -> LoadedCausalLM:
     """Return a loaded model with its KV layers, vocabulary size, context length and end tokens.
+
+    `end_id` is the tokeniser's end token, which ends an output like those of the configuration.
 
     Runs one token through the model. Puts the model into evaluation mode and switches dynamic RoPE
     off. The context length is 4096 where the configuration has none. Raises `UnsupportedModel` if
@@ -107,7 +124,7 @@ def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalL
     context = getattr(config, "max_position_embeddings", None) or 4096
     layers = probe_kv_layers(model)
     return LoadedCausalLM(
-        model, layers, tokenizer, config.vocab_size, context, _read_eos_ids(model)
+        model, layers, tokenizer, config.vocab_size, context, _read_eos_ids(model, end_id)
     )
 
 
@@ -246,12 +263,18 @@ def _set_attention(model: PreTrainedModel, name: str) -> None:
         raise UnsupportedModel(f"{type(model).__name__} cannot run on this engine: {reason}")
 
 
-def _read_eos_ids(model: PreTrainedModel) -> frozenset[int]:
+def _read_eos_ids(model: PreTrainedModel, end_id: int | None) -> frozenset[int]:
+    """Return the ids that generation_config.json, else config.json names, and the tokeniser's.
+
+    vLLM stops at both: a model that was trained further often has its end of turn only in its
+    tokeniser's settings.
+    """
+    own = frozenset() if end_id is None else frozenset([end_id])
     for settings in (model.generation_config, model.config.get_text_config()):
         end = getattr(settings, "eos_token_id", None)
         if end is not None:
-            return frozenset([end] if isinstance(end, int) else end)
-    return frozenset()
+            return own | frozenset([end] if isinstance(end, int) else end)
+    return own
 
 
 def max_kv_tokens(

@@ -116,6 +116,7 @@ class OpenAIProtocol:
 
         Raises `EngineError` for a grammar that the API has no field for.
         """
+        sampling = sampling.resolve()
         optional = {
             "stop": sampling.stop,
             "top_k": sampling.top_k,
