@@ -23,7 +23,7 @@ from typing import TypeVar
 from gpu_worker.engines.engine import EngineError, Output, Sequence
 from streams.messages import Logprob, Sampling
 
-_DEFAULT_SAMPLING = Sampling()
+_DEFAULT_SAMPLING = Sampling().resolve()
 TextOrTokens = TypeVar("TextOrTokens", str, list[int])
 
 
@@ -45,7 +45,8 @@ def find_output_dependent(sampling: Sampling, names: Iterable[str]) -> list[str]
 
     `names` are the parameters whose effect depends on what a call itself has generated.
     """
-    return [name for name in names if getattr(sampling, name) != getattr(_DEFAULT_SAMPLING, name)]
+    resolved = sampling.resolve()
+    return [name for name in names if getattr(resolved, name) != getattr(_DEFAULT_SAMPLING, name)]
 
 
 def choose_resume_mode(
@@ -56,7 +57,7 @@ def choose_resume_mode(
     `can_continue`: the answer is the same if what is stored is put behind the prompt.
     `replay_differed`: the server has been asked again and did not repeat what is stored.
     """
-    sampling = sequence.sampling
+    sampling = sequence.sampling.resolve()
     if not sequence.generated and not sequence.text:
         return ResumeMode.RESTART
     is_seeded = sampling.seed is not None and sampling.temperature > 0
