@@ -7,6 +7,7 @@ and leave as OpenAI's JSON or as server-sent events. Any service may import this
 schemas/          bytes of a body or frame become a pydantic record, or one sentence about its fault
 submission/       the record becomes a validated request, and its quotas are reserved
 tokenizer         texts become token ids; `chat_template` renders a chat as text before that
+content_format    tells whether a chat template takes contents as text or as parts
 grammar_checker   refuses grammars that no worker can follow
 control_tokens    keeps control tokens that a user wrote as text
 tool_calls        finds a model's tool calls in the text that it generates

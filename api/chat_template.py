@@ -1,14 +1,15 @@
 """Renders chat messages as the text that a model continues, by Hugging Face chat templates.
 
 The Jinja environment behaves as that of transformers' `apply_chat_template`: its sandbox and
-rules, loop controls, the `generation` tag, `tojson` without HTML escapes. Templates come from an
-operator, messages from strangers.
+rules, loop controls, the `generation` tag, `tojson` without HTML escapes. A message's content is
+given to a template as text or as parts, as the template takes it (`content_format`). Templates come
+from an operator, messages from strangers.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -18,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from api.content_format import ContentFormat, detect_content_format
 from streams.errors import BadRequest
 
 Message = Mapping[str, Any]
@@ -48,7 +50,9 @@ def render(
 ) -> str:
     """Return a chat as the text of a prompt that ends where the assistant's answer is to begin.
 
-    `template` is a Hugging Face chat template; None gives the plain dialogue of `render_plain`.
+    `template` is a Hugging Face chat template; None gives the plain dialogue of `render_plain`. A
+    message's content is a text, or a list of parts like `{"type": "text", "text": "hi"}`, which are
+    joined by newlines for a template that takes texts alone.
     `tokens` has the tokeniser's special tokens by name (`bos_token`, ...). `tools`, and the calls
     in messages, have the shape that transformers expects, which is OpenAI's with arguments as an
     object. `options` are more variables for the template, such as `enable_thinking`. Raises
@@ -58,11 +62,13 @@ def render(
     if template is None:
         return render_plain(messages)
     try:
-        return _compile(template).render(
+        compiled = _compile(template)
+        content_format = compiled.content_format(bool(tools))
+        return compiled.template.render(
             {
                 **(options or {}),
                 **tokens,
-                "messages": [dict(message) for message in messages],
+                "messages": [_convert(message, content_format) for message in messages],
                 "tools": tools,
                 "documents": None,
                 "add_generation_prompt": True,
@@ -81,8 +87,25 @@ def render_plain(messages: Sequence[Message]) -> str:
     return "".join(map(_plain_line, messages)) + f"{_SPEAKERS['assistant']}:"
 
 
+def join_parts(content: str | list[dict[str, str]]) -> str:
+    """Return a message's content as one text: parts are joined by newlines, as vLLM joins them."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _convert(message: Message, content_format: ContentFormat) -> dict[str, Any]:
+    """Return a message whose content is as the template takes it."""
+    content = message["content"]
+    if content_format is ContentFormat.TEXT:
+        content = join_parts(content)
+    elif content_format is ContentFormat.PARTS and isinstance(content, str):
+        # A message of calls alone has no part; any other one has, since templates look at the first
+        is_empty = not content and "tool_calls" in message
+        content = [] if is_empty else [{"type": "text", "text": content}]
+    return {**message, "content": content}
+
+
 def _plain_line(message: Message) -> str:
-    content: str = message["content"].strip()
+    content = join_parts(message["content"]).strip()
     speaker = _SPEAKERS.get(message["role"])
     return f"{speaker}: {content}\n" if speaker else f"{content}\n\n"
 
@@ -144,6 +167,14 @@ def _strftime_now(date_format: str) -> str:
 _ENVIRONMENT = _build_environment()
 
 
-@lru_cache(MAX_COMPILED)
-def _compile(template: str) -> Template:
-    return _ENVIRONMENT.from_string(template)
+class _CompiledTemplate:
+    """A template, compiled, and what it takes as a message's content."""
+
+    def __init__(self, source: str) -> None:
+        tree = _ENVIRONMENT.parse(source)
+        self.template: Template = _ENVIRONMENT.from_string(tree)
+        # of a copy, since compiling changes the tree
+        self.content_format = cache(partial(detect_content_format, _ENVIRONMENT.parse(source)))
+
+
+_compile = lru_cache(MAX_COMPILED)(_CompiledTemplate)

@@ -12,22 +12,27 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tokenizers
+from tokenizers import normalizers
 
 from api import chat_template
 from api.control_tokens import ControlTokens
-from registry.artifact_verification import ArtifactChanged, ArtifactRefused, read_verified
+from registry.added_tokens import build_tokenizer, read_special_tokens
+from registry.artifact_verification import ArtifactChanged, ReadJson, read_verified
 from registry.models import Model, Version
+from registry.sentence_encoder import TextSettings, read_text_settings
 from streams.errors import TokenOutOfRange, UnsupportedValue
 
 T = TypeVar("T")
 INLINE_CHARACTERS = 400
 LONG_CHARACTERS = 32_768  # longer texts have a thread of their own, so short ones need not wait
 MAX_LOADED = 8
+AS_IT_IS = TextSettings()  # a text goes to the tokeniser unchanged
 
 
 class EncodedPair(NamedTuple):
@@ -83,12 +88,24 @@ class FileTokenizer:
     """The tokeniser in `content`, the bytes of a model version's tokenizer.json.
 
     Truncation and padding that the file asks for are switched off, so every text is encoded whole.
-    Raises `ArtifactRefused` if `content` is no tokeniser.
+    A sentence encoder's `settings` say what is put before a text, and whether it is lowered. `read`
+    reads the other files, which may have tokens that `content` lacks, as far as they are below
+    `vocab_size`. Raises `ArtifactRefused` if `content` is no tokeniser.
     """
 
-    def __init__(self, content: bytes, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        special_tokens: Mapping[str, str],
+        settings: TextSettings = AS_IT_IS,
+        read: ReadJson = lambda path: None,
+        vocab_size: int = 0,
+    ) -> None:
         self.special_tokens = special_tokens
-        self._library = _read_library(content)
+        self._prompt = settings.prompt
+        self._library = build_tokenizer(content, read, vocab_size)
+        if settings.lower_case:
+            _lower_texts(self._library)
         added = self._library.get_added_tokens_decoder().values()
         self.control_tokens = ControlTokens(each.content for each in added if each.special)
         self._library.no_truncation()
@@ -100,7 +117,8 @@ class FileTokenizer:
         If `special` is True, the special tokens of the model are added around each text. Python's
         lock is released, so other threads run on meanwhile.
         """
-        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=special)
+        prompted = [self._prompt + text for text in texts]
+        encoded = self._library.encode_batch_fast(prompted, add_special_tokens=special)
         return [encoding.ids for encoding in encoded]
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[EncodedPair]:
@@ -109,11 +127,10 @@ class FileTokenizer:
         return [_to_encoded_pair(encoding) for encoding in self._library.encode_batch_fast(pairs)]
 
 
-def _read_library(content: bytes) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises no narrower one
-        raise ArtifactRefused("tokenizer.json", f"is no tokeniser ({error})") from None
+def _lower_texts(library: tokenizers.Tokenizer) -> None:
+    """Lower texts before all else that the tokeniser does to them."""
+    own = [library.normalizer] if library.normalizer else []
+    library.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 class TokenizerCache:
@@ -237,7 +254,7 @@ def _count_characters(
     messages: Sequence[chat_template.Message], tools: Sequence[chat_template.Tool] | None
 ) -> int:
     """The approximate number of characters of a chat, to choose a thread by."""
-    size = sum(len(message["content"]) for message in messages)
+    size = sum(len(chat_template.join_parts(message["content"])) for message in messages)
     structured = [tools, *(m["tool_calls"] for m in messages if "tool_calls" in m)]
     return size + len(str(structured)) if any(structured) else size
 
@@ -278,7 +295,15 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
     """
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()
-    return FileTokenizer(_read_file(version, "tokenizer.json"), _special_tokens(version))
+    read = partial(_read_json, version)
+    settings = read_text_settings(read) if model.engine == "embed" else AS_IT_IS
+    content = _read_file(version, "tokenizer.json")
+    return FileTokenizer(content, _special_tokens(version), settings, read, model.vocab_size)
+
+
+def _read_json(version: Version, path: str) -> Any:
+    """Return the content of a version's JSON file; None if it has no such file."""
+    return json.loads(_read_file(version, path)) if path in version.files else None
 
 
 def _read_file(version: Version, path: str) -> bytes:
@@ -288,17 +313,5 @@ def _read_file(version: Version, path: str) -> bytes:
 
 
 def _special_tokens(version: Version) -> dict[str, str]:
-    """All `<name>_token` entries, as templates use them; those of tokenizer_config.json win."""
-    found: dict[str, str] = {}
-    for path in ("special_tokens_map.json", "tokenizer_config.json"):
-        if path in version.files:
-            found |= _token_texts(json.loads(_read_file(version, path)))
-    return found
-
-
-def _token_texts(config: Any) -> dict[str, str]:
-    if not isinstance(config, dict):
-        return {}
-    named = {name: value for name, value in config.items() if name.endswith("_token")}
-    texts = {n: v.get("content") if isinstance(v, dict) else v for n, v in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    """All `<name>_token` entries, as templates use them."""
+    return read_special_tokens(partial(_read_json, version))

@@ -3,6 +3,10 @@
 artifact_verification   hashes a version's files and refuses those that could run code
 model_folder            says what a folder is that holds no model, and what it lacks
 model_inspection        reads engine, task, lengths and chat template from a model directory
+added_tokens            loads a tokeniser with the tokens that tokenizer.json lacks
+sentence_encoder        reads modules, prompts and limits of a sentence-transformers directory
+generation_config       reads a model's own defaults of sampling
+chat_templates          finds the chat template in each form in which directories have it
 remote_models           makes the record of a model that another server runs
 lora_inspection, safetensors_header  check a peft adapter against its model, by tensor shapes
 models, tenant_records  the records: Model, Version, Adapter, Alias; Tenant, ApiKey

@@ -5,10 +5,11 @@ scripts, symbolic links and configurations that ask for remote code are refused;
 file.
 """
 
+import codecs
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,9 +22,11 @@ PICKLES = frozenset(
 )
 CODE = frozenset({".py", ".pyc", ".so", ".sh", ".dll", ".dylib"})
 IGNORED = frozenset({".md", ".rst", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"})
+_READ_BY_TRANSFORMERS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 IGNORED_STEMS = ("readme", "license", "licence", "notice", "use_policy", "usage_policy")
 THREADS = min(8, os.cpu_count() or 1)
 SHORT_DIGEST = 12
+ReadJson = Callable[[str], Any]  # content of a JSON file, by relative path; None if it is missing
 
 
 class ArtifactError(MillstreamError):
@@ -114,6 +117,18 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def json_reader(directory: Path) -> ReadJson:
+    """Return a function that reads a JSON file of `directory`; its errors are those of `read_json`.
+
+    It returns None for a file that is missing.
+    """
+
+    def read(path: str) -> Any:
+        return read_json(directory / path) if (directory / path).exists() else None
+
+    return read
+
+
 def _compare(path: str, registered: str | None, found: str | None) -> None:
     if found is None:
         raise ArtifactChanged(path, "is missing")
@@ -173,8 +188,17 @@ def _sha256(path: Path) -> str:
 
 
 def _check_json(root: Path, path: str) -> None:
-    """Raise `ArtifactRefused` for a configuration that runs code or leads out of the directory."""
+    """Raise `ArtifactRefused` for a configuration that runs code or leads out of the directory.
+
+    Also for one that begins with a byte order mark, if transformers would have to read it.
+    """
     content = read_json(root / path)
+    if path in _READ_BY_TRANSFORMERS and _has_byte_order_mark(root / path):
+        raise ArtifactRefused(
+            path,
+            "begins with a byte order mark, which transformers does not read; remove its three "
+            f"bytes: sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
+        )
     if isinstance(content, dict):
         if "auto_map" in content:
             raise ArtifactRefused(path, "asks for remote code (auto_map)")
@@ -182,6 +206,11 @@ def _check_json(root: Path, path: str) -> None:
             _check_relative(str(file))
     if PurePosixPath(path).name == "modules.json":
         _check_modules(path, content)
+
+
+def _has_byte_order_mark(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
 
 
 def _weight_map(content: dict[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,26 @@
 """Reads a model's engine, task, lengths, vocabulary and chat template from its own files."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from registry.added_tokens import TOKENIZER, check_added_tokens
 from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
     combine_digests,
     hash_files,
-    read_json,
+    json_reader,
     read_json_object,
 )
+from registry.chat_templates import read_chat_template
+from registry.generation_config import read_sampling_defaults
 from registry.models import EngineKind, Model, Task, Version
+from registry.sentence_encoder import read_text_settings, read_vector_modules
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
-_TRAINED_LENGTHS = (
-    ("sentence_bert_config.json", "max_seq_length"),
-    ("tokenizer_config.json", "model_max_length"),
-)
+_WIDTHS = ("hidden_size", "dim", "d_model")
 _CLASSIFIES = "ForSequenceClassification"
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -55,6 +55,7 @@ def inspect_model(directory: Path) -> ModelDescription:
             f"architectures {config.get('architectures')} is no causal language model and no "
             "sequence classifier, and there is no modules.json of a sentence encoder",
         )
+    read_sampling_defaults(json_reader(directory))  # refuses what no worker would load
     return ModelDescription(
         "transformers",
         "generate",
@@ -72,6 +73,9 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
     there or do not say enough. Reads and hashes every file: call it in a thread.
     """
     files = hash_files(directory)
+    described = inspect_model(directory)
+    if TOKENIZER in files:
+        check_added_tokens(directory, described.vocab_size)
     digest = combine_digests(files)
     made = Version(
         id=version or digest[:SHORT_DIGEST],
@@ -80,7 +84,7 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
         digest=digest,
     )
     return Model(
-        **{**vars(inspect_model(directory)), **fields},
+        **{**vars(described), **fields},
         name=name,
         versions={made.id: made},
         default_version=made.id,
@@ -127,12 +131,13 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescription:
+    modules = read_vector_modules(json_reader(directory))
     return ModelDescription(
         "embed",
         "embed",
         _longest_input(directory, config),
         _first_number(config, ("vocab_size",)),
-        embedding_dimensions=_dimensions(directory, config),
+        embedding_dimensions=modules.dimensions(_first_number(config, _WIDTHS)),
     )
 
 
@@ -153,48 +158,17 @@ def _count_labels(config: dict[str, Any]) -> int:
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
     """Return the tokens that the model has positions for, or was trained with if that is less."""
-    lengths = [_first_number(config, _LENGTHS)]
+    length = _first_number(config, _LENGTHS)
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
         padding = config.get("pad_token_id")
-        lengths[0] -= (padding if _is_count(padding) else 1 if padding is None else 0) + 1
-    for name, key in _TRAINED_LENGTHS:
-        file = directory / name
-        if file.exists() and _is_count(limit := read_json_object(file).get(key)):
-            lengths.append(limit)
-    return min(lengths)
+        length -= (padding if _is_count(padding) else 1 if padding is None else 0) + 1
+    trained = read_text_settings(json_reader(directory)).max_tokens
+    return min(length, trained or _tokenizer_limit(directory) or length)
 
 
-def _dimensions(directory: Path, config: dict[str, Any]) -> int:
-    """Return the width of an embedding: of the last dense module, else of the encoder."""
-    dense = [_first_number(each, ("out_features",)) for each in _dense_modules(directory)]
-    return dense[-1] if dense else _first_number(config, ("hidden_size", "dim", "d_model"))
-
-
-def _dense_modules(directory: Path) -> Iterator[dict[str, Any]]:
-    for module in read_json(directory / "modules.json"):
-        if str(module.get("type")).endswith(".Dense"):
-            yield read_json_object(directory / str(module.get("path", "")) / "config.json")
-
-
-def read_chat_template(directory: Path) -> str | None:
-    """Return the chat template in chat_template.jinja, else the one in tokenizer_config.json.
-
-    Of several templates there, the one named `default` is returned. None if there is none.
-    """
-    file = directory / "chat_template.jinja"
-    if file.exists():
-        return _read_text(file)
-    tokenizer = directory / "tokenizer_config.json"
-    template = read_json_object(tokenizer).get("chat_template") if tokenizer.exists() else None
-    if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ArtifactRefused(file.name, f"is not UTF-8 ({error})") from None
+def _tokenizer_limit(directory: Path) -> int | None:
+    """Return the longest input according to tokenizer_config.json; None if it has no such limit."""
+    file = directory / "tokenizer_config.json"
+    limit = read_json_object(file).get("model_max_length") if file.exists() else None
+    return limit if _is_count(limit) else None

@@ -7,15 +7,23 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from streams import messages
-from streams.subjects import InvalidToken, Priority, escape, token
+from streams.subjects import Priority, token
 from streams.usage_accounts import Price
 
 EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
+GenerationConfig = Literal["auto", "none"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
+MAX_NAME_BYTES = 256  # of UTF-8; each may take three characters in a subject
 MOCK_VERSION = "1"
 # Fields that a newly added version leaves as they are in the model's record, unless it sets them.
-INHERITED_FIELDS = ("prompt_price", "completion_price", "default_max_tokens", "max_output_tokens")
+INHERITED_FIELDS = (
+    "prompt_price",
+    "completion_price",
+    "default_max_tokens",
+    "max_output_tokens",
+    "generation_config",
+)
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
     "*": "a NATS wildcard",
@@ -28,16 +36,14 @@ def validate_name(name: str) -> str:
     """Return `name` unchanged if it is valid for a model, version or alias.
 
     Raises ValueError with the reason otherwise. Valid are any printable characters except spaces,
-    `*`, `>` and `@`; at most 128, and short enough to be one escaped part of a NATS subject.
+    `*`, `>` and `@`; at most 128, with at most 256 bytes of UTF-8.
     """
     if not 1 <= len(name) <= MAX_NAME:
         raise ValueError(f"the name must have 1 to {MAX_NAME} characters, it has {len(name)}")
     for character in name:
         _check_character(name, character)
-    try:
-        escape(name)
-    except InvalidToken:
-        raise ValueError(f"the name {name!r} is too long once escaped for a subject") from None
+    if (size := len(name.encode(errors="replace"))) > MAX_NAME_BYTES:
+        raise ValueError(f"the name has {size} bytes of UTF-8, the limit is {MAX_NAME_BYTES}")
     return name
 
 
@@ -95,6 +101,8 @@ class Model(Record):
     default_version: str
     goals: dict[Priority, LatencyGoals] = {}
     chat_template: str | None = None
+    # Whether what a request does not say of sampling is as generation_config.json has it
+    generation_config: GenerationConfig = "auto"
     prompt_price: float | None = Field(default=None, ge=0)  # of a million prompt tokens
     completion_price: float | None = Field(default=None, ge=0)  # of a million generated tokens
     has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, and their tokens are estimated

@@ -6,20 +6,22 @@ environment variable of the worker that holds the API key.
 
 import hashlib
 import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from registry.added_tokens import TOKENIZER, load_tokenizer
 from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
     combine_digests,
     hash_files,
-    read_json,
 )
-from registry.model_inspection import read_chat_template, read_context_length
+from registry.chat_templates import read_chat_template
+from registry.model_inspection import read_context_length
 from registry.models import Model, Record, Task, Version
 from streams.errors import MillstreamError
 
@@ -126,12 +128,8 @@ def _digest(server: RemoteServer, files: dict[str, str]) -> str:
 
 
 def _vocabulary_size(directory: Path) -> int:
-    """Return one more than the highest token id in tokenizer.json."""
-    path = directory / "tokenizer.json"
-    if not path.exists():
-        raise ArtifactRefused("tokenizer.json", "is missing")
-    content: dict[str, Any] = read_json(path)
-    vocabulary = content.get("model", {}).get("vocab", {})
-    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-    added = (token["id"] for token in content.get("added_tokens", ()))
-    return 1 + max((*ids, *added), default=-1)
+    """Return one more than the highest id of the tokeniser in a directory."""
+    if not (directory / TOKENIZER).exists():
+        raise ArtifactRefused(TOKENIZER, "is missing")
+    library = load_tokenizer(directory, sys.maxsize)
+    return 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)

@@ -91,24 +91,42 @@ class Grammar:
     source: str = ""
 
 
+GREEDY_BELOW = 1e-5  # temperature, as in vLLM: the division by a smaller one overflows
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """How tokens are drawn where a request does not say: by default as OpenAI's API draws them."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+NEUTRAL_SAMPLING = SamplingDefaults()
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Sampling parameters of one request.
 
-    `seed` None means that the seed is derived from the request id, so that a second attempt at the
-    request draws the same tokens.
+    `temperature`, `top_p`, `top_k`, `min_p` or `repetition_penalty` None means that the request
+    does not say: `resolve` fills them. `seed` None means that the seed is derived from the request
+    id, so that a second attempt at the request draws the same tokens.
     """
 
     max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0: off
     seed: int | None = None
     stop: list[str] = field(default_factory=list)
     logprobs: int | None = None  # None: off; n: with the n likeliest alternatives
     ignore_eos: bool = False
-    min_p: float = 0.0  # 0: off; else the least probability, as a share of the likeliest token's
-    repetition_penalty: float = 1.0  # 1: off; applies to tokens in the prompt or the output
+    min_p: float | None = None  # 0: off; least probability, as a share of the likeliest token's
+    repetition_penalty: float | None = None  # 1: off; of tokens in the prompt or the output
     presence_penalty: float = 0.0  # applies to tokens in the output
     frequency_penalty: float = 0.0  # the same, times how often the token has occurred
     logit_bias: list[tuple[int, float]] = field(default_factory=list)
@@ -123,6 +141,25 @@ class Sampling:
         sampling = from_wire(cls, wire)
         grammar = wire.get("grammar")
         return replace(sampling, grammar=from_wire(Grammar, grammar)) if grammar else sampling
+
+    def resolve(self, defaults: SamplingDefaults = NEUTRAL_SAMPLING) -> "ResolvedSampling":
+        """Return the parameters with `defaults` for those that the request does not say."""
+        return ResolvedSampling(**{**vars(defaults), **_without_none(self)})
+
+
+@dataclass(frozen=True)
+class ResolvedSampling(Sampling):
+    """Sampling parameters that leave nothing open: an engine draws tokens by them."""
+
+    temperature: float = NEUTRAL_SAMPLING.temperature
+    top_p: float = NEUTRAL_SAMPLING.top_p
+    top_k: int = NEUTRAL_SAMPLING.top_k
+    min_p: float = NEUTRAL_SAMPLING.min_p
+    repetition_penalty: float = NEUTRAL_SAMPLING.repetition_penalty
+
+
+def _without_none(record: object) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -160,8 +197,11 @@ class Request:
     adapter: AdapterRef | None = None
 
     def pack(self) -> bytes:
-        """Return the request encoded as msgpack."""
-        return pack(self)
+        """Return the request encoded as msgpack.
+
+        What its sampling leaves open is left out, since older workers know no None there.
+        """
+        return pack({**vars(self), "sampling": _without_none(self.sampling)})
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:

@@ -1,8 +1,9 @@
 """NATS subjects of Millstream: each is built and parsed here and spelled nowhere else.
 
-Tokens of a subject match `[a-z0-9][a-z0-9_-]{0,62}`. Tenants, routes and ids must match as they are
-(`token`); names with other characters, such as model names, are escaped (`escape`). A function
-whose docstring says "filter" returns a pattern with wildcards. Pure.
+Tokens of a subject match `[a-z0-9][a-z0-9_-]*`. Tenants, routes and ids must match as they are, and
+have at most 63 characters (`token`). Names with other characters, such as model names, are escaped
+(`escape`), which makes them up to three times as long: at most 1024 characters. A function whose
+docstring says "filter" returns a pattern with wildcards. Pure.
 """
 
 import re
@@ -16,6 +17,8 @@ PREFIX = "infer"
 OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
+# A subject with an escaped model and version must be well below the broker's `max_control_line`
+_MAX_ESCAPED = 1024
 _PLAIN = re.compile(r"[a-z0-9-]")
 _ESCAPED = re.compile(r"_(_|[0-9a-f]{2})")
 _LEAD = "e_z"  # marks a name whose first character had to be escaped; `_z` is no escape
@@ -24,10 +27,8 @@ _LEAD = "e_z"  # marks a name whose first character had to be escaped; `_z` is n
 class InvalidToken(ValueError):
     """A name cannot be used as one part of a NATS subject; `value` is the name as it came."""
 
-    def __init__(self, value: str) -> None:
-        super().__init__(
-            f"{value!r} is not a subject token: it must match [a-z0-9][a-z0-9_-]{{0,62}}"
-        )
+    def __init__(self, value: str, reason: str = "it must match [a-z0-9][a-z0-9_-]{0,62}") -> None:
+        super().__init__(f"{value!r} is not a subject token: {reason}")
         self.value = value
 
 
@@ -60,13 +61,13 @@ def escape(name: str) -> str:
     """Return `name` encoded as one token of a NATS subject; `unescape` reverses the encoding.
 
     `[a-z0-9-]` stay, `_` becomes `__`, other UTF-8 bytes become `_xx`. Raises `InvalidToken` for an
-    empty name and for one whose escaped form is longer than a token may be.
+    empty name and for one whose escaped form is longer than 1024 characters.
     """
     out = "".join(c if _PLAIN.match(c) else _escape_character(c) for c in name)
     if out[:1] in ("_", "-") or out.startswith(_LEAD):
         out = _LEAD + out
-    if not _TOKEN.match(out):
-        raise InvalidToken(name)
+    if not 1 <= len(out) <= _MAX_ESCAPED:
+        raise InvalidToken(name, f"escaped it has {len(out)} characters, not 1 to {_MAX_ESCAPED}")
     return out
 
 

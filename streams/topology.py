@@ -1,5 +1,6 @@
 """Configuration of all streams and consumers as data; any service may declare them at start-up."""
 
+import hashlib
 from dataclasses import dataclass
 
 from nats.js.api import (
@@ -32,6 +33,9 @@ MIB = 2**20
 _INGRESS = "INGRESS_"
 # Reserved in the broker's store for each tenant that publishes: four of the largest submissions
 INGRESS_BYTES = 4 * MIB
+# Of escaped names in a consumer's name, which has at most 255 characters: the rest is a word and a
+# worker's name or a priority
+_MAX_NAMED = 180
 _LEAST_DUPLICATE_WINDOW = 0.1  # seconds; 0 would mean two minutes
 
 
@@ -193,7 +197,7 @@ def index_consumer(model: str, leader: str) -> ConsumerConfig:
     that wakes up pulls from a consumer that no longer exists.
     """
     return ConsumerConfig(
-        durable_name=f"dispatcher_{subjects.escape(model)}_{leader}",
+        durable_name=f"dispatcher_{_consumer_key(model)}_{leader}",
         filter_subject=subjects.requests_of(model),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=LOG_SECONDS,
@@ -216,9 +220,8 @@ def work_consumer(pool: PoolKey, ack_wait_seconds: float) -> ConsumerConfig:
 
     If a worker dies, its work is delivered again, to any worker, after `ack_wait_seconds`.
     """
-    model, version = subjects.escape(pool.model), subjects.escape(pool.version)
     return ConsumerConfig(
-        durable_name=f"pool_{model}_{version}_{pool.priority}",
+        durable_name=f"pool_{_consumer_key(pool.model, pool.version)}_{pool.priority}",
         filter_subject=subjects.work(pool),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ack_wait_seconds,
@@ -235,9 +238,8 @@ def worker_consumer(
     The broker removes the consumer once nobody has pulled for `IDLE_CONSUMER_SECONDS`. A delivery
     that is not acknowledged is repeated after `ack_wait_seconds`.
     """
-    names = subjects.escape(model), subjects.escape(version), worker
     return ConsumerConfig(
-        durable_name="worker_{}_{}_{}".format(*names),
+        durable_name=f"worker_{_consumer_key(model, version)}_{worker}",
         filter_subject=subjects.work_placed_on(model, version, worker),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ack_wait_seconds,
@@ -245,6 +247,17 @@ def worker_consumer(
         max_deliver=MAX_DELIVERIES,
         inactive_threshold=IDLE_CONSUMER_SECONDS,
     )
+
+
+def _consumer_key(*names: str) -> str:
+    """Return names as part of a consumer's name: escaped, or as a digest where that is too long.
+
+    The digest begins with `_z`, as no escaped name does, so it is never another model's name.
+    """
+    escaped = "_".join(map(subjects.escape, names))
+    if len(escaped) <= _MAX_NAMED:
+        return escaped
+    return "_z" + hashlib.sha256(escaped.encode()).hexdigest()
 
 
 def consumer_name_for(subject: str) -> str:

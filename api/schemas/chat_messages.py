@@ -27,17 +27,17 @@ _PART = {
 }
 
 
-def _parse_content(value: object) -> str:
-    """Return the text, or the texts of all parts; null, which assistants send, is empty.
+TextParts = list[dict[str, str]]  # each `{"type": "text", "text": …}`
 
-    Parts are joined by newlines, as vLLM joins them: none of their words run together.
-    """
-    if value is None:
+
+def _parse_content(value: object) -> str | TextParts:
+    """Return the text or the parts; null, which assistants send, and no parts are an empty text."""
+    if not value and (value is None or isinstance(value, list)):
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "\n".join(map(_part_text, value))
+        return [{"type": "text", "text": _part_text(part)} for part in value]
     raise wrong_value(f"must be a text or a list of parts, not {describe_value(value)}")
 
 
@@ -56,7 +56,7 @@ def _part_text(part: object) -> str:
 
 
 Content = Annotated[
-    str,
+    str | TextParts,
     PlainValidator(_parse_content),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
 ]

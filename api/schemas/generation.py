@@ -7,9 +7,8 @@ from pydantic import Field, model_validator
 from api.schemas.fields import INT32, InferenceBody, LogitBias, Seed, Stops, StopTokenIds, TokenIds
 from api.schemas.structured_outputs import ResponseFormat, StructuredOutputs
 from streams.errors import BadRequest
-from streams.messages import Grammar, Sampling
+from streams.messages import GREEDY_BELOW, Grammar, Sampling
 
-GREEDY_BELOW = 1e-5  # as in vLLM: the division by a smaller temperature overflows
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -116,26 +115,26 @@ class GenerationBody(InferenceBody):
         return "structured_outputs" if self.structured_outputs else "response_format"
 
     def to_sampling(self) -> Sampling:
-        """Return the sampling parameters for the engine, with OpenAI's defaults for missing fields.
+        """Return the sampling parameters for the engine; those that the body lacks are None.
 
         A `temperature` below 0.00001, or a `top_p` of 0, becomes a temperature of 0, which means
         greedy. A missing `max_tokens` becomes 0. The caller replaces it, because its default
         depends on the endpoint, the model, the tenant and the length of the prompt.
         """
-        temperature = 1.0 if self.temperature is None else self.temperature
-        if temperature < GREEDY_BELOW or self.top_p == 0:
+        temperature = self.temperature
+        if (temperature is not None and temperature < GREEDY_BELOW) or self.top_p == 0:
             temperature = 0.0
         return Sampling(
             max_tokens=self.requested_max_tokens or 0,
             temperature=temperature,
-            top_p=self.top_p or 1.0,
-            top_k=max(self.top_k or 0, 0),
+            top_p=self.top_p or (None if self.top_p is None else 1.0),
+            top_k=None if self.top_k is None else max(self.top_k, 0),
             seed=self.seed,
             stop=self.stop,
             logprobs=self.requested_logprobs,
             ignore_eos=bool(self.ignore_eos),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias,

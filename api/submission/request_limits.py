@@ -99,6 +99,8 @@ def _pack_prompt(
         raise ContextLengthExceeded(count, max_tokens, model.context_length, whose)
     stops = PLAIN_STOPS if submission.chat and model.chat_template is None else []
     sampling = submission.sampling_with(max_tokens, stops)
+    if model.generation_config == "none":
+        sampling = sampling.resolve()
     packed = pack_tokens(prompt)
     request = Request("generate", packed, sampling=sampling, adapter=adapter)
     salt = prefix_hashes.make_salt(tenant.name, adapter.digest if adapter else "")

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic.config import JsonDict
 
-from registry.models import LatencyGoals, ModelName, Task
+from registry.models import GenerationConfig, LatencyGoals, ModelName, Task
 from registry.remote_models import RemoteApi, Url
 from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings
 from streams.subjects import Priority, token
@@ -90,6 +90,12 @@ class AddSettings(ClientSettings):
         ge=1,
         description="most tokens of an answer whose request names no limit; what is left of the "
         "context unless told (/v1/completions: 16, as OpenAI's)",
+        json_schema_extra=MODEL,
+    )
+    generation_config: GenerationConfig | None = Field(
+        None,
+        description="what a request does not say of sampling: as generation_config.json has it "
+        "(auto, the default), or as OpenAI's API (none)",
         json_schema_extra=MODEL,
     )
     max_output_tokens: int | None = Field(

@@ -135,4 +135,6 @@ async def _make_record(name: str, source: str, settings: UpSettings, logs: Path)
         directory = await convert_demo_model(source, logs / "preparation.log")
     else:
         directory = Path(source)
-    return await asyncio.to_thread(model_from, directory, name)
+    return await asyncio.to_thread(
+        model_from, directory, name, generation_config=settings.generation_config
+    )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from registry.models import GenerationConfig
 from streams.base_settings import (
     DATA_DIR,
     Port,
@@ -50,6 +51,11 @@ class UpSettings(Settings):
     mock_ttft_ms: float = Field(20, ge=0, description="the mock model's time to first token")
     mock_itl_ms: float = Field(5, ge=0, description="the mock model's time between tokens")
     mock_sequences: int = Field(256, ge=1, description="sequences the mock model runs at once")
+    generation_config: GenerationConfig = Field(
+        "auto",
+        description="what a request does not say of sampling: as generation_config.json has it "
+        "(auto), or as OpenAI's API (none)",
+    )
     drain_seconds: float = Field(
         5, ge=0, description="time to finish what runs after the first SIGTERM or SIGINT"
     )

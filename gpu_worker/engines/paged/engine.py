@@ -62,6 +62,7 @@ class TransformersEngine:
         self._group = group or TensorParallelGroup()
         self._model, self._reference = loaded.model, loaded.reference
         self._vocabulary = TokenVocabulary(loaded.tokenizer, loaded.eos_ids)
+        self._sampling_defaults = loaded.sampling_defaults
         if kv_tokens is None:
             spare_bytes = device_memory.kv_budget_bytes(loaded.model.device)
             kv_tokens = models.max_kv_tokens(loaded, max_sequences, max_batch_tokens, spare_bytes)
@@ -174,7 +175,9 @@ class TransformersEngine:
         if refusal := self._limits.find_refusal(sequence) or self._adapters.refusal(adapter):
             self._ready.append(Output(sequence.request_id, error=refusal))
             return
-        generating = GeneratingSequence(sequence, self._vocabulary, self._model.device)
+        generating = GeneratingSequence(
+            sequence, self._vocabulary, self._model.device, self._sampling_defaults
+        )
         if finish := generating.finish_reason():
             self._ready.append(Output(sequence.request_id, finish=finish))
             return

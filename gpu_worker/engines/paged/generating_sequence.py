@@ -19,7 +19,7 @@ from gpu_worker.engines.sequence_limits import count_reserved_tokens
 from gpu_worker.engines.token_bytes import token_bytes
 from streams import prefix_hashes
 from streams.logprob_token_text import spell_bytes
-from streams.messages import LEAST_LOGPROB, Logprob
+from streams.messages import LEAST_LOGPROB, Logprob, SamplingDefaults
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,20 @@ class GeneratingSequence:
     """A sequence while it is in the engine: its tokens, text, seed, penalties and grammar.
 
     `sequence.generated` are tokens of an earlier attempt at the same request, which has sent their
-    text. Generation continues after them, and their text is not returned again. `state` is the
-    scheduler's view of the sequence. `matcher` is None without a grammar, and until the grammar is
-    compiled.
+    text. Generation continues after them, and their text is not returned again. `defaults` are for
+    the sampling parameters that the request does not say. `state` is the scheduler's view of the
+    sequence. `matcher` is None without a grammar, and until the grammar is compiled.
     """
 
     def __init__(
-        self, sequence: Sequence, vocabulary: TokenVocabulary, device: torch.device
+        self,
+        sequence: Sequence,
+        vocabulary: TokenVocabulary,
+        device: torch.device,
+        defaults: SamplingDefaults,
     ) -> None:
-        sampling, self.sequence = sequence.sampling, sequence
+        self.sequence = sequence
+        self._sampling = sampling = sequence.sampling.resolve(defaults)
         self._eos_ids = vocabulary.eos_ids
         self._end_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._eos_ids)}
         salt = prefix_hashes.make_salt(
@@ -119,12 +124,11 @@ class GeneratingSequence:
         The draw depends on the seed and on the number of generated tokens alone, so that every
         attempt draws the same. At temperature 0 it is 0 and not used.
         """
-        sampling = self.sequence.sampling
-        is_random = sampling.temperature > 0
+        is_random = self._sampling.temperature > 0
         is_processed = self.matcher or self._penalties or self._is_too_short
         processor = self._process_logits if is_processed else None
         return RowSampling(
-            sampling,
+            self._sampling,
             draw_uniform(self._seed, self.generated_count) if is_random else 0.0,
             processor,
         )

@@ -32,6 +32,11 @@ from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
 from gpu_worker.engines.paged.proof import Reference, compute_reference, describe_setting
 from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack, watch_reads
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
+from gpu_worker.engines.precision import choose_dtype
+from registry.added_tokens import load_tokenizer, read_end_id
+from registry.artifact_verification import json_reader
+from registry.generation_config import read_sampling_defaults
+from streams.messages import NEUTRAL_SAMPLING, SamplingDefaults
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -52,6 +57,7 @@ class LoadedCausalLM:
     context_length: int
     eos_ids: frozenset[int]  # end-of-sequence ids
     reference: Reference | None = None
+    sampling_defaults: SamplingDefaults = NEUTRAL_SAMPLING
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -66,10 +72,15 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
     not on `ranks` tensor parallel ranks. A configuration that cannot be read raises transformers'
     error.
     """
-    config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    target_device = resolve_device(device)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        directory,
+        dtype=choose_dtype(directory, target_device),  # the file may say "auto", which is none
+        local_files_only=True,
+    )
     check_architecture(config)
     check_model_class(config)
-    check_tensor_parallel(config, ranks, resolve_device(device))
+    check_tensor_parallel(config, ranks, target_device)
     return config
 
 
@@ -97,18 +108,24 @@ def load_model(
     if ranks > 1:
         replace_parallel_linears(model)
     attention = model.config._attn_implementation
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer = load_tokenizer(directory, model.config.get_text_config().vocab_size)
+    read, reference = json_reader(directory), None
     with watch_reads(model) as read_layers:
-        loaded, reference = inspect_model(model, tokenizer), None
+        loaded = inspect_model(model, tokenizer, read_end_id(tokenizer, read))
     if ranks == 1 and not is_proven(describe_setting(model)):
         model.set_attn_implementation(attention)
         reference = compute_reference(model, tokenizer, loaded.vocab_size, loaded.context_length)
     merge_and_pack(model, read_layers)
-    return replace(loaded, reference=reference)
+    defaults = read_sampling_defaults(read)
+    return replace(loaded, reference=reference, sampling_defaults=defaults)
 
 
-def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalLM:
+def inspect_model(
+    model: PreTrainedModel, tokenizer: Tokenizer, end_id: int | None = None
+) -> LoadedCausalLM:
     """Return a loaded model with its KV layers, vocabulary size, context length and end tokens.
+
+    `end_id` is the tokeniser's end token, which ends an output like those of the configuration.
 
     Runs one token through the model. Puts the model into evaluation mode and switches dynamic RoPE
     off. The context length is 4096 where the configuration has none. Raises `UnsupportedModel` if
@@ -121,7 +138,7 @@ def inspect_model(model: PreTrainedModel, tokenizer: Tokenizer) -> LoadedCausalL
     context = getattr(config, "max_position_embeddings", None) or 4096
     layers = probe_kv_layers(model)
     return LoadedCausalLM(
-        model, layers, tokenizer, config.vocab_size, context, _read_eos_ids(model)
+        model, layers, tokenizer, config.vocab_size, context, _read_eos_ids(model, end_id)
     )
 
 
@@ -217,12 +234,18 @@ def check_tensor_parallel(config: PreTrainedConfig, ranks: int, device: torch.de
             raise UnsupportedModel(f"{name} cannot run on {ranks} tensor parallel ranks: {reason}")
 
 
-def _read_eos_ids(model: PreTrainedModel) -> frozenset[int]:
+def _read_eos_ids(model: PreTrainedModel, end_id: int | None) -> frozenset[int]:
+    """Return the ids that generation_config.json, else config.json names, and the tokeniser's.
+
+    vLLM stops at both: a model that was trained further often has its end of turn only in its
+    tokeniser's settings.
+    """
+    own = frozenset() if end_id is None else frozenset([end_id])
     for settings in (model.generation_config, model.config.get_text_config()):
         end = getattr(settings, "eos_token_id", None)
         if end is not None:
-            return frozenset([end] if isinstance(end, int) else end)
-    return frozenset()
+            return own | frozenset([end] if isinstance(end, int) else end)
+    return own
 
 
 def max_kv_tokens(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engines.device_transfer import to_device
-from streams.messages import Sampling
+from streams.messages import ResolvedSampling
 
 _INITIAL_CAPACITY = 64
 
@@ -21,7 +21,7 @@ class Penalties:
     token, and applies the penalties to the logits before each sampling.
     """
 
-    def __init__(self, sampling: Sampling, prompt: list[int], device: torch.device) -> None:
+    def __init__(self, sampling: ResolvedSampling, prompt: list[int], device: torch.device) -> None:
         self._sampling = sampling
         self._index_by_token: dict[int, int] = {}
         self._ids = torch.empty(_INITIAL_CAPACITY, dtype=torch.long, device=device)
@@ -78,7 +78,7 @@ class Penalties:
 
 
 def build_penalties(
-    sampling: Sampling, prompt: list[int], generated: list[int], device: torch.device
+    sampling: ResolvedSampling, prompt: list[int], generated: list[int], device: torch.device
 ) -> Penalties | None:
     """Return a sequence's penalties with its `generated` tokens counted.
 

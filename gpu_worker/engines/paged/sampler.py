@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gpu_worker.engines.device_transfer import to_device, to_host
-from streams.messages import Sampling
+from streams.messages import ResolvedSampling
 
 CANDIDATES = 1024  # highest logits to cut among; sorting a vocabulary of 262144 takes 13 ms a row
 STRIDE = 512
@@ -39,7 +39,7 @@ class RowSampling:
     `logits_processor` changes the row's float logits in place before anything else is done to them.
     """
 
-    sampling: Sampling
+    sampling: ResolvedSampling
     uniform: float = 0.0
     logits_processor: Callable[[Tensor], None] | None = None
 

@@ -1,7 +1,8 @@
 """The remote engine: a model that another server runs, behind HTTP.
 
 engine              the `Engine`: a thread with an event loop, one task per sequence
-openai_client       sequences to an OpenAI-compatible server; continues a broken stream
+openai_client       sequences to an OpenAI-compatible server; resumes a broken stream
+stream_resumption   whether that continues, replays or fails; drops what is repeated  (pure)
 single_item_client  sequences to an API that takes one input per call
 retrying_caller     each call until one succeeds, with concurrency_limiter, circuit_breaker, backoff
 http_client         sends it; `call_errors` says which failures are worth another call

@@ -1,14 +1,14 @@
 """The remote engine: sequences in, outputs out; an event loop in its own thread makes the calls."""
 
 import asyncio
-import json
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import structlog
 from tokenizers import Tokenizer
@@ -25,6 +25,8 @@ from gpu_worker.engines.remote.openai_protocol import OpenAIProtocol, VLLMProtoc
 from gpu_worker.engines.remote.retrying_caller import RetryingCaller
 from gpu_worker.engines.remote.single_item_client import SingleItemClient
 from gpu_worker.engines.sequence_limits import count_reserved_tokens
+from registry.added_tokens import load_tokenizer, read_end_id
+from registry.artifact_verification import json_reader
 from streams.errors import MillstreamError
 
 Api = Literal["openai", "vllm", "single"]
@@ -253,21 +255,14 @@ def _read_api_key(variable: str) -> str:
 
 
 def _load_tokenizer(directory: Path | None) -> Tokenizer | None:
-    return Tokenizer.from_file(str(directory / "tokenizer.json")) if directory else None
+    return load_tokenizer(directory, sys.maxsize) if directory else None
 
 
 def _read_eos_ids(directory: Path | None, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Return the end-of-sequence ids of generation_config.json or the tokeniser's settings."""
+    """Return the end-of-sequence ids of generation_config.json and of the tokeniser's settings."""
     if directory is None or tokenizer is None:
         return frozenset()
-    found = _read_json(directory / "generation_config.json").get("eos_token_id")
-    if found is None:
-        name = _read_json(directory / "tokenizer_config.json").get("eos_token")
-        content = name.get("content") if isinstance(name, dict) else name
-        found = tokenizer.token_to_id(content) if content else None
-    return frozenset(found if isinstance(found, list) else [found]) - {None}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text()) if path.exists() else {}
-    return content if isinstance(content, dict) else {}
+    read = json_reader(directory)
+    found = (read("generation_config.json") or {}).get("eos_token_id")
+    own = read_end_id(tokenizer, read)
+    return frozenset([*(found if isinstance(found, list) else [found]), own]) - {None}

@@ -1,14 +1,14 @@
-"""The remote client of OpenAI-compatible servers; it continues a stream that breaks.
+"""The remote client of OpenAI-compatible servers; it resumes a stream that breaks.
 
-The next call then asks for what follows the prompt and everything emitted so far, with what is left
-of `max_tokens`. Nothing is emitted twice.
+The next call asks for what follows the prompt and everything emitted so far, or, where that would
+be another answer, for all of it again (`stream_resumption`). Nothing is emitted twice.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from gpu_worker.engines.engine import FinishReason, Output, Sequence, UpstreamUsage
+from gpu_worker.engines.engine import EngineError, FinishReason, Output, Sequence, UpstreamUsage
 from gpu_worker.engines.remote.call_errors import RetryableError
 from gpu_worker.engines.remote.http_client import HttpClient
 from gpu_worker.engines.remote.openai_protocol import DONE, Delta, OpenAIProtocol, TextOrTokens
@@ -21,7 +21,16 @@ from gpu_worker.engines.remote.output_decoder import (
     extend_sequence,
 )
 from gpu_worker.engines.remote.retrying_caller import MarkAnswered, RetryingCaller
+from gpu_worker.engines.remote.stream_resumption import (
+    ReplayDiffers,
+    ResumeMode,
+    StoredPrefix,
+    choose_resume_mode,
+    find_output_dependent,
+    resume_failure,
+)
 from gpu_worker.engines.seeds import derive_seed
+from streams.messages import Sampling
 
 Emit = Callable[[Output], Awaitable[None]]
 _EMPTY_DELTA = Delta()
@@ -31,15 +40,18 @@ SEED_LIMIT = 2**31  # derived seeds are below it: every server accepts these
 def choose_seed(sequence: Sequence) -> int:
     """Return the client's sampling seed, else a number below 2^31 made from the request's id.
 
-    Every attempt at the request gets the same one.
+    Every attempt at the request gets the same one. Behind generated tokens it is another, made from
+    that and their number: a server would draw the numbers of the first tokens once more, and tend
+    to repeat them.
     """
-    chosen = sequence.sampling.seed
-    return derive_seed(sequence.request_id) % SEED_LIMIT if chosen is None else chosen
+    chosen, count = sequence.sampling.seed, len(sequence.generated)
+    seed = derive_seed(sequence.request_id) % SEED_LIMIT if chosen is None else chosen
+    return derive_seed(f"{seed}:{count}") % SEED_LIMIT if count else seed
 
 
 @dataclass(frozen=True)
 class OpenAIClient:
-    """Runs sequences against an OpenAI-compatible server, and continues streams that break.
+    """Runs sequences against an OpenAI-compatible server, and resumes streams that break.
 
     Without a tokeniser, prompts and inputs are sent as text. `eos_ids` are the end-of-sequence ids.
     """
@@ -50,12 +62,17 @@ class OpenAIClient:
     tokenizer: TokenizerLike | None
     eos_ids: frozenset[int] = frozenset()
 
+    @property
+    def has_token_ids(self) -> bool:
+        """True if the tokens of the output are known, False if only its text is."""
+        return self.protocol.has_token_ids and self.tokenizer is not None
+
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
         """Await `emit` with each output of a request, and return after the one that finishes it.
 
-        A stream that breaks is continued by another call; nothing is emitted twice. Raises
-        `EngineError` if the server rejects the request or fails too often. Cancelling closes the
-        connection.
+        A stream that breaks is resumed by another call; nothing is emitted twice. Raises
+        `EngineError` if the server rejects the request or fails too often, or if the answer cannot
+        be resumed exactly. Cancelling closes the connection.
         """
         await self.caller.call_with_retries(_OpenAICompletion(self, sequence, emit).stream)
 
@@ -81,7 +98,7 @@ class OpenAIClient:
 
         It decodes token ids if the server sends them and there is a tokeniser, else text.
         """
-        if self.protocol.has_token_ids and self.tokenizer:
+        if self.has_token_ids and self.tokenizer:
             return TokenOutputDecoder(sequence, self.tokenizer)
         return TextOutputDecoder(sequence, self.tokenizer)
 
@@ -100,35 +117,101 @@ class OpenAIClient:
         return tokens if self.tokenizer else bytes_to_text(tokens)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One call to the server: what it continues, and what its output must repeat first.
+
+    `begun` is the sequence behind which the server is asked to go on.
+    """
+
+    begun: Sequence
+    decoder: OutputDecoder
+    prefix: StoredPrefix
+
+    def decode_delta(self, delta: Delta) -> Output:
+        """Return what an event adds to the stored output; raises `ReplayDiffers`."""
+        return self.prefix.drop(self.decoder.decode_delta(delta))
+
+    def flush(self) -> Output:
+        """Return the output held back, at the end of the stream.
+
+        Raises `ReplayDiffers` if the answer ends before all that is stored was repeated.
+        """
+        output = self.prefix.drop(self.decoder.flush())
+        if not self.prefix.is_complete:
+            raise ReplayDiffers
+        return output
+
+    def total_usage(self, usage: UpstreamUsage) -> UpstreamUsage:
+        """Return the server's count for this call as that of the whole request."""
+        count = len(self.begun.generated)
+        return UpstreamUsage(max(0, usage.prompt_tokens - count), usage.completion_tokens + count)
+
+
 class _OpenAICompletion:
     """One request over all of its calls; `_sequence` includes everything emitted so far."""
 
     def __init__(self, client: OpenAIClient, sequence: Sequence, emit: Emit) -> None:
         self._client, self._sequence, self._emit = client, sequence, emit
+        self._dependent = find_output_dependent(sequence.sampling, client.protocol.output_dependent)
+        self._replay_differed = False
         self._finish: FinishReason | None = None
         self._usage: UpstreamUsage | None = None
 
     async def stream(self, mark_answered: MarkAnswered) -> None:
-        """Make one call and emit its output; raises `RetryableError` if it ends too early."""
-        stored_tokens = len(self._sequence.generated)
+        """Make one call and emit its output; raises `RetryableError` if it ends too early.
+
+        A call that was to repeat what is stored, and did not, is followed by one that continues it.
+        Raises `EngineError` if that would be another answer.
+        """
+        self._usage = None
         decoder = self._client.start_decoder(self._sequence)
         self._finish = "stop" if decoder.is_stopped else self._client.finish_reason(self._sequence)
-        if not self._finish:
-            await self._relay(decoder, mark_answered)
-        usage = self._usage and UpstreamUsage(
-            max(0, self._usage.prompt_tokens - stored_tokens),
-            self._usage.completion_tokens + stored_tokens,
-        )
-        await self._emit(replace(decoder.flush(), finish=self._finish, usage=usage or None))
-
-    async def _relay(self, decoder: OutputDecoder, mark_answered: MarkAnswered) -> None:
-        """Emit what the server streams, until it gives a finish reason or a stop string appears."""
+        if self._finish:
+            await self._emit(replace(decoder.flush(), finish=self._finish))
+            return
         try:
-            async with aclosing(self._deltas(decoder)) as deltas:
+            await self._run(self._prepare_call(decoder), mark_answered)
+        except ReplayDiffers:
+            self._replay_differed = True
+            await self.stream(mark_answered)
+
+    def _prepare_call(self, decoder: OutputDecoder) -> _Call:
+        """Return the next call; `decoder` continues the sequence. Raises `EngineError` if none."""
+        mode = choose_resume_mode(
+            self._sequence,
+            can_continue=not self._dependent and _can_encode(decoder),
+            replay_differed=self._replay_differed,
+        )
+        has_token_ids = self._client.has_token_ids
+        if mode is ResumeMode.FAIL:
+            raise resume_failure(self._dependent)
+        if mode is not ResumeMode.REPLAY:
+            return _Call(self._sequence, decoder, StoredPrefix([], "", has_token_ids))
+        begun = replace(self._sequence, generated=[], text="")
+        prefix = StoredPrefix(self._sequence.generated, self._sequence.text, has_token_ids)
+        return _Call(begun, self._client.start_decoder(begun), prefix)
+
+    async def _run(self, call: _Call, mark_answered: MarkAnswered) -> None:
+        """Make a call and emit its output up to the end of the answer."""
+        await self._relay(call, mark_answered)
+        output = call.flush()
+        usage = self._usage and call.total_usage(self._usage)
+        await self._emit(replace(output, finish=self._finish, usage=usage))
+
+    async def _relay(self, call: _Call, mark_answered: MarkAnswered) -> None:
+        """Emit what the server streams, until it gives a finish reason or a stop string appears.
+
+        A replay counts as answered only once it brings something new: otherwise a server that
+        breaks in the same place each time would be asked until the deadline.
+        """
+        try:
+            async with aclosing(self._deltas(call)) as deltas:
                 async for delta in deltas:
-                    mark_answered()
-                    await self._emit_delta(decoder, delta)
-                    if decoder.is_stopped:
+                    if call.prefix.is_complete:
+                        mark_answered()
+                    await self._emit_delta(call, delta)
+                    if call.decoder.is_stopped:
                         break
         except RetryableError:
             if not self._finish:
@@ -138,14 +221,12 @@ class _OpenAICompletion:
                 "stream", "the stream ends before the output does", suspicious=True
             )
 
-    async def _deltas(self, decoder: OutputDecoder) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, call: _Call) -> AsyncGenerator[Delta, None]:
         """Call the server and yield its events, without the empty ones."""
-        sampling = self._sequence.sampling
-        remaining = replace(
-            sampling, max_tokens=sampling.max_tokens - len(self._sequence.generated)
-        )
         body = self._client.protocol.completion_body(
-            decoder.continuation_prompt(), remaining, choose_seed(self._sequence)
+            call.decoder.continuation_prompt(),
+            _remaining_sampling(call.begun),
+            choose_seed(call.begun),
         )
         async with aclosing(self._client.http.stream_events("/completions", body)) as events:
             async for data in events:
@@ -154,10 +235,29 @@ class _OpenAICompletion:
                 if (delta := self._client.protocol.parse_event(data)) != _EMPTY_DELTA:
                     yield delta
 
-    async def _emit_delta(self, decoder: OutputDecoder, delta: Delta) -> None:
-        output = decoder.decode_delta(delta)
-        self._finish = "stop" if decoder.is_stopped else delta.finish or self._finish
+    async def _emit_delta(self, call: _Call, delta: Delta) -> None:
+        output = call.decode_delta(delta)
+        self._finish = "stop" if call.decoder.is_stopped else delta.finish or self._finish
         self._usage = delta.usage or self._usage
         if output.tokens or output.text:
             self._sequence = extend_sequence(self._sequence, output)
             await self._emit(output)
+
+
+def _can_encode(decoder: OutputDecoder) -> bool:
+    """True if what is stored can be put behind the prompt exactly."""
+    try:
+        decoder.continuation_prompt()
+    except EngineError:
+        return False
+    return True
+
+
+def _remaining_sampling(begun: Sequence) -> Sampling:
+    """Return the sampling parameters for what follows a sequence: its tokens count as output."""
+    sampling, count = begun.sampling, len(begun.generated)
+    return replace(
+        sampling,
+        max_tokens=sampling.max_tokens - count,
+        min_tokens=max(0, sampling.min_tokens - count),
+    )

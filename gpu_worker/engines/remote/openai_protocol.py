@@ -94,10 +94,17 @@ class OpenAIProtocol:
     """Request bodies and answers of `model` that any OpenAI-compatible server knows.
 
     Parameters that have no effect are left out of bodies. `has_token_ids`: the server sends token
-    ids.
+    ids. `output_dependent` are the parameters whose effect on a token depends on which tokens
+    before it the same call has generated, so that it is another where these are in the prompt.
     """
 
     has_token_ids = False
+    output_dependent: tuple[str, ...] = (
+        "grammar",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+    )
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -109,6 +116,7 @@ class OpenAIProtocol:
 
         Raises `EngineError` for a grammar that the API has no field for.
         """
+        sampling = sampling.resolve()
         optional = {
             "stop": sampling.stop,
             "top_k": sampling.top_k,
@@ -206,9 +214,14 @@ class OpenAIProtocol:
 
 
 class VLLMProtocol(OpenAIProtocol):
-    """Request bodies and answers of vLLM, which sends token ids and takes regular expressions."""
+    """Request bodies and answers of vLLM, which sends token ids and takes regular expressions.
+
+    Its `repetition_penalty` is for the tokens of prompt and output alike; that of others may not
+    be (SGLang's is for the output alone).
+    """
 
     has_token_ids = True
+    output_dependent = ("grammar", "presence_penalty", "frequency_penalty")
 
     def completion_body(
         self, prompt: TextOrTokens, sampling: Sampling, seed: int

@@ -53,10 +53,10 @@ class RetryingCaller:
         """Call `action` until it raises no `RetryableError`, and return what it returns.
 
         `action` makes one call to the server; its argument is a function that it calls once the
-        server has begun to answer. Raises `EngineError` after four suspicious failures (the request
-        itself may be the cause) without an answer in between. Other failures are retried, with
-        growing pauses, until the caller cancels this, as it does at the request's deadline. Other
-        errors of `action` are raised as they are.
+        server has begun to answer with something new. Raises `EngineError` after four suspicious
+        failures (the request itself may be the cause) without such an answer in between. Other
+        failures are retried, with growing pauses, until the caller cancels this, as it does at the
+        request's deadline. Other errors of `action` are raised as they are.
         """
         failures = suspicions = 0
         while True:

@@ -12,7 +12,7 @@ from gpu_worker.engines.engine import EngineError
 from gpu_worker.engines.remote.call_errors import RetryableError
 from streams.messages import Sampling
 
-_DEFAULT_SAMPLING = Sampling()
+_DEFAULT_SAMPLING = Sampling().resolve()
 _UNSUPPORTED_FIELDS = (
     "grammar",
     "logprobs",
@@ -40,6 +40,7 @@ def generation_body(text: str, sampling: Sampling, seed: int) -> dict[str, Any]:
     Temperature 0 is sent as `do_sample: false`, since the API takes no zero. Raises `EngineError`
     for a sampling parameter that the API has no field for.
     """
+    sampling = sampling.resolve()
     if unsupported := [
         name
         for name in _UNSUPPORTED_FIELDS

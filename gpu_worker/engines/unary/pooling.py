@@ -1,10 +1,8 @@
 """Pools token states to one vector, as a sentence-transformers directory describes it."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load_file
@@ -13,37 +11,39 @@ from torch.nn.functional import normalize
 
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.padding import PaddedBatch
+from registry.artifact_verification import json_reader
+from registry.sentence_encoder import (
+    PoolingMode,
+    VectorLayer,
+    VectorModules,
+    read_vector_modules,
+)
 
-PoolingMode = Literal["mean", "cls", "lasttoken"]
-POOLING_MODES = ("mean", "cls", "lasttoken")
-SUPPORTED_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-VectorLayer = Callable[[Tensor], Tensor]
+Layer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Pooling:
     """Makes one vector per input of a model's token states `[rows, tokens, size]`.
 
-    Pools by `mode` (mean of all tokens, first token, last token), then applies `layers` in order.
+    Pools by each of `modes` and joins the results, applies `layers` in order, and cuts the vectors
+    to `truncate_dim` numbers, unless that is None.
     """
 
-    mode: PoolingMode
-    layers: tuple[VectorLayer, ...]
+    modes: tuple[PoolingMode, ...]
+    layers: tuple[Layer, ...] = ()
+    truncate_dim: int | None = None
 
     @classmethod
     def from_directory(cls, directory: Path, device: torch.device) -> "Pooling":
         """Read the pooling and the layers after it from a directory's `modules.json`.
 
-        Without a pooling module the mode is `mean`. Layers are loaded onto `device`. Raises
-        ValueError for a module, pooling mode or activation that is not supported, and names it;
-        OSError if a file is missing.
+        Layers are loaded onto `device`. Raises `ArtifactRefused` for a module or pooling mode that
+        is not supported, ValueError for such an activation, and OSError if a file is missing.
         """
-        path = directory / "modules.json"
-        steps = [(m["type"].rsplit(".", 1)[-1], directory / m["path"]) for m in _read_json(path)]
-        if unknown := {step for step, _ in steps}.difference(SUPPORTED_MODULES):
-            raise ValueError(f"{path} has steps unknown here: {', '.join(sorted(unknown))}")
-        modes = [_read_mode(folder / "config.json") for step, folder in steps if step == "Pooling"]
-        return cls(modes[0] if modes else "mean", tuple(_load_layers(steps, device)))
+        modules: VectorModules = read_vector_modules(json_reader(directory))
+        layers = _load_layers(directory, modules.layers, device)
+        return cls(modules.modes, tuple(layers), modules.truncate_dim)
 
     @property
     def normalises(self) -> bool:
@@ -52,62 +52,71 @@ class Pooling:
 
     def __call__(self, states: Tensor, batch: PaddedBatch) -> Tensor:
         """Return the vectors, float32 `[rows, size]`."""
-        vectors = self._pool(states.float(), batch)
+        pooled = [_pool(mode, states.float(), batch) for mode in self.modes]
+        vectors = torch.cat(pooled, dim=-1)
         for layer in self.layers:
             vectors = layer(vectors)
-        return vectors
-
-    def _pool(self, states: Tensor, batch: PaddedBatch) -> Tensor:
-        if self.mode == "cls":
-            return states[:, 0]
-        if self.mode == "lasttoken":
-            return batch.select_last(states)
-        weights = batch.mask[..., None].float()
-        return (states * weights).sum(1) / weights.sum(1)
+        return vectors[:, : self.truncate_dim]
 
 
-def _load_layers(steps: list[tuple[str, Path]], device: torch.device) -> Iterator[VectorLayer]:
-    for step, directory in steps:
-        if step == "Dense":
-            yield _load_dense(directory).to(device)
-        elif step == "Normalize":
+def _pool(mode: PoolingMode, states: Tensor, batch: PaddedBatch) -> Tensor:
+    """Pool by one mode; padding is on the right and counts in none."""
+    if mode == "cls":
+        return states[:, 0]
+    if mode == "lasttoken":
+        return batch.select_last(states)
+    mask = batch.mask[..., None]
+    if mode == "max":
+        return states.masked_fill(mask == 0, -torch.inf).amax(1)
+    weights = mask.float()
+    if mode == "weightedmean":  # later tokens, which a decoder made of more, weigh more
+        weights = weights * torch.arange(1, states.shape[1] + 1, device=states.device)[:, None]
+    total = weights.sum(1)
+    return (states * weights).sum(1) / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)
+
+
+def _load_layers(
+    directory: Path, layers: tuple[VectorLayer, ...], device: torch.device
+) -> Iterator[Layer]:
+    for layer in layers:
+        if layer.kind == "Dense":
+            yield _Dense(directory, layer).to(device).eval()
+        elif layer.kind == "LayerNorm":
+            yield _load_layer_norm(directory, layer).to(device)
+        elif layer.kind == "Normalize":
             yield normalize
+        # Dropout does nothing outside of training
 
 
-def _load_dense(directory: Path) -> nn.Module:
-    """Load a linear layer and its activation from a directory of configuration and weights.
+class _Dense(nn.Module):
+    """A linear layer with its activation and, where it has one, the way around both."""
 
-    Raises ValueError for a layer over single tokens.
-    """
-    settings = _read_json(directory / "config.json")
-    if settings.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        raise ValueError(f"{directory} is a layer over single tokens, which is not supported")
-    weights = load_file(directory / "model.safetensors")
-    linear = nn.Linear(
-        settings["in_features"], settings["out_features"], bias="linear.bias" in weights
-    )
-    linear.load_state_dict({name.removeprefix("linear."): w for name, w in weights.items()})
-    name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
-    return nn.Sequential(linear, build_activation(name)).eval()
+    def __init__(self, directory: Path, layer: VectorLayer) -> None:
+        super().__init__()
+        weights = load_file(directory / layer.path / "model.safetensors")
+        self.linear = _load_linear(weights, "linear")
+        name = layer.settings.get("activation_function") or "torch.nn.modules.activation.Tanh"
+        self.activation = build_activation(name)
+        self.residual: nn.Module | None = None
+        if layer.settings.get("use_residual"):
+            projects = "residual.weight" in weights
+            self.residual = _load_linear(weights, "residual") if projects else nn.Identity()
 
-
-def _read_mode(path: Path) -> PoolingMode:
-    settings = _read_json(path)
-    modes = [settings["pooling_mode"]] if "pooling_mode" in settings else _read_mode_flags(settings)
-    if len(modes) != 1 or modes[0] not in POOLING_MODES:
-        raise ValueError(
-            f"{path} asks for pooling {modes}; one of {', '.join(POOLING_MODES)} is possible"
-        )
-    return cast(PoolingMode, modes[0])
+    def forward(self, vectors: Tensor) -> Tensor:
+        made: Tensor = self.activation(self.linear(vectors))
+        return made if self.residual is None else made + self.residual(vectors)
 
 
-def _read_mode_flags(settings: dict[str, object]) -> list[str]:
-    """Return the modes written in the older style, `"pooling_mode_mean_tokens": true`."""
-    on = [key.removeprefix("pooling_mode_") for key, value in settings.items() if value is True]
-    return [
-        key.removesuffix("_tokens").removesuffix("_token") for key in on if key != "include_prompt"
-    ]
+def _load_linear(weights: dict[str, Tensor], name: str) -> nn.Linear:
+    own = {key.removeprefix(f"{name}."): w for key, w in weights.items() if key.startswith(name)}
+    outputs, inputs = own["weight"].shape
+    linear = nn.Linear(inputs, outputs, bias="bias" in own)
+    linear.load_state_dict(own)
+    return linear
 
 
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+def _load_layer_norm(directory: Path, layer: VectorLayer) -> nn.Module:
+    weights = load_file(directory / layer.path / "model.safetensors")
+    norm = nn.LayerNorm(weights["norm.weight"].shape[0])
+    norm.load_state_dict({key.removeprefix("norm."): w for key, w in weights.items()})
+    return norm.eval()

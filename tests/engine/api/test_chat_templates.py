@@ -1,16 +1,19 @@
 """Chat templates: the gateway's prompts are those that transformers would make."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from api import chat_template
 from api.tokenizer import TokenizerCache
 from registry.artifact_verification import combine_digests, hash_files
+from registry.chat_templates import read_chat_template
 from registry.models import Model, Version
 
 CHATML = """{% for message in messages %}
@@ -120,3 +123,65 @@ def model_of(directory: Path, template: str | None) -> tuple[Model, Version]:
         chat_template=template,
     )
     return model, version
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
+FIRST = "  {% for m in messages %}\n  {{ m.content }}\n  {% endfor %}\n\n"
+SECOND = """{%- macro say(m) -%}{{ wrap(m.content) }}{%- endmacro %}
+{%- macro wrap(text) -%}<{{ text }}>{%- endmacro %}
+{{ tools | tojson }}
+{% set count = messages | length %}
+{% for m in messages %}
+    {{- say(m) ~ count }}
+{% endfor %}
+   """
+PARTED = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def in_files(path: Path, default: str, tool_use: str) -> None:
+    (path / "chat_template.jinja").write_text(default)
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates/tool_use.jinja").write_text(tool_use)
+    (path / "additional_chat_templates/rag.jinja").write_text("{{ documents[0] }}")
+
+
+def in_config(path: Path, default: str, tool_use: str) -> None:
+    named = {"default": default, "tool_use": tool_use, "rag": "{{ documents[0] }}"}
+    content = json.loads((path / "tokenizer_config.json").read_text())
+    content["chat_template"] = [{"name": n, "template": t} for n, t in named.items()]
+    (path / "tokenizer_config.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("layout", [in_files, in_config])
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+@pytest.mark.parametrize(
+    "templates",
+    [(FIRST, SECOND), (SECOND, FIRST), (CHATML, GEMMA), ("\n" + FIRST, "\n  " + SECOND + "\n\n")],
+)
+def test_a_template_for_tools_is_rendered_as_in_transformers(
+    directory: Path,
+    layout: Callable[[Path, str, str], None],
+    tools: list[Any] | None,
+    templates: tuple[str, str],
+) -> None:
+    """Both templates become one, and not a newline of either may change in that."""
+    layout(directory, *templates)
+    theirs = AutoTokenizer.from_pretrained(directory).apply_chat_template(
+        turns("hi"), tools=tools, tokenize=False, add_generation_prompt=True
+    )
+    found = read_chat_template(directory)
+    assert chat_template.render(found, turns("hi"), SPECIAL, tools) == theirs
+
+
+@pytest.mark.parametrize(
+    "content", ["hi", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]]
+)
+def test_parts_are_rendered_as_in_transformers(content: object) -> None:
+    """A template that takes both gets what the client wrote."""
+    messages = [{"role": "user", "content": content}]
+    rendered = render_jinja_template([messages], None, None, PARTED, False, False, True)
+    assert chat_template.render(PARTED, messages, {}) == rendered[0][0]

@@ -194,3 +194,14 @@ def test_no_pass_asks_whether_its_positions_need_other_frequencies(layer: str | 
 def test_kv_is_never_more_than_could_be_used() -> None:
     """A tiny model takes little of a large machine."""
     assert max_kv_tokens(load_tiny_model("llama"), 2, 512, 1 << 40) == 2 * CONTEXT
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_dtype_that_is_left_to_the_reader_is_the_weights_own(tmp_path: Path, key: str) -> None:
+    """Some directories have `auto` there, at which transformers alone fails."""
+    model("llama").save_pretrained(tmp_path)
+    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = config.pop("dtype")
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: "auto"}))
+    assert str(load_model(tmp_path, "cpu").model.dtype) == f"torch.{own}"

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.paged.penalties import build_penalties
 from gpu_worker.engines.paged.sampler import RowSampling, sample
-from streams.messages import Sampling
+from streams.messages import ResolvedSampling
 from tests.engine.tiny_models import END, VOCABULARY, engine, prompt, run_to_end
 
 COUNT = 40
 SAMPLINGS = {
-    "repetition": Sampling(COUNT, temperature=0, repetition_penalty=1.3),
-    "presence": Sampling(COUNT, temperature=0.7, seed=1, presence_penalty=1.5),
-    "frequency": Sampling(COUNT, temperature=0.7, seed=2, frequency_penalty=-0.8),
-    "bias": Sampling(COUNT, temperature=1, seed=3, logit_bias=[(END, -100.0), (65, 4.0)]),
-    "min_p": Sampling(COUNT, temperature=1.5, seed=4, min_p=0.2),
-    "all": Sampling(
+    "repetition": ResolvedSampling(COUNT, temperature=0, repetition_penalty=1.3),
+    "presence": ResolvedSampling(COUNT, temperature=0.7, seed=1, presence_penalty=1.5),
+    "frequency": ResolvedSampling(COUNT, temperature=0.7, seed=2, frequency_penalty=-0.8),
+    "bias": ResolvedSampling(COUNT, temperature=1, seed=3, logit_bias=[(END, -100.0), (65, 4.0)]),
+    "min_p": ResolvedSampling(COUNT, temperature=1.5, seed=4, min_p=0.2),
+    "all": ResolvedSampling(
         COUNT,
         temperature=0.9,
         seed=5,
@@ -31,7 +31,7 @@ SAMPLINGS = {
         logit_bias=[(66, 2.5)],
         logprobs=2,
     ),
-    "none": Sampling(COUNT, temperature=1, seed=6),
+    "none": ResolvedSampling(COUNT, temperature=1, seed=6),
 }
 
 
@@ -40,7 +40,7 @@ def _sequences() -> list[Sequence]:
 
 
 def _plainly(
-    logits: list[float], sampling: Sampling, before: list[int], output: list[int]
+    logits: list[float], sampling: ResolvedSampling, before: list[int], output: list[int]
 ) -> list[float]:
     """OpenAI's and vLLM's definitions, token by token."""
     changed = []
@@ -78,7 +78,7 @@ def test_logits_change_as_the_definitions_say(
     bias: dict[int, float],
 ) -> None:
     """Whichever part of the output an earlier attempt made."""
-    sampling = Sampling(
+    sampling = ResolvedSampling(
         repetition_penalty=factor,
         presence_penalty=presence,
         frequency_penalty=frequency,
@@ -95,7 +95,7 @@ def test_logits_change_as_the_definitions_say(
 
 def test_who_asks_for_none_pays_for_none() -> None:
     """A batch without them runs as if there were no such thing."""
-    assert build_penalties(Sampling(), [1, 2], [3], torch.device("cpu")) is None
+    assert build_penalties(ResolvedSampling(), [1, 2], [3], torch.device("cpu")) is None
 
 
 def test_a_penalised_sequence_is_the_same_alone_in_company_and_behind_a_crash() -> None:
@@ -115,19 +115,19 @@ def test_a_penalised_sequence_is_the_same_alone_in_company_and_behind_a_crash() 
 def test_a_bias_of_100_forces_a_token_and_minus_100_bans_it(temperature: float) -> None:
     """OpenAI's promise."""
     for token in (7, 200):
-        forced = Sampling(12, temperature=temperature, logit_bias=[(token, 100.0)])
+        forced = ResolvedSampling(12, temperature=temperature, logit_bias=[(token, 100.0)])
         assert (
             run_to_end(engine(), [Sequence("a", prompt(1, 9), forced)]).tokens["a"] == [token] * 12
         )
     banned = [(token, -100.0) for token in range(VOCABULARY) if token not in (65, 66)]
-    two = Sampling(12, temperature=temperature, logit_bias=banned)
+    two = ResolvedSampling(12, temperature=temperature, logit_bias=banned)
     assert set(run_to_end(engine(), [Sequence("a", prompt(1, 9), two)]).tokens["a"]) <= {65, 66}
 
 
 def test_logprobs_are_the_models_own() -> None:
     """Whatever was forced, the client sees what the model thought of it."""
-    forced = Sampling(1, temperature=0, logprobs=2, logit_bias=[(7, 100.0)])
-    free = Sampling(1, temperature=0, logprobs=VOCABULARY)
+    forced = ResolvedSampling(1, temperature=0, logprobs=2, logit_bias=[(7, 100.0)])
+    free = ResolvedSampling(1, temperature=0, logprobs=VOCABULARY)
     results = run_to_end(
         engine(), [Sequence("forced", prompt(1, 9), forced), Sequence("free", prompt(1, 9), free)]
     )
@@ -161,7 +161,7 @@ def test_min_p_cuts_before_the_other_cuts(
     before = (left.cumsum(-1) - left) / left.sum()
     nucleus = (before < top_p * (1 + 1e-6)) & (left > 0)
     allowed = set(ordered.indices[: len(left)][nucleus].tolist())
-    sampling = Sampling(temperature=temperature, min_p=min_p, top_p=top_p, top_k=top_k)
+    sampling = ResolvedSampling(temperature=temperature, min_p=min_p, top_p=top_p, top_k=top_k)
     choices = [RowSampling(sampling, (i + 0.5) / 200) for i in range(200)]
     drawn = {s.token for s in sample(logits.repeat(200, 1), choices)}
     assert drawn <= allowed

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from gpu_worker.engines.paged.sampler import CANDIDATES, RowSampling, draw_uniform, sample
 from gpu_worker.engines.seeds import derive_seed
-from streams.messages import Sampling
+from streams.messages import ResolvedSampling
 
 PROBABILITIES = (0.15, 0.5, 0.05, 0.3)
 DRAWS = 4000
 
 
-def _draw(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> list[int]:
+def _draw(logits: Tensor, sampling: ResolvedSampling, uniforms: list[float]) -> list[int]:
     rows = logits.expand(len(uniforms), -1)
     sampled = sample(rows, [RowSampling(sampling, u) for u in uniforms])
     return [s.token for s in sampled if s.token is not None]
@@ -25,18 +25,21 @@ def _grid() -> list[float]:
 @pytest.mark.parametrize(
     ("sampling", "want"),
     [
-        (Sampling(temperature=1), (0.15, 0.5, 0.05, 0.3)),
-        (Sampling(temperature=1, top_k=2), (0, 0.625, 0, 0.375)),
-        (Sampling(temperature=1, top_p=0.7), (0, 0.625, 0, 0.375)),
-        (Sampling(temperature=1, top_p=0.81, top_k=3), (0, 0.625, 0, 0.375)),  # of 0.95: 0.84
-        (Sampling(temperature=1, top_p=0.85, top_k=3), (0.158, 0.526, 0, 0.316)),
-        (Sampling(temperature=0.5), (0.0616, 0.685, 0.0068, 0.2466)),
-        (Sampling(temperature=1, top_p=0.0001), (0, 1, 0, 0)),
-        (Sampling(temperature=0), (0, 1, 0, 0)),
+        (ResolvedSampling(temperature=1), (0.15, 0.5, 0.05, 0.3)),
+        (ResolvedSampling(temperature=1, top_k=2), (0, 0.625, 0, 0.375)),
+        (ResolvedSampling(temperature=1, top_p=0.7), (0, 0.625, 0, 0.375)),
+        (
+            ResolvedSampling(temperature=1, top_p=0.81, top_k=3),
+            (0, 0.625, 0, 0.375),
+        ),  # of .95: .84
+        (ResolvedSampling(temperature=1, top_p=0.85, top_k=3), (0.158, 0.526, 0, 0.316)),
+        (ResolvedSampling(temperature=0.5), (0.0616, 0.685, 0.0068, 0.2466)),
+        (ResolvedSampling(temperature=1, top_p=0.0001), (0, 1, 0, 0)),
+        (ResolvedSampling(temperature=0), (0, 1, 0, 0)),
     ],
 )
 def test_tokens_come_in_their_proportions(
-    sampling: Sampling, want: tuple[float, float, float, float]
+    sampling: ResolvedSampling, want: tuple[float, float, float, float]
 ) -> None:
     """After temperature, then the cuts, what is left is scaled up evenly."""
     drawn = _draw(torch.tensor([PROBABILITIES]).log(), sampling, _grid())
@@ -48,9 +51,9 @@ def test_rows_keep_to_their_own_rules() -> None:
     """Greedy, sampled and cut rows share a batch."""
     logits = torch.tensor([PROBABILITIES]).log().expand(3, -1)
     choices = [
-        RowSampling(Sampling(temperature=0)),
-        RowSampling(Sampling(temperature=1), 0.01),
-        RowSampling(Sampling(temperature=1, top_k=1), 0.01),
+        RowSampling(ResolvedSampling(temperature=0)),
+        RowSampling(ResolvedSampling(temperature=1), 0.01),
+        RowSampling(ResolvedSampling(temperature=1, top_k=1), 0.01),
     ]
     assert [s.token for s in sample(logits, choices)] == [1, 0, 1]
 
@@ -62,7 +65,7 @@ def test_no_draw_leads_to_a_token_that_was_cut(vocabulary: int, point: float) ->
     generator = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn((1, vocabulary), generator=generator)
     best = set(logits[0].topk(20).indices.tolist())
-    assert _draw(logits, Sampling(temperature=1, top_k=20), [point])[0] in best
+    assert _draw(logits, ResolvedSampling(temperature=1, top_k=20), [point])[0] in best
 
 
 def test_a_nucleus_of_many_tokens_is_found_exactly() -> None:
@@ -72,7 +75,7 @@ def test_a_nucleus_of_many_tokens_is_found_exactly() -> None:
     ordered = logits.softmax(-1).sort(descending=True)
     size = int((ordered.values.cumsum(-1) < 0.9).sum()) + 1
     assert size > CANDIDATES
-    drawn = set(_draw(logits, Sampling(temperature=1, top_p=0.9), _grid()))
+    drawn = set(_draw(logits, ResolvedSampling(temperature=1, top_p=0.9), _grid()))
     assert drawn <= set(ordered.indices[0, :size].tolist())
     assert len(drawn) > CANDIDATES
 
@@ -83,7 +86,8 @@ def test_noise_of_rounding_moves_no_draw() -> None:
     logits = torch.randn((64, 30_000), generator=generator) * 3
     noisy = logits + torch.randn(logits.shape, generator=generator) * 1e-6
     choices = [
-        RowSampling(Sampling(temperature=1, top_p=0.95), draw_uniform(7, i)) for i in range(64)
+        RowSampling(ResolvedSampling(temperature=1, top_p=0.95), draw_uniform(7, i))
+        for i in range(64)
     ]
     assert sample(logits, choices) == sample(noisy, choices)
 
@@ -96,14 +100,14 @@ def test_what_is_not_a_number_yields_no_token_and_harms_no_neighbour(
     """The engine fails that request, and only that one."""
     logits = torch.tensor([PROBABILITIES, PROBABILITIES]).log()
     logits[0, 2] = bad
-    choices = [RowSampling(Sampling(temperature=temperature, logprobs=1), 0.3)] * 2
+    choices = [RowSampling(ResolvedSampling(temperature=temperature, logprobs=1), 0.3)] * 2
     assert [s.token for s in sample(logits, choices)] == [None, 1]
 
 
 def test_bfloat16_and_an_empty_batch_are_fine() -> None:
     """Models compute in it; a step of prefill alone has no logits."""
     logits = torch.tensor([PROBABILITIES]).log().bfloat16()
-    assert sample(logits, [RowSampling(Sampling(temperature=0))])[0].token == 1
+    assert sample(logits, [RowSampling(ResolvedSampling(temperature=0))])[0].token == 1
     assert sample(logits[:0], []) == []
 
 
@@ -125,6 +129,6 @@ def test_greedy_takes_the_first_of_the_highest(vocabulary: int, dtype: torch.dty
     """Wherever it lies; bfloat16 has many equal ones."""
     logits = torch.randn(64, vocabulary, generator=torch.Generator().manual_seed(1)).to(dtype)
     logits[0, -1] = logits[1, 0] = 9
-    sampled = sample(logits, [RowSampling(Sampling(temperature=0))] * len(logits))
+    sampled = sample(logits, [RowSampling(ResolvedSampling(temperature=0))] * len(logits))
     first = [(row == row.max()).nonzero()[0, 0].item() for row in logits.float()]
     assert [s.token for s in sampled] == first

@@ -266,6 +266,18 @@ async def test_limits_are_given_and_stay(nats_url: str, files: Path) -> None:
         assert len(model.versions) == 2
 
 
+async def test_whether_a_models_own_sampling_counts_is_said_once(
+    nats_url: str, files: Path
+) -> None:
+    """By default it counts; a new version leaves it as it was said."""
+    await run_add(nats_url, files, name="m", version="1")
+    await run_add(nats_url, files, name="n", version="1", generation_config="none")
+    await run_add(nats_url, files, name="n", version="2")
+    async with open_registry(nats_url) as registry:
+        found = [registry.models[name].generation_config for name in ("m", "n")]
+        assert found == ["auto", "none"]
+
+
 async def test_goals_are_given_by_priority_and_stay(nats_url: str) -> None:
     """A new version is to be as fast as the one before, unless it says otherwise."""
     far = {"name": "far", "context_length": "512"}

@@ -8,6 +8,7 @@ from api.submission.request_limits import DeadlineLimits, pack_request
 from api.submission.submission_record import Submission
 from registry.models import Model, Version, mock_model
 from registry.tenant_records import Tenant
+from streams import messages
 from streams.errors import (
     BadRequest,
     ContextLengthExceeded,
@@ -15,7 +16,14 @@ from streams.errors import (
     OutputTooLong,
     UnsupportedValue,
 )
-from streams.messages import Request, RequestKind, Sampling, unpack_tokens
+from streams.messages import (
+    NEUTRAL_SAMPLING,
+    Request,
+    RequestKind,
+    Sampling,
+    SamplingDefaults,
+    unpack_tokens,
+)
 from streams.subjects import Priority
 
 MODEL = mock_model(context_length=100)
@@ -39,6 +47,24 @@ def test_prompt_and_output_fit_the_context(prompt: int, asked: int, granted: int
     assert request.sampling.max_tokens == granted
     assert unpack_tokens(request.prompt) == [1] * prompt
     assert (admitted.prompt_tokens, admitted.cost) == (prompt, prompt + granted)
+
+
+@pytest.mark.parametrize("said", [{}, {"temperature": 0.5, "repetition_penalty": 1.0}])
+def test_sampling_that_a_request_leaves_open_is_the_workers_to_fill(said: dict[str, float]) -> None:
+    """Unless the model's record says that its files do not count; what was said stays."""
+    asked = submission(sampling=Sampling(max_tokens=1, **said))  # type: ignore[arg-type]
+    own = SamplingDefaults(0.1, 0.2, 3, 0.4, 1.5)
+    for choice, defaults in (("auto", own), ("none", NEUTRAL_SAMPLING)):
+        model = MODEL.model_copy(update={"generation_config": choice})
+        packed = pack_request(asked, model, TENANT, [[1]]).payload
+        expected = {**vars(defaults), **said}
+        assert vars(Request.unpack(packed).sampling.resolve(own)).items() >= expected.items()
+
+
+def test_open_sampling_is_no_null_on_the_wire() -> None:
+    """A worker of the release before would take a null for a number."""
+    packed = pack_request(submission(), MODEL, TENANT, [[1]]).payload
+    assert None not in messages.unpack(packed)["sampling"].values()
 
 
 @pytest.mark.parametrize(("prompt", "asked"), [(10, 91), (100, 1), (100, 0), (101, 0)])

@@ -13,7 +13,7 @@ from api.schemas.websocket_frames import Frame, GenerateFrame
 from api.submission.submission_record import Submission
 from gateway.entrypoints import openapi
 from streams.errors import BadRequest
-from streams.messages import Sampling
+from streams.messages import ResolvedSampling, Sampling, SamplingDefaults
 from streams.subjects import Priority
 
 COMPLETION = {"model": "m", "prompt": "x"}
@@ -36,8 +36,21 @@ def refusal(record: type[Body], body: dict[str, Any]) -> tuple[str, str | None, 
 
 
 def test_what_was_not_said_is_as_openai_has_it() -> None:
-    """Clients that say nothing expect OpenAI's defaults."""
-    assert completion().to_sampling() == Sampling(max_tokens=0, temperature=1.0, top_p=1.0)
+    """Clients that say nothing expect OpenAI's defaults, unless the model has its own."""
+    assert completion().to_sampling() == Sampling(max_tokens=0)
+    assert completion().to_sampling().resolve() == ResolvedSampling(
+        max_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0
+    )
+
+
+def test_what_was_said_is_not_replaced_by_the_models_defaults() -> None:
+    """Also where it is said that something is off."""
+    own = SamplingDefaults(0.6, 0.9, 20, 0.1, 1.3)
+    said = {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+    assert completion(**said).to_sampling().resolve(own) == ResolvedSampling(max_tokens=0)
+    resolved = completion(top_p=0).to_sampling().resolve(own)
+    assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0.0, 1.0, 20)
+    assert vars(completion().to_sampling().resolve(own)).items() >= vars(own).items()
     assert completion(**dict.fromkeys(["temperature", "top_p", "stop", "n"])) == completion()
 
 
@@ -250,12 +263,12 @@ def test_best_of_may_say_what_n_says(best_of: int | None) -> None:
     assert completion(n=2, best_of=best_of).choice_count == 2
 
 
-def test_chat_parts_are_joined() -> None:
-    """Newer clients send texts as lists of parts; a line each, so that no words run together."""
+def test_chat_parts_are_kept_for_the_template() -> None:
+    """Newer clients send texts as lists of parts, and some templates join these themselves."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     turns = [{"role": "developer", "content": parts}, {"role": "assistant", "content": None}]
     assert chat(messages=turns).template_messages == [
-        {"role": "system", "content": "a\nb"},
+        {"role": "system", "content": parts},
         {"role": "assistant", "content": ""},
     ]
 

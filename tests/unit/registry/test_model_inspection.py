@@ -26,6 +26,9 @@ MODULES = [
 ]
 
 
+DENSE = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+
+
 def write(directory: Path, **files: Any) -> Path:
     """Write JSON files by their stem."""
     for stem, content in files.items():
@@ -100,8 +103,7 @@ def test_an_input_fits_the_positions(
 
 def test_a_dense_module_sets_the_width(tmp_path: Path) -> None:
     """Clients get as many dimensions as the last module has outputs."""
-    dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
-    write(tmp_path, config=BERT, modules=[*MODULES, dense])
+    write(tmp_path, config=BERT, modules=[*MODULES, DENSE])
     (tmp_path / "2_Dense").mkdir()
     write(tmp_path / "2_Dense", config={"in_features": 384, "out_features": 128})
     assert inspect_model(tmp_path).embedding_dimensions == 128
@@ -131,7 +133,8 @@ def test_files_that_say_too_little_are_refused(tmp_path: Path, config: Any, reas
     [
         ({"tokenizer_config": []}, "tokenizer_config.json: is not a JSON object"),
         ({"modules": MODULES, "sentence_bert_config": 5}, "sentence_bert_config.json: is not"),
-        ({"modules": [{"type": "sentence_transformers.models.Dense"}]}, "out_features"),
+        ({"modules": [{"type": "sentence_transformers.models.Dense"}]}, "one Transformer"),
+        ({"modules": [*MODULES, DENSE]}, "2_Dense/config.json: has out_features None"),
     ],
 )
 def test_a_file_of_another_shape_is_refused_by_name(

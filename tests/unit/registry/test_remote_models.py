@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from millstream.models.settings import AddSettings
 from registry.artifact_verification import ArtifactRefused
@@ -17,8 +19,9 @@ SINGLE = SERVER.model_copy(update={"api": "single"})
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    vocabulary = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 9}]}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    library = Tokenizer(WordLevel({"a": 0, "b": 8}, "a"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<end>": 2}))
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 77}))
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     return tmp_path
@@ -27,7 +30,7 @@ def files(tmp_path: Path) -> Path:
 def test_the_tokenizers_files_say_the_rest(files: Path) -> None:
     """Prompts are checked, counted and rendered as those of a model of our own."""
     model = remote_model(VLLM, "far", tokenizer=files)
-    assert (model.context_length, model.vocab_size, model.has_tokenizer) == (77, 10, True)
+    assert (model.context_length, model.vocab_size, model.has_tokenizer) == (77, 9, True)
     assert model.chat_template == "{{ messages }}"
     assert model.default.directory == str(files)
     assert model.default.options["context_length"] == 77

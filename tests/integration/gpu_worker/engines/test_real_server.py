@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import urllib.request
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from registry.remote_models import RemoteServer, remote_model
 from tests.support.gateways import RunningGateway, cell_with_model
+from tests.support.stub_upstream import UpstreamCall, running_upstream
 
 SERVER = os.environ.get("MILLSTREAM_TEST_SERVER", "")
 TOKENIZER = Path(os.environ.get("MILLSTREAM_TEST_TOKENIZER", "."))
@@ -77,3 +79,58 @@ async def test_a_stop_string_ends_it(gateway: RunningGateway) -> None:
     answer = await gateway.complete(PROMPTS[1], stop=[stop], **GREEDY)
     assert answer.text == whole[: whole.index(stop)]
     assert answer.json["choices"][0]["finish_reason"] == "stop"
+
+
+class CuttingRelay:
+    """A responder that passes calls on; the next ones end after so many events as `cuts` says."""
+
+    def __init__(self) -> None:
+        self.cuts, self.calls = deque[int](), 0
+
+    def __call__(self, call: UpstreamCall) -> None:
+        self.calls += 1
+        left = self.cuts.popleft() if self.cuts else None
+        asked = urllib.request.Request(SERVER + call.path, json.dumps(call.body).encode(), JSON)
+        call.send_head(kind="text/event-stream")
+        with urllib.request.urlopen(asked) as answer:
+            events = (line for line in answer if line.strip())
+            for count, line in enumerate(events):
+                if count == left:
+                    return
+                call.wfile.write(line + b"\n")
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "wheels": {"enum": [1, 2, 3]}},
+    "required": ["name", "wheels"],
+    "additionalProperties": False,
+}
+RESUMED: dict[str, dict[str, Any]] = {
+    "json": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "o", "schema": SCHEMA}}
+    },
+    "presence": {"presence_penalty": 1.5, "ignore_eos": True},
+    "frequency": {"frequency_penalty": 1.5, "ignore_eos": True},
+    "repetition": {"repetition_penalty": 1.3, "ignore_eos": True},
+    "plain": {"ignore_eos": True},
+}
+
+
+@pytest.mark.parametrize("api", ["vllm", "openai"])
+@pytest.mark.parametrize("name", RESUMED)
+async def test_a_stream_that_is_cut_ends_as_the_server_would_have(
+    nats_url: str, api: Any, name: str
+) -> None:
+    """Greedy, and alone on the server: with a grammar and with each penalty, cut twice."""
+    relay = CuttingRelay()
+    with running_upstream(relay) as upstream:
+        server = RemoteServer(url=upstream.url, model="far", api=api)
+        model = remote_model(server, "far", tokenizer=TOKENIZER)
+        async with cell_with_model(nats_url, model) as gateway:
+            whole = await gateway.complete(PROMPTS[0], **GREEDY, **RESUMED[name])
+            relay.cuts.extend([4, 7])
+            answer = await gateway.complete(PROMPTS[0], **GREEDY, **RESUMED[name])
+    assert (answer.text, relay.calls) == (whole.text, 4)
+    if "response_format" in RESUMED[name]:
+        assert answer.text.count("{") == 1

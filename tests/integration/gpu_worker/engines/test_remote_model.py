@@ -1,8 +1,10 @@
 """A remote model through all of Millstream: the server may fail, its clients do not see it."""
 
+import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,14 +37,23 @@ from tests.support.stub_upstream import (
     split_words,
     stream_answer,
 )
+from tests.support.tiny_model_server import TinyModelServer, pieces_tokenizer
 
 QUICK = {"retry_seconds": 0.01, "cooldown_seconds": 0.05}
 
 
-def model_of(url: str, name: str = "corn", task: Any = "generate", **server: Any) -> Model:
+def model_of(
+    url: str,
+    name: str = "corn",
+    task: Any = "generate",
+    tokenizer: Path | None = None,
+    **server: Any,
+) -> Model:
     """A remote model that is tried again sooner than an operator would want."""
     options = {"model": "corn", "chunk_seconds": 0.5, **server}
-    made = remote_model(RemoteServer(url=url, **options), name, task=task, context=1000)
+    made = remote_model(
+        RemoteServer(url=url, **options), name, task=task, tokenizer=tokenizer, context=1000
+    )
     version = made.default.model_copy(update={"options": {**made.default.options, **QUICK}})
     return made.model_copy(update={"versions": {version.id: version}})
 
@@ -88,7 +99,9 @@ async def test_through_a_flaky_server_every_request_ends_once_and_whole(nats_url
         chance.choice(ways)(call)
 
     with running_upstream(flaky) as server:
-        async with behind(nats_url, model_of(server.url)) as c:
+        # a call that only awaits the end may fall silent at once, before its first event
+        model = model_of(server.url, first_seconds=2)
+        async with behind(nats_url, model) as c:
             requests = [await ask(c) for _ in range(16)]
             await eventually(lambda: all(c.terminal(request) for request in requests))
             served = [request for request in requests if c.record_counts(request)["done"]]
@@ -146,6 +159,102 @@ async def test_another_worker_continues_behind_the_stored_text(nats_url: str) ->
         assert c.attempts(request) == [1, 2]
         assert c.text(request) == ANSWER
         assert indices(c, request) == [*range(len(split_words(ANSWER)))]
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "json_schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "mill", "schema": {"type": "object"}},
+        }
+    },
+    "json_object": {"response_format": {"type": "json_object"}},
+    "presence": {"presence_penalty": 0.4},
+    "frequency": {"frequency_penalty": 0.5},
+    "repetition": {"repetition_penalty": 1.5},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("tokens_known", [True, False])
+async def test_answers_with_grammars_and_penalties_are_whole_over_breaks(
+    nats_url: str, tmp_path: Path, name: str, tokens_known: bool
+) -> None:
+    """In chats and completions, streamed or not: the answer of an undisturbed server."""
+    files = tmp_path / "tokenizer"
+    files.mkdir()
+    pieces_tokenizer().save(str(files / "tokenizer.json"))
+    served: dict[str, Any] = {"api": "vllm", "tokenizer": files} if tokens_known else {}
+    tiny = TinyModelServer(counts_prompt=tokens_known)
+    with running_upstream(tiny) as server:
+        model = model_of(server.url, **served)
+        async with cell_with_model(nats_url, model) as gateway:
+            for chat in (True, False):
+                body = {"model": "corn", "max_tokens": 50, "temperature": 0, **RESUMED[name]}
+                body |= {"messages": [{"role": "user", "content": "hi"}]} if chat else {}
+                body |= {} if chat else {"prompt": PROMPT}
+                path = "/v1/chat/completions" if chat else "/v1/completions"
+                whole = (await gateway.request("POST", path, body)).json["choices"]
+                for stream in (False, True):
+                    tiny.breaks.extend([2, 4])
+                    answer = await gateway.request("POST", path, {**body, "stream": stream})
+                    assert not tiny.breaks
+                    if stream:
+                        assert _streamed_text(answer.events) == _text_of(whole[0])
+                    else:
+                        assert answer.json["choices"] == whole
+                if "response_format" in body:
+                    assert set(json.loads(_text_of(whole[0]))) == {"wheels", "stones"}
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def _streamed_text(events: list[dict[str, Any]]) -> str:
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(
+        each.get("text") or each.get("delta", {}).get("content") or "" for each in choices
+    )
+
+
+@pytest.mark.parametrize("ignores_seed", [False, True])
+async def test_another_worker_replays_a_document_or_says_that_it_cannot(
+    nats_url: str, ignores_seed: bool
+) -> None:
+    """Half of a document is stored when the worker goes; no second one follows it."""
+    tiny = TinyModelServer([3], ignores_seed=ignores_seed)
+    calls = iter([True])
+
+    def hangs_once(call: UpstreamCall) -> None:
+        tiny(call)
+        if next(calls, False):
+            hang_in_stream(call)
+
+    grammar = {"kind": "json_schema", "source": '{"type": "object"}'}
+    with running_upstream(hangs_once) as server:
+        model = model_of(server.url, chunk_seconds=60)
+        first = worker_settings(nats_url, model=("corn",), id="w1", drain_seconds=0)
+        async with (
+            broker_client_of(nats_url, model) as c,
+            running(dispatcher.service, dispatcher_settings(nats_url)),
+        ):
+            async with running(gpu_worker.service, first):
+                request = await ask(c, grammar=grammar, temperature=1.0, seed=1)
+                await eventually(lambda: request in c.records and "12" in c.text(request))
+            async with running(
+                gpu_worker.service, worker_settings(nats_url, model=("corn",), id="w2")
+            ):
+                terminal = await eventually(lambda: c.terminal(request))
+        assert c.attempts(request) == [1, 2]
+    if ignores_seed:
+        assert terminal["code"] == "upstream_failed"
+        assert "cannot be continued exactly" in terminal["message"]
+        assert c.text(request) == '{"wheels": 12'
+    else:
+        assert terminal["type"] == "done"
+        assert set(json.loads(c.text(request))) == {"wheels", "stones"}
+        assert indices(c, request) == [*range(7)]
 
 
 async def test_a_refusal_ends_the_request_with_the_servers_reason(nats_url: str) -> None:

@@ -1,0 +1,47 @@
+"""Reads a model's own defaults of sampling from generation_config.json, as vLLM does.
+
+`do_sample` is not read: a file in which it is false, or missing, gives no other defaults, since the
+API's own is to sample. Neither are lengths (`max_length`, `max_new_tokens`), which a model's record
+has (`default_max_tokens`), nor what the engine cannot do, such as beams.
+"""
+
+from typing import Any
+
+from registry.artifact_verification import ArtifactRefused, ReadJson
+from streams.messages import GREEDY_BELOW, SamplingDefaults
+
+FILE = "generation_config.json"
+# Least and greatest values; what the API allows, where a client may say it
+_RANGES = {
+    "temperature": (0, float("inf")),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+}
+
+
+def read_sampling_defaults(read: ReadJson) -> SamplingDefaults:
+    """Return what is to be taken for sampling parameters that a request does not say.
+
+    Raises `ArtifactRefused` for a value that no request might have.
+    """
+    content = read(FILE) or {}
+    if not isinstance(content, dict):
+        raise ArtifactRefused(FILE, "is not a JSON object")
+    given = {name: content[name] for name in _RANGES if content.get(name) is not None}
+    found: dict[str, Any] = {name: _check(name, value) for name, value in given.items()}
+    if found.get("temperature", 1.0) < GREEDY_BELOW or found.get("top_p", 1.0) == 0:
+        found |= {"temperature": 0.0, "top_p": 1.0}
+    if "top_k" in found:
+        found["top_k"] = max(int(found["top_k"]), 0)
+    return SamplingDefaults(**found)
+
+
+def _check(name: str, value: Any) -> float:
+    least, greatest = _RANGES[name]
+    is_number = isinstance(value, int if name == "top_k" else int | float)
+    if not is_number or isinstance(value, bool) or not least <= value <= greatest:
+        reason = f"has {name} {value!r}, which is no number from {least} to {greatest}"
+        raise ArtifactRefused(FILE, f"{reason}; correct it or leave it out")
+    return float(value)

@@ -1,0 +1,193 @@
+"""Reads a sentence encoder's directory as sentence-transformers does: modules, prompts, limits.
+
+Worker, gateway and registry read it here, so that one of them never takes what another one refuses.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from registry.artifact_verification import ArtifactRefused, ReadJson
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
+# The older flags, in the order in which the vectors of several modes are joined
+_POOLING_FLAGS: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+DEFAULT_MODES: tuple[PoolingMode, ...] = ("mean",)
+LAYERS = ("Dense", "LayerNorm", "Normalize", "Dropout")
+_SETTINGS = "config_sentence_transformers.json"
+_TRANSFORMER_SETTINGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What is done to a text before a sentence encoder's tokeniser gets it.
+
+    `prompt` is put before it, and it is lowered if `lower_case` is set. `max_tokens` is the longest
+    input that the encoder was made for, None if it does not say.
+    """
+
+    prompt: str = ""
+    lower_case: bool = False
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class VectorLayer:
+    """A module behind the pooling, with its settings; its files are in `path`."""
+
+    kind: str
+    path: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class VectorModules:
+    """How vectors are made of token states: pooled by each of `modes` and joined, then `layers`.
+
+    At last they are cut to `truncate_dim`, unless that is None.
+    """
+
+    modes: tuple[PoolingMode, ...]
+    layers: tuple[VectorLayer, ...]
+    truncate_dim: int | None
+
+    def dimensions(self, hidden_size: int) -> int:
+        """Return the width of the vectors of an encoder whose states have `hidden_size` numbers.
+
+        Raises `ArtifactRefused` for a layer that takes vectors of another width.
+        """
+        width = len(self.modes) * hidden_size
+        for layer in self.layers:
+            for key in ("in_features", "dimension"):
+                if layer.settings.get(key, width) != width:
+                    reason = f"has {key} {layer.settings[key]}, the vectors have {width} there"
+                    raise ArtifactRefused(f"{layer.path}/config.json", reason)
+            if layer.kind == "Dense":
+                width = _read_width(layer)
+        return min(width, self.truncate_dim or width)
+
+
+def _read_width(dense: VectorLayer) -> int:
+    found = dense.settings.get("out_features")
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ArtifactRefused(f"{dense.path}/config.json", f"has out_features {found!r}")
+    return found
+
+
+def read_text_settings(read: ReadJson) -> TextSettings:
+    """Return what an encoder's files say is done to texts.
+
+    Raises `ArtifactRefused` if the prompt that is used by default is not among its prompts.
+    """
+    name, transformer = _transformer_settings(read)
+    if transformer.get("transformer_task", "feature-extraction") != "feature-extraction":
+        raise ArtifactRefused(name, f"has the transformer_task {transformer['transformer_task']!r}")
+    limit = transformer.get("max_seq_length")
+    return TextSettings(
+        _default_prompt(_read_object(read, _SETTINGS)),
+        bool(transformer.get("do_lower_case")),
+        limit if isinstance(limit, int) and limit > 0 else None,
+    )
+
+
+def read_vector_modules(read: ReadJson) -> VectorModules:
+    """Return how an encoder's files say that vectors are made.
+
+    Without a pooling module it is the mean of all tokens. Raises `ArtifactRefused` for a module, a
+    pooling mode or an order of modules that is not supported.
+    """
+    modules = [_read_module(read, module) for module in read("modules.json") or ()]
+    kinds = [module.kind for module in modules]
+    if unknown := sorted({*kinds} - {"Transformer", "Pooling", *LAYERS}):
+        raise ArtifactRefused("modules.json", f"has modules unknown here: {', '.join(unknown)}")
+    if kinds[:1] != ["Transformer"] or kinds.count("Transformer") > 1 or modules[0].path:
+        raise ArtifactRefused(
+            "modules.json",
+            "must begin with one Transformer, whose files are at the top (path: '')",
+        )
+    pooling = [module for module in modules if module.kind == "Pooling"]
+    if (pooling and kinds[1] != "Pooling") or len(pooling) > 1:
+        raise ArtifactRefused("modules.json", "must have one Pooling, behind the Transformer")
+    layers = tuple(module for module in modules if module.kind in LAYERS)
+    for layer in layers:
+        _check_layer(layer)
+    settings = _read_object(read, _SETTINGS)
+    prompt = _default_prompt(settings)
+    modes = tuple(_read_modes(pooling[0], prompt)) if pooling else DEFAULT_MODES
+    return VectorModules(modes, layers, _truncate_dim(settings))
+
+
+def _read_object(read: ReadJson, path: str) -> dict[str, Any]:
+    content = read(path)
+    if content is not None and not isinstance(content, dict):
+        raise ArtifactRefused(path, "is not a JSON object")
+    return content or {}
+
+
+def _transformer_settings(read: ReadJson) -> tuple[str, dict[str, Any]]:
+    """Return the name and content of the first file of settings that has any."""
+    for name in _TRANSFORMER_SETTINGS:
+        if content := _read_object(read, name):
+            return name, content
+    return _TRANSFORMER_SETTINGS[0], {}
+
+
+def _default_prompt(settings: dict[str, Any]) -> str:
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
+    if name is None:
+        return ""
+    if name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise ArtifactRefused(_SETTINGS, f"default_prompt_name {name!r} is no prompt: {known}")
+    return str(prompts[name] or "")
+
+
+def _truncate_dim(settings: dict[str, Any]) -> int | None:
+    found = settings.get("truncate_dim")
+    if found is not None and not (isinstance(found, int) and found > 0):
+        raise ArtifactRefused(_SETTINGS, f"truncate_dim {found!r} is not a number above 0")
+    return found
+
+
+def _read_module(read: ReadJson, module: dict[str, Any]) -> VectorLayer:
+    kind = str(module["type"]).rpartition(".")[2]
+    path = str(module.get("path") or "").strip("/")
+    settings = _read_object(read, f"{path}/config.json") if path else {}
+    return VectorLayer(kind, path, settings)
+
+
+def _check_layer(layer: VectorLayer) -> None:
+    """Raise `ArtifactRefused` for a layer over single tokens."""
+    for key in ("module_input_name", "module_output_name"):
+        if layer.settings.get(key) not in (None, "sentence_embedding"):
+            reason = f"has {key} {layer.settings[key]!r}: layers over single tokens are not run"
+            raise ArtifactRefused(f"{layer.path}/config.json", reason)
+
+
+def _read_modes(pooling: VectorLayer, prompt: str) -> Iterator[PoolingMode]:
+    file, settings = f"{pooling.path}/config.json", pooling.settings
+    if settings.get("include_prompt") is False and prompt:
+        raise ArtifactRefused(
+            file, "leaves the prompt out of the vector (include_prompt), which is not supported"
+        )
+    found = settings.get("pooling_mode")
+    if found is None:
+        found = [
+            mode for flag, mode in _POOLING_FLAGS.items() if settings.get(flag)
+        ] or DEFAULT_MODES
+    for mode in [found] if isinstance(found, str) else found:
+        if mode not in POOLING_MODES:
+            possible = ", ".join(POOLING_MODES)
+            raise ArtifactRefused(file, f"asks for the pooling {mode!r}; {possible} are possible")
+        yield mode
