@@ -113,7 +113,8 @@ class Submission:
         """The SHA-256 of all fields, in hexadecimal.
 
         Two submissions under one idempotency key are the same request only if their digests are
-        equal, also where gateways of different releases compute them. Takes some 10 ms for 1 MB:
-        compute it in a thread, where it gives way to the event loop.
+        equal, also where gateways of different releases compute them: what the request leaves to
+        the model's defaults counts as OpenAI's. Takes some 10 ms for 1 MB: compute it in a thread,
+        where it gives way to the event loop.
         """
-        return sha256_of_json(vars(self))
+        return sha256_of_json(vars(self) | {"sampling": self.sampling.resolve()})

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from gpu_worker.engines.checkpoints.loading import load_checkpoint
+from gpu_worker.engines.precision import choose_dtype
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
 from gpu_worker.engines.unary.pooling import Pooling
@@ -39,7 +40,9 @@ class EmbedEngine(UnaryEngine):
         Only local safetensors files are read. Raises what transformers raises for a directory that
         it cannot load, and ValueError for an unsupported pooling.
         """
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            directory, dtype=choose_dtype(directory, device), local_files_only=True
+        )
         model = load_checkpoint(AutoModel, directory, config, device, unused=POOLER)
         return Embedder(
             model.to(device).eval(),  # type: ignore[arg-type]
