@@ -43,16 +43,24 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     return build_tokenizer(content, json_reader(directory), vocab_size)
 
 
+def parse_tokenizer(content: bytes, path: str = TOKENIZER) -> Tokenizer:
+    """Return the tokeniser in `content`, a tokenizer.json; a byte order mark is left out.
+
+    Raises `ArtifactRefused` if it is none; `path` is how the message names the file.
+    """
+    try:
+        return Tokenizer.from_buffer(content.removeprefix(codecs.BOM_UTF8))
+    except Exception as error:  # the library raises no narrower one
+        raise ArtifactRefused(path, f"is no tokeniser of transformers ({error})") from None
+
+
 def build_tokenizer(content: bytes, read: ReadJson, vocab_size: int) -> Tokenizer:
     """Return the tokeniser in `content`, a tokenizer.json, with the tokens that other files add.
 
     A token for which the model has no embedding, by its `vocab_size`, is left out: its text stays
     text. Raises `ArtifactRefused` if the content is no tokeniser.
     """
-    try:
-        library = Tokenizer.from_buffer(content.removeprefix(codecs.BOM_UTF8))
-    except Exception as error:  # the library raises no narrower one
-        raise ArtifactRefused(TOKENIZER, f"is no tokeniser of transformers ({error})") from None
+    library = parse_tokenizer(content)
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     for token, _ in _list_added_tokens(read):
         if token.content not in known and _next_id(library, token.content) < vocab_size:

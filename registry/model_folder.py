@@ -3,8 +3,7 @@
 from itertools import islice
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
+from registry.added_tokens import parse_tokenizer
 from registry.artifact_verification import LFS_POINTER, PICKLES, ArtifactRefused, read_json
 from registry.checkpoints.safetensors_header import read_header
 from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
@@ -29,7 +28,8 @@ def check_model_folder(directory: Path) -> None:
             )
     for path in _weights(directory):
         read_header(path)
-    _check_tokenizer(directory / "tokenizer.json")
+    tokenizer = directory / "tokenizer.json"
+    parse_tokenizer(tokenizer.read_bytes(), str(tokenizer))
 
 
 def _find_fault(directory: Path) -> str | None:
@@ -122,13 +122,6 @@ def _first(directory: Path, pattern: str) -> Path | None:
     """Return the first path that matches and is not hidden."""
     found = (p for p in directory.glob(pattern) if not p.name.startswith("."))
     return next(iter(sorted(islice(found, 100))), None)
-
-
-def _check_tokenizer(file: Path) -> None:
-    try:
-        Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no narrower one
-        raise ArtifactRefused(str(file), f"is no tokeniser of transformers ({error})") from None
 
 
 def _is_lfs_pointer(path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from api.tokenizer import load_tokenizer
 from registry.added_tokens import load_tokenizer as load_library
@@ -119,18 +119,21 @@ def test_an_added_token_in_a_message_stays_text(tmp_path: Path) -> None:
     assert END not in cut[0]
 
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "max_position_embeddings": 64,
-    "vocab_size": VOCABULARY,
-}
+def write_llama(directory: Path, files: dict[str, Any], *known: AddedToken | str) -> Path:
+    """A model that lacks nothing, with these files of its tokeniser."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return write(directory, files, *known)
 
 
 @pytest.mark.parametrize("known", [[], ["<s>"]])
 def test_an_id_that_cannot_be_kept_is_refused(tmp_path: Path, known: list[str]) -> None:
     """The library would number the token otherwise, and the model read another one."""
     decoder = {"added_tokens_decoder": {"270": token(END)}}
-    write(tmp_path, {"tokenizer_config": decoder, "config": LLAMA}, *known)
+    write_llama(tmp_path, {"tokenizer_config": decoder}, *known)
     with pytest.raises(ArtifactRefused, match=r"'<\|im_end\|>' the id 270, tokenizer.json 25"):
         model_from(tmp_path, "m")
 
@@ -146,7 +149,7 @@ def as_other_json(path: Path) -> None:
 @pytest.mark.parametrize("spoil", [as_pickle, as_other_json])
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     """At registration, not by the first request."""
-    write(tmp_path, {"config": LLAMA})
+    write_llama(tmp_path, {})
     spoil(tmp_path / "tokenizer.json")
     with pytest.raises(ArtifactRefused, match=r"tokenizer\.json"):
         model_from(tmp_path, "m")
@@ -154,7 +157,7 @@ def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path, spoil: Callable[[Pa
 
 def test_byte_order_marks_do_no_harm_where_files_are_read_here(tmp_path: Path) -> None:
     """Editors of Windows write them."""
-    write(tmp_path, {"tokenizer_config": {"eos_token": END, "chat_template": "T"}, "config": LLAMA})
+    write_llama(tmp_path, {"tokenizer_config": {"eos_token": END, "chat_template": "T"}})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text("\ufeff" + (tmp_path / name).read_text())
     model = model_from(tmp_path, "m")
@@ -167,7 +170,7 @@ def test_a_byte_order_mark_that_transformers_would_not_read_is_refused(
     tmp_path: Path, name: str
 ) -> None:
     """With the command that removes it."""
-    write(tmp_path, {"config": LLAMA, "generation_config": {}})
+    write_llama(tmp_path, {"generation_config": {}})
     (tmp_path / name).write_text("\ufeff" + (tmp_path / name).read_text())
     with pytest.raises(ArtifactRefused, match=rf"{name}: begins with a byte order mark.*sed -i"):
         model_from(tmp_path, "m")

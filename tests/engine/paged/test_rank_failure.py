@@ -50,7 +50,7 @@ def test_ranks_do_not_outlive_the_first(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(save_model("llama", tmp_path))]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as first:
         assert first.stdout
-        assert first.stdout.readline() == b"ready\n"
+        assert b"ready\n" in iter(first.stdout.readline, b"")  # behind what it logs
         first.kill()
         assert first.stdout.read() == b"", (
             "ends when nobody holds the pipe open, no follower either"

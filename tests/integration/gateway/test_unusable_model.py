@@ -6,13 +6,22 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from registry.model_inspection import model_from
+from registry.artifact_verification import combine_digests, hash_files
+from registry.models import Model, Version, mock_model
 from registry.store import Registry
 from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import cell
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
+
+
+def registered(directory: Path, name: str) -> Model:
+    """The record of whatever is in the directory, which `model_from` would refuse."""
+    files = hash_files(directory)
+    version = Version(id="1", directory=str(directory), files=files, digest=combine_digests(files))
+    fields = {"name": name, "engine": "transformers", "versions": {"1": version}}
+    return Model.model_validate({**mock_model().model_dump(), **fields, "default_version": "1"})
 
 
 @pytest.mark.parametrize("tokenizer", ["{}", None])
@@ -28,7 +37,7 @@ async def test_a_gateway_serves_beside_a_model_without_a_usable_tokeniser(
     with capture_logs() as events:
         async with cell(nats_url) as (gateway,), connect(nats_url, "test") as broker:
             registry = await Registry.open(broker)
-            await registry.add_model(model_from(folder, "broken"))
+            await registry.add_model(registered(folder, "broken"))
             await registry.close()
             await eventually(lambda: any(e["event"] == "tokenizer_unusable" for e in events))
             assert (await gateway.complete()).status == 200
