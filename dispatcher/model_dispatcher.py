@@ -170,7 +170,7 @@ class ModelDispatcher:
 
     async def _on_beat(self, msg: Msg) -> None:
         beat = Heartbeat.unpack(msg.data)
-        if beat.drained:
+        if beat.drained and not (beat.running or beat.waiting):
             self._remove_drained_worker(beat)
         else:
             self.state.apply_heartbeat(beat, time.monotonic())

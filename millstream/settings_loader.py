@@ -156,7 +156,8 @@ def _add_running_up(raw: RawSettings, flags: Mapping[str, Any], *, reads_key: bo
     if named and up is None and not {"nats", "url"} & flags.keys():
         raise UsageError(f"no `millstream up` runs in {data_dir}")
     found = {"nats": up.nats, "url": up.url} if up else {}
-    if reads_key and (api_key := _read_api_key(data_dir)):
+    wants_key = not raw.values.get("api_key") or (named and "api_key" not in flags)
+    if reads_key and wants_key and (api_key := _read_api_key(data_dir)):
         found["api_key"] = api_key
     for key, value in found.items():
         if not raw.values.get(key) or (named and key not in flags):

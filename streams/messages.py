@@ -328,9 +328,10 @@ class Heartbeat:
     deliveries that the worker has accepted lately, or of all of them for a new leader. If the
     worker dies, the dispatcher's leader naks these deliveries.
 
-    `drained` is only in the last heartbeat of a worker that drains, which then holds nothing and
-    is about to end: how many of the requests that it held when its drain began it has `finished`,
-    and how many it has `handed_over`, over all of its models.
+    `drained` is only in the last heartbeat of a worker that drains and is about to end: how many of
+    the requests that it held when its drain began it has `finished`, and how many it has
+    `handed_over`, over all of its models. Mostly it holds nothing then; what it still holds is
+    taken from it as from a dead worker.
     """
 
     worker: str

@@ -55,10 +55,13 @@ class ClientRequests:
         `BrokerUnavailable` or a cancellation the request may have been stored; then it is
         cancelled, with a key only after the grace period.
         """
+        tenant, digest = validated.tenant.name, ""
+        if key is not None:
+            digest = await self._submitter.compute_digest(validated)
         with self._relay.recording_refusals():
             async with broker_timeout(ACCEPT_SECONDS):
-                claim = await self._submitter.claim(validated, key)
-                subscription = await self._subscribe(claim, validated.tenant.name, sink)
+                claim = await self._submitter.claim(tenant, key, digest)
+                subscription = await self._subscribe(claim, tenant, sink)
                 if not subscription.is_durable:
                     subscription = await self._queue(validated, claim, subscription)
         admit_ms = (time.monotonic() - validated.started_at) * 1000

@@ -26,8 +26,9 @@ class ProducerRequests:
         `Submitter.submit` does, and `IdempotencyConflict` if the request of `key` was made with
         another route or another submission.
         """
-        claim = await self._submitter.claim(validated, _KEY_PREFIX + key)
-        tenant, request_id = validated.tenant.name, claim.request_id
+        tenant, digest = validated.tenant.name, await self._submitter.compute_digest(validated)
+        claim = await self._submitter.claim(tenant, _KEY_PREFIX + key, digest)
+        request_id = claim.request_id
         address = LogAddress(tenant, route, request_id)
         if not claim.is_first:
             await self._check_route(address)

@@ -89,18 +89,25 @@ class Submitter:
         """Return how many workers serve a model, by its dispatcher's last report; 0 without one."""
         return self._load_shedders[model].worker_count if model in self._load_shedders else 0
 
-    async def claim(self, validated: ValidatedRequest, key: str | None) -> RequestClaim:
+    async def compute_digest(self, validated: ValidatedRequest) -> str:
+        """Return the digest of a request's submission; waits for a thread if the request is large.
+
+        That may take seconds while many large bodies are parsed, so no deadline of the broker's may
+        run meanwhile.
+        """
+        size, submission = len(validated.packed.payload), validated.submission
+        return await self._offload_thread.run(size, lambda: submission.digest)
+
+    async def claim(self, tenant: str, key: str | None, digest: str) -> RequestClaim:
         """Return the request id to submit under: a new one, or the one that `key` stands for.
 
-        Without a key the id is always new. Raises `IdempotencyConflict` if the key was used with a
-        different submission, and `BrokerUnavailable`.
+        Without a key the id is always new. `digest` is that of the submission. Raises
+        `IdempotencyConflict` if the key was used with another digest, and `BrokerUnavailable`.
         """
         request_id = secrets.token_hex(16)
         if key is None:
             return RequestClaim(request_id)
-        size, submission = len(validated.packed.payload), validated.submission
-        digest = await self._offload_thread.run(size, lambda: submission.digest)
-        record = await self._idempotency.claim(validated.tenant.name, key, request_id, digest)
+        record = await self._idempotency.claim(tenant, key, request_id, digest)
         return RequestClaim(record.request_id, key, record.is_first)
 
     async def find_request(self, tenant: str, key: str) -> str | None:

@@ -66,7 +66,7 @@ class LogCursor:
         before = record.get("characters", self.log_characters)
         self.log_characters = before + len(text)
         if (
-            not self.delivered_tokens
+            not (self.delivered_tokens or self.delivered_characters)
             and "characters" in record
             and record["index"] <= self.after_index + 1
         ):

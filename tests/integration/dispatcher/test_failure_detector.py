@@ -1,18 +1,23 @@
 """What a dead worker held goes to others as soon as its death is known, not an ack wait later."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import dispatcher.service
 from dispatcher.workers import fleet
 from dispatcher.workers.failure_detector import DEAD_AFTER_SECONDS, SETTLE_SECONDS
 from dispatcher.workers.fleet import LATE_HEARTBEAT_SECONDS
 from streams import subjects
+from streams.messages import Heartbeat
 from tests.support.eventually import eventually
 from tests.support.service_process import ServiceProcess, worker_process
 from tests.support.services import BrokerClient, broker_client, dispatcher_settings, running
@@ -145,3 +150,26 @@ async def holds(c: BrokerClient, worker: str) -> bool:
     """Whether the dispatcher has heard that a worker holds something in its cache."""
     report = await c.report()
     return any(w["worker"] == worker and w["marks"] for w in report["workers"]) if report else False
+
+
+async def test_a_worker_that_ends_with_work_is_no_drained_one(nats_url: str) -> None:
+    """A step that outlasts its drain: what it held is taken from it, as from a dead worker."""
+    left = {"finished": 1, "handed_over": 0}
+    full = Heartbeat("w", "mock", "1", 4, 1000, 1, 0, 4, 1000, 0, 0.0, drained=left)
+
+    def told() -> list[MutableMapping[str, Any]]:
+        return [event for event in logged if event["event"] == "worker_drained"]
+
+    with capture_logs() as logged:
+        async with cell(nats_url) as c:
+
+            async def beat(heartbeat: Heartbeat) -> bool:
+                await c.broker.publish(subjects.fleet("mock", "w"), heartbeat.pack())
+                answer = await c.broker.request(subjects.report("mock"), b"", 1.0)
+                workers = json.loads(answer)["workers"] if answer else []
+                return "w" in {each["worker"] for each in workers}
+
+            await eventually(lambda: beat(full))
+            assert not told()
+            await beat(replace(full, running=0))
+            await eventually(told)

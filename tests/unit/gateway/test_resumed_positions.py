@@ -169,3 +169,20 @@ def test_a_number_of_characters_that_does_not_fit_is_an_error(characters: int) -
     stored = [StoredRecord(seq, messages.pack(each)) for seq, each in enumerate(log, start=1)]
     subscription.consume_page(stored, 0.0)
     assert taken[-1]["code"] == "log_lost"
+
+
+def test_text_before_the_first_token_counts_as_well() -> None:
+    """A chunk may have text alone, and the reader a part of it."""
+    texts, taken = ["hello", "abc", "def"], list[str]()
+
+    def sink(record: dict[str, Any], size: int) -> bool:
+        taken.append(record.get("text", record["type"]))
+        return True
+
+    chunks = [
+        messages.pack({"type": "chunk", "index": 0, "count": 0, "text": text, "characters": before})
+        for text, before in zip(texts, (0, 5, 8), strict=True)
+    ]
+    stored = [StoredRecord(seq, data) for seq, data in enumerate(chunks, start=1)]
+    subscribe(sink, -1, 3).consume_page(stored, 0.0)
+    assert taken == ["lo", "abc", "def"]
