@@ -27,7 +27,7 @@ from dispatcher.reconcile import dead_letters
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
 from dispatcher.reconcile.leader_failover import CHECKPOINT_SECONDS, LeaderFailover
 from dispatcher.reconcile.queued_requests import IndexLost, QueuedReconciler
-from dispatcher.reconcile.stranded_work import Requeuer
+from dispatcher.reconcile.requeuer import Requeuer
 from dispatcher.workers.failure_detector import CHECK_SECONDS, FailureDetector
 from dispatcher.workers.placed_requests import Stage
 from registry.store import Registry

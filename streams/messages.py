@@ -96,7 +96,7 @@ GREEDY_BELOW = 1e-5  # temperature, as in vLLM: the division by a smaller one ov
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """How tokens are drawn where a request does not say: by default as OpenAI's API draws them."""
+    """Sampling parameters for what a request leaves open; by default those of OpenAI's API."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -55,9 +55,9 @@ class ModelState:
         """Return the next request and the version to serve it; None if no request may be sent now.
 
         Requests are tried in fair order (`FairQueue.candidates`) at the time `now` (epoch seconds).
-        Nothing is removed from the queue. `resolve_version` gives the id of the
-        version that would serve a request; where it gives None, the request is returned with None,
-        for the caller to end it.
+        Nothing is removed from the queue. `resolve_version` gives the id of the version that would
+        serve a request; where it gives None, the request is returned with None, for the caller to
+        end it.
 
         A request whose version has no room holds back all later requests for that version; where
         engines preempt batch work, only the equally or less urgent ones. A request is passed over
@@ -100,8 +100,8 @@ class ModelState:
         It is batch for a request that takes its tenant beyond its fair share, if the engines of the
         version preempt batch work for more urgent work.
         """
-        fair_share = self.queue.capacity_shares
-        if self.fleet.preempts_batch(version) and fair_share.exceeds_share(item.tenant, item.cost):
+        shares = self.queue.capacity_shares
+        if self.fleet.preempts_batch(version) and shares.exceeds_share(item.tenant, item.cost):
             return Priority.BATCH
         return item.priority
 

@@ -5,6 +5,6 @@ checkpoint               what is saved of the tenants (pure)
 in_flight_requests       compares WORK with what is in flight: adopts, ends, removes
 queued_requests          compares REQUESTS with what is queued: has the index delivered again
 stuck_consumer_detector  notices a consumer that delivers nothing (pure)
-stranded_work            takes work back from a worker that does not pull it
+requeuer                 takes work back from a worker that does not pull it
 dead_letters             ends and keeps what has used up its deliveries
 """

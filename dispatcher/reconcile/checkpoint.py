@@ -121,11 +121,11 @@ def restore(state: ModelState, checkpoint: Checkpoint) -> None:
     `state` must be empty: call this before anything else is recorded. Requests in flight are not
     part of a checkpoint, so that the leader has to learn of them otherwise.
     """
-    fair_share = state.queue.capacity_shares
+    shares = state.queue.capacity_shares
     for tenant, saved in checkpoint.tenants.items():
         demand = DecayingFlow(saved.demand_tokens, saved.demand_squares, checkpoint.at)
-        fair_share.restore(tenant, saved.counter, demand)
-        fair_share.get_tenant(tenant).mean_output = RunningMean(
+        shares.restore(tenant, saved.counter, demand)
+        shares.get_tenant(tenant).mean_output = RunningMean(
             saved.mean_output, saved.learned_requests
         )
     state.queue.restore_baseline(checkpoint.at, _overall_mean(checkpoint.tenants.values()))

@@ -16,7 +16,7 @@ from dispatcher.dispatching.metrics import observe_ended, observe_stuck_consumer
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.dispatching.terminals import write_terminal
 from dispatcher.reconcile import dead_letters
-from dispatcher.reconcile.stranded_work import parse_requeue_origin
+from dispatcher.reconcile.requeuer import parse_requeue_origin
 from dispatcher.reconcile.stuck_consumer_detector import StuckConsumerDetector
 from dispatcher.workers.placed_requests import InFlightRequest
 from streams import subjects, topology

@@ -47,7 +47,7 @@ class RequestClaim:
 
 
 class SubmitOutcome(Enum):
-    """Whose message the broker has stored for a request."""
+    """The origin of the message that the broker has stored for a request."""
 
     STORED = auto()  # that of this call
     REPEATED = auto()  # one of two tries of this call, or that of another call in between

@@ -110,7 +110,7 @@ async def submit_choices(
     *submissions: Submission,
     resumes: bool = False,
 ) -> AsyncIterator[ChoiceFanout]:
-    """Queue all choices of the submissions, and yield their records as an `ChoiceFanout`.
+    """Queue all choices of the submissions, and yield their records as a `ChoiceFanout`.
 
     If one is refused none is left running, and the refusal is raised. A request with an idempotency
     key can be asked for again, so it is given up with a grace period; any other is cancelled at

@@ -43,7 +43,7 @@ CompletionBody = CompletionRequest | ChatRequest
 
 @dataclass(frozen=True)
 class CompletionEndpoint:
-    """What differs between /v1/completions and /v1/chat/completions; each has one instance.
+    """The parts in which /v1/completions and /v1/chat/completions differ; each has one instance.
 
     `schema` is its request body. `build_body` and `build_choice` make the response of an answer
     that is not streamed, `events_class` the events of one that is. `default_max_tokens` is the
@@ -94,11 +94,11 @@ async def serve(
     had = _position_of_client(request, body, sum(each.choices for each in submissions))
     async with submit_choices(
         context, request, tenant, *submissions, resumes=had is not None
-    ) as http_request:
+    ) as fanout:
         if not body.stream:
-            return await _respond_whole(endpoint, http_request, body)
-        await http_request.await_first_output()
-        await CompletionStream(endpoint, http_request, body, send, had).run()
+            return await _respond_whole(endpoint, fanout, body)
+        await fanout.await_first_output()
+        await CompletionStream(endpoint, fanout, body, send, had).run()
         return None
 
 
@@ -143,20 +143,20 @@ class ChoiceOutput:
 
 
 async def _respond_whole(
-    endpoint: CompletionEndpoint, http_request: ChoiceFanout, body: CompletionBody
+    endpoint: CompletionEndpoint, fanout: ChoiceFanout, body: CompletionBody
 ) -> Response:
-    outputs = [ChoiceOutput() for _ in http_request.tickets]
-    while not http_request.is_ended:
-        record = await http_request.next()
+    outputs = [ChoiceOutput() for _ in fanout.tickets]
+    while not fanout.is_ended:
+        record = await fanout.next()
         outputs[record["choice"]].add_record(record)
     choices = [
         _build_choice(endpoint, body, ticket, index, each)
-        for index, (ticket, each) in enumerate(zip(http_request.tickets, outputs, strict=True))
+        for index, (ticket, each) in enumerate(zip(fanout.tickets, outputs, strict=True))
     ]
     usage = total_usage([each.last["usage"] for each in outputs], body.choice_count)
-    request_id = http_request.ticket.request_id
+    request_id = fanout.ticket.request_id
     answer = endpoint.build_body(request_id, body.model, int(time.time()), choices, usage)
-    return json_response(answer, http_request.ticket, record["timing"])
+    return json_response(answer, fanout.ticket, record["timing"])
 
 
 def _build_choice(
@@ -184,21 +184,19 @@ class CompletionStream:
     def __init__(
         self,
         endpoint: CompletionEndpoint,
-        http_request: ChoiceFanout,
+        fanout: ChoiceFanout,
         body: CompletionBody,
         send: Send,
         had: StreamPosition | None = None,
     ) -> None:
-        self._request, self._body, self._send = http_request, body, send
+        self._request, self._body, self._send = fanout, body, send
         self._usages: dict[int, Usage] = {}
         self._is_silent = True
-        had = had or StreamPosition(
-            int(time.time()), (ChoicePosition(),) * len(http_request.tickets)
-        )
+        had = had or StreamPosition(int(time.time()), (ChoicePosition(),) * len(fanout.tickets))
         self._created, self._numbering = had.created, EventNumbering(had)
         self._events = [
             self._choice_events(endpoint, ticket, index)
-            for index, ticket in enumerate(http_request.tickets)
+            for index, ticket in enumerate(fanout.tickets)
         ]
 
     def _choice_events(

@@ -34,13 +34,13 @@ class ResultRows:
     timing: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    async def collect(cls, http_request: ChoiceFanout) -> "ResultRows":
+    async def collect(cls, fanout: ChoiceFanout) -> "ResultRows":
         """Wait until the request is done, and return all of its rows.
 
         Raises `Ended` if the request fails, and `ClientGone` if the client leaves.
         """
         result = cls()
-        while (record := await http_request.next())["type"] != "done":
+        while (record := await fanout.next())["type"] != "done":
             result.rows += record.get("vectors", ())
             result.labels = record.get("labels", result.labels)
         result.usage, result.timing = record["usage"], record["timing"]
@@ -65,13 +65,13 @@ async def serve_embeddings(
     Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
     leaves.
     """
-    async with submit_choices(context, request, tenant, *submissions) as http_request:
-        result = await ResultRows.collect(http_request)
+    async with submit_choices(context, request, tenant, *submissions) as fanout:
+        result = await ResultRows.collect(fanout)
     encoding = body.encoding_format or "float"
     parts = openai_bodies.embeddings(
         body.model, result.rows, result.usage["prompt_tokens"], encoding
     )
-    return _respond_in_pieces(parts, response_headers(http_request.ticket, result.timing))
+    return _respond_in_pieces(parts, response_headers(fanout.ticket, result.timing))
 
 
 async def serve_classify(
@@ -88,17 +88,17 @@ async def serve_classify(
     of the inputs. Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if
     the client leaves.
     """
-    async with submit_choices(context, request, tenant, *submissions) as http_request:
-        result = await ResultRows.collect(http_request)
+    async with submit_choices(context, request, tenant, *submissions) as fanout:
+        result = await ResultRows.collect(fanout)
     head = openai_bodies.classification_head(
-        http_request.ticket.request_id, body.model, int(time.time()), result.usage
+        fanout.ticket.request_id, body.model, int(time.time()), result.usage
     )
     data = (
         openai_bodies.classification(i, row, result.labels) for i, row in enumerate(result.rows)
     )
     return _respond_in_pieces(
         openai_bodies.iterate_list_json(head, "data", data),
-        response_headers(http_request.ticket, result.timing),
+        response_headers(fanout.ticket, result.timing),
     )
 
 
@@ -115,14 +115,14 @@ async def serve_rerank(
     Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
     leaves.
     """
-    async with submit_choices(context, request, tenant, *submissions) as http_request:
-        result = await ResultRows.collect(http_request)
+    async with submit_choices(context, request, tenant, *submissions) as fanout:
+        result = await ResultRows.collect(fanout)
     documents = None if body.return_documents is False else body.documents
-    head = openai_bodies.rerank_head(http_request.ticket.request_id, body.model, result.usage)
+    head = openai_bodies.rerank_head(fanout.ticket.request_id, body.model, result.usage)
     results = openai_bodies.rank_documents(result.rows, documents, body.top_n)
     return _respond_in_pieces(
         openai_bodies.iterate_list_json(head, "results", results),
-        response_headers(http_request.ticket, result.timing),
+        response_headers(fanout.ticket, result.timing),
     )
 
 

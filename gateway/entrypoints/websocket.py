@@ -25,6 +25,7 @@ from gateway.context import GatewayContext
 from gateway.entrypoints.byte_budget import ByteBudget
 from gateway.entrypoints.websocket_reply import ResultFrame, WebSocketReply
 from gateway.metrics import OPEN_WEBSOCKETS, RequestMetrics, count_refused
+from gateway.replies.log_cursor import LogCursor
 from gateway.replies.log_subscription import LogSubscription
 from gateway.replies.send_buffer import EncodedFrame, SendBuffer
 from gateway.server.connection_limits import FrameRateLimiter, frame_cost
@@ -233,7 +234,7 @@ class WebSocketConnection:
         with self._reporting_errors(request):
             self._context.check_not_draining()
             subscription = await self._context.relay.resume(
-                tenant, frame.request_id, sink, frame.after, frame.characters
+                tenant, frame.request_id, sink, LogCursor(frame.after, frame.characters)
             )
             self._accept_request(request, subscription, RequestMetrics.for_resumed(tenant), 0.0)
 

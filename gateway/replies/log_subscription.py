@@ -44,7 +44,7 @@ def discard_record(record: Record, size: int) -> bool:
 
 
 class DeliveryState(Enum):
-    """What a log subscription does with the records of its log."""
+    """The way a log subscription treats the records of its log at present."""
 
     LIVE = auto()  # replies are passed on as they come
     STALE = auto()  # replies are left out: the log is to be read, which gives them, too
@@ -55,7 +55,7 @@ class DeliveryState(Enum):
 
 @dataclass
 class LogSource:
-    """Where a request's token log can be read: from the broker, or from the worker that writes it.
+    """The places of a request's token log: the broker, and the worker that writes it.
 
     A token log is a request's stored answer.
     """

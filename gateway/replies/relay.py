@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 
 from gateway.replies import request_lookup
 from gateway.replies.catchup import Catchup
+from gateway.replies.log_cursor import LogCursor
 from gateway.replies.log_subscription import (
     DeliveryState,
     LogSource,
@@ -84,7 +85,7 @@ class Relay:
         await self._broker.subscribe_raw(subjects.replies_to(self.route), self._on_reply)
         await self._broker.subscribe(subjects.ALL_READERS, self._on_reader_request)
         await self._broker.subscribe(subjects.ALL_FINDS, self._on_find_request)
-        self._broker.on_reconnect.append(self._mark_all_suspect)
+        self._broker.on_reconnect.append(self._mark_all_stale)
 
     def subscribe_new(self, tenant: str, request_id: str, sink: Sink) -> LogSubscription:
         """Subscribe `sink` to a request that is about to be queued with this gateway's route.
@@ -100,12 +101,7 @@ class Relay:
         return subscription
 
     async def resume(
-        self,
-        tenant: str,
-        request_id: str,
-        sink: Sink,
-        after: int = -1,
-        characters: int | None = None,
+        self, tenant: str, request_id: str, sink: Sink, cursor: LogCursor | None = None
     ) -> LogSubscription:
         """Subscribe to a request as `subscribe_existing` does, but raise if nobody knows of it.
 
@@ -115,9 +111,7 @@ class Relay:
         """
         with self.recording_refusals():
             async with broker_timeout(RESUME_SECONDS):
-                subscription = await self.subscribe_existing(
-                    tenant, request_id, sink, after, characters
-                )
+                subscription = await self.subscribe_existing(tenant, request_id, sink, cursor)
             if subscription.is_durable:
                 return subscription
             await self.unsubscribe(subscription)
@@ -139,26 +133,20 @@ class Relay:
             raise
 
     async def subscribe_existing(
-        self,
-        tenant: str,
-        request_id: str,
-        sink: Sink,
-        after: int = -1,
-        characters: int | None = None,
+        self, tenant: str, request_id: str, sink: Sink, cursor: LogCursor | None = None
     ) -> LogSubscription:
-        """Subscribe to a request that came through any gateway, from its token `after` + 1 on.
+        """Subscribe to a request that came through any gateway, from the reader's position on.
 
-        `after` -1 asks for all tokens. With the number of `characters` that the reader has had, the
-        output goes on exactly there; without, some tokens up to `after`, and text behind the last
-        token, may be passed on again. The result is paused: the sink gets nothing until `unpause`.
-        Its `is_durable` is True if the request has a log or somebody answers for it. Raises
-        `BrokerUnavailable`.
+        That is `cursor`, by default the begin of the output. If it has the number of characters
+        that the reader has had, the output goes on exactly there; without, some tokens that it has
+        had, and text behind the last one, may be passed on again. The result is paused: the sink
+        gets nothing until `unpause`. Its `is_durable` is True if the request has a log or somebody
+        answers for it. Raises `BrokerUnavailable`.
         """
         subject = subjects.log_on_any_route(tenant, request_id, self._shards)
         subscription = self._new_subscription(tenant, request_id, subject, sink)
-        subscription.state = DeliveryState.PAUSED
-        subscription.cursor.after_index, subscription.source.writer_subject = after, None
-        subscription.cursor.after_characters = characters
+        subscription.state, subscription.source.writer_subject = DeliveryState.PAUSED, None
+        subscription.cursor = cursor or subscription.cursor
         subscription.is_durable = await self._is_known(subscription)
 
         def on_reply(subject: bytes, data: bytes, headers: bytes) -> None:
@@ -315,7 +303,7 @@ class Relay:
         if subscription in self._attached:
             self._catchup.schedule(subscription)
 
-    def _mark_all_suspect(self) -> None:
+    def _mark_all_stale(self) -> None:
         """Read all logs again after a reconnect: a broker that restarted has lost its memory."""
         for subscription in self._list_subscriptions():
             subscription.mark_stale()

@@ -9,7 +9,7 @@ FIRST_CANCEL_SECONDS, MAX_CANCEL_SECONDS = 0.25, 4.0
 
 @dataclass
 class SubscriptionDeadlines:
-    """When something is due for one log subscription.
+    """The times at which something is due for one log subscription.
 
     Times are seconds of any one clock, passed by the caller.
     """

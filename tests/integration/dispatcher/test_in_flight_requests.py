@@ -15,7 +15,7 @@ from dispatcher.dispatching.model_state import ModelState
 from dispatcher.model_dispatcher import ModelDispatcher
 from dispatcher.reconcile import in_flight_requests
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
-from dispatcher.reconcile.stranded_work import Requeuer
+from dispatcher.reconcile.requeuer import Requeuer
 from dispatcher.workers.placed_requests import StrandedWork
 from streams import messages, subjects, topology
 from streams.broker import declaration

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dispatcher.service
 import gpu_worker.service
-from dispatcher.reconcile.stranded_work import build_requeue_id
+from dispatcher.reconcile.requeuer import build_requeue_id
 from streams import subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.headers import MESSAGE_ID

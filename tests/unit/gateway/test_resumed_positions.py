@@ -42,7 +42,7 @@ class Utf8:
 
 
 def outputs(text: str) -> list[Output]:
-    """What an engine makes of it, token by token; at the end the text that was held back."""
+    """The outputs of an engine for a text, token by token; the last has the text held back."""
     stream = TextStream(Utf8(), [], STOPS)
     made = [Output("r", [token], stream.push(token)) for token in text.encode()]
     return [*made, Output("r", [], stream.finish(), finish="cancelled")]
@@ -94,7 +94,7 @@ def subscribe(sink: Sink, after: int, characters: int | None) -> LogSubscription
 
 
 def read(log: list[dict[str, Any]], after: int, characters: int | None, writer: bool) -> Client:
-    """What a client gets that resumes there: from the broker, or from the log's writer."""
+    """A client that has resumed there, served by the broker or by the log's writer."""
     client = Client()
     subscription = subscribe(discard_record, after, characters)
     request = WebSocketReply("a", client.receive, ResultFrame("json"), after)
