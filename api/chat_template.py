@@ -14,12 +14,11 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from api.content_format import ContentFormat, detect_content_format
-from registry.checkpoints.template_syntax import GenerationTag
+from registry.checkpoints.template_syntax import EXTENSIONS
 from streams.errors import BadRequest
 
 Message = Mapping[str, Any]
@@ -131,9 +130,8 @@ def _refuse_underscore(name: str) -> None:
 
 
 def _build_environment() -> ImmutableSandboxedEnvironment:
-    extensions = [GenerationTag, loopcontrols]
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=extensions
+        trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception

@@ -16,7 +16,7 @@ _PART_FIELDS = ("type", "text")
 
 
 class ContentFormat(Enum):
-    """What a chat template takes as the content of a message."""
+    """The content of a message as a chat template takes it."""
 
     TEXT = auto()
     PARTS = auto()  # a list of objects like `{"type": "text", "text": "hi"}`
@@ -24,7 +24,7 @@ class ContentFormat(Enum):
 
 
 class _Kind(Enum):
-    """What a variable or an expression of a template holds."""
+    """Things that a variable or an expression of a template may hold."""
 
     MESSAGES = auto()
     MESSAGE = auto()
@@ -40,12 +40,8 @@ def detect_content_format(template: nodes.Template, has_tools: bool) -> ContentF
     """
     tree = _rendered_part(template, has_tools)
     variables = _Variables(tree)
-    if not any(
-        map(
-            variables.takes_parts,
-            tree.find_all((nodes.For, nodes.Filter, nodes.Getattr, nodes.Getitem)),
-        )
-    ):
+    uses = tree.find_all((nodes.For, nodes.Filter, nodes.Getattr, nodes.Getitem))
+    if not any(map(variables.takes_parts, uses)):
         return ContentFormat.TEXT
     tests = tree.find_all(nodes.Test)
     asks = any(t.name == "string" and variables.kind(t.node) is _Kind.CONTENT for t in tests)

@@ -12,7 +12,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,7 +22,7 @@ from tokenizers import normalizers
 
 from api import chat_template
 from api.control_tokens import ControlTokens
-from registry.added_tokens import build_tokenizer, read_special_tokens
+from registry.added_tokens import TOKENIZER, build_tokenizer, read_special_tokens
 from registry.artifact_verification import ArtifactChanged, ReadJson, read_verified
 from registry.models import Model, Version
 from registry.sentence_encoder import TextSettings, read_text_settings
@@ -295,10 +295,10 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
     """
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()
-    read = partial(_read_json, version)
+    read = cache(partial(_read_json, version))
     settings = read_text_settings(read) if model.engine == "embed" else AS_IT_IS
-    content = _read_file(version, "tokenizer.json")
-    return FileTokenizer(content, _special_tokens(version), settings, read, model.vocab_size)
+    content = _read_file(version, TOKENIZER)
+    return FileTokenizer(content, read_special_tokens(read), settings, read, model.vocab_size)
 
 
 def _read_json(version: Version, path: str) -> Any:
@@ -310,8 +310,3 @@ def _read_file(version: Version, path: str) -> bytes:
     if version.directory is None or path not in version.files:
         raise ArtifactChanged(path, f"is not among the files of version {version.id!r}")
     return read_verified(Path(version.directory), path, version.files[path])
-
-
-def _special_tokens(version: Version) -> dict[str, str]:
-    """All `<name>_token` entries, as templates use them."""
-    return read_special_tokens(partial(_read_json, version))

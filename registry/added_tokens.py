@@ -7,12 +7,13 @@ special_tokens_map.json. Gateway and worker load here, so that both know the sam
 
 import codecs
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from registry.artifact_verification import ArtifactRefused, ReadJson, json_reader
+from registry.artifact_verification import ArtifactRefused, ReadJson, json_reader, read_object
 
 TOKENIZER = "tokenizer.json"
 _CONFIG, _NAMES, _OLD_TOKENS = (
@@ -40,7 +41,7 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     Raises `ArtifactRefused` if tokenizer.json is no tokeniser, OSError if it cannot be read.
     """
     content = (directory / TOKENIZER).read_bytes()
-    return build_tokenizer(content, json_reader(directory), vocab_size)
+    return build_tokenizer(content, cache(json_reader(directory)), vocab_size)
 
 
 def parse_tokenizer(content: bytes, path: str = TOKENIZER) -> Tokenizer:
@@ -61,21 +62,26 @@ def build_tokenizer(content: bytes, read: ReadJson, vocab_size: int) -> Tokenize
     text. Raises `ArtifactRefused` if the content is no tokeniser.
     """
     library = parse_tokenizer(content)
+    _add_tokens(library, read, vocab_size)
+    return library
+
+
+def _add_tokens(library: Tokenizer, read: ReadJson, vocab_size: int) -> None:
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     for token, _ in _list_added_tokens(read):
         if token.content not in known and _next_id(library, token.content) < vocab_size:
             library.add_tokens([token])
             known.add(token.content)
-    return library
 
 
-def check_added_tokens(directory: Path, vocab_size: int) -> None:
-    """Raise `ArtifactRefused` if an added token would get another id than the files give it.
+def check_added_tokens(library: Tokenizer, read: ReadJson, vocab_size: int) -> None:
+    """Raise `ArtifactRefused` if a token would get another id than the files that add it give it.
 
-    The library numbers tokens in their order; a gap in the ids of the files cannot be kept.
+    `library` is the tokeniser of `parse_tokenizer`, to which the tokens are added. It numbers them
+    in their order; a gap in the ids of the files cannot be kept.
     """
-    library = load_tokenizer(directory, vocab_size)
-    for token, expected in _list_added_tokens(json_reader(directory)):
+    _add_tokens(library, read, vocab_size)
+    for token, expected in _list_added_tokens(read):
         found = library.token_to_id(token.content)
         if expected is not None and found not in (None, expected):
             raise ArtifactRefused(
@@ -102,11 +108,11 @@ def read_end_id(library: Tokenizer, read: ReadJson) -> int | None:
 def _list_added_tokens(read: ReadJson) -> Iterator[tuple[AddedToken, int | None]]:
     """Yield added tokens with their ids where files say them, in the order in which to add them."""
     special = {_text(value): value for value in _special_values(read)}
-    declared = _read_object(read, _CONFIG).get(_DECODER)
+    declared = read_object(read, _CONFIG).get(_DECODER)
     if isinstance(declared, dict):
         by_id = {int(number): value for number, value in declared.items()}
     else:
-        old = _read_object(read, _OLD_TOKENS).items()
+        old = read_object(read, _OLD_TOKENS).items()
         by_id = {number: text for text, number in old if isinstance(number, int)}
     for number, value in sorted(by_id.items()):
         if _text(value):
@@ -118,7 +124,7 @@ def _named_values(read: ReadJson) -> dict[str, Any]:
     """Return all entries of the two files that name a token, in the order of transformers."""
     found: dict[str, Any] = {}
     for path in (_NAMES, _CONFIG):
-        entries = _read_object(read, path).items()
+        entries = read_object(read, path).items()
         found |= {n: v for n, v in entries if n.endswith("_token") and _text(v)}
     return {name: found[name] for name in (*_ORDER, *found) if name in found}
 
@@ -127,7 +133,7 @@ def _special_values(read: ReadJson) -> Iterator[Any]:
     """Yield the special tokens as the files have them: those with a name, then the others."""
     yield from _named_values(read).values()
     for path in (_CONFIG, _NAMES):
-        content = _read_object(read, path)
+        content = read_object(read, path)
         lists = [content[key] for key in _LISTS if isinstance(content.get(key), list)]
         yield from (value for each in lists for value in each if _text(value))
 
@@ -154,10 +160,3 @@ def _next_id(library: Tokenizer, text: str) -> int:
         return int(own)
     size = library.get_vocab_size(with_added_tokens=False)
     return max(size, *(number + 1 for number in library.get_added_tokens_decoder()), 0)
-
-
-def _read_object(read: ReadJson, path: str) -> dict[str, Any]:
-    content = read(path)
-    if content is not None and not isinstance(content, dict):
-        raise ArtifactRefused(path, "is not a JSON object")
-    return content or {}

@@ -27,6 +27,7 @@ IGNORED_STEMS = ("readme", "license", "licence", "notice", "use_policy", "usage_
 THREADS = min(8, os.cpu_count() or 1)
 SHORT_DIGEST = 12
 LFS_POINTER = b"version https://git-lfs"  # begins a text in place of a file not fetched
+IS_LFS_POINTER = "is a pointer of Git LFS to a file: run `git lfs pull`"
 ReadJson = Callable[[str], Any]  # content of a JSON file, by relative path; None if it is missing
 
 
@@ -112,7 +113,7 @@ def read_json(path: Path) -> Any:
     """
     content = path.read_bytes()
     if content.startswith(LFS_POINTER):
-        raise ArtifactRefused(path.name, "is a Git LFS pointer, not the file: git lfs pull")
+        raise ArtifactRefused(path.name, IS_LFS_POINTER)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -140,6 +141,34 @@ def json_reader(directory: Path) -> ReadJson:
         return read_json(directory / path) if (directory / path).exists() else None
 
     return read
+
+
+def read_object(read: ReadJson, path: str) -> dict[str, Any]:
+    """Return the object in a JSON file that `read` reads; empty if the file is missing or null.
+
+    Raises `ArtifactRefused` if the file holds anything else.
+    """
+    content = read(path)
+    if content is not None and not isinstance(content, dict):
+        raise ArtifactRefused(path, "is not a JSON object")
+    return content or {}
+
+
+def positive(value: object) -> int | None:
+    """Return a value of a JSON file if it is a whole number above 0; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def weight_map(index: Any) -> dict[str, Any]:
+    """Return the map from tensor to file in a sharded model's index; empty if there is none."""
+    weights = index.get("weight_map") if isinstance(index, dict) else None
+    return weights if isinstance(weights, dict) else {}
+
+
+def begins_with(path: Path, prefix: bytes) -> bool:
+    """Return whether a file's first bytes are these; reads no more of it."""
+    with path.open("rb") as file:
+        return file.read(len(prefix)) == prefix
 
 
 def _compare(path: str, registered: str | None, found: str | None) -> None:
@@ -204,30 +233,18 @@ def _check_json(root: Path, path: str) -> None:
     Also for one that begins with a byte order mark, if transformers would have to read it.
     """
     content = read_json(root / path)
-    if path in _READ_BY_TRANSFORMERS and _has_byte_order_mark(root / path):
+    if path in _READ_BY_TRANSFORMERS and begins_with(root / path, codecs.BOM_UTF8):
         raise ArtifactRefused(
             path,
             "begins with a byte order mark, which transformers does not read; remove its three "
             f"bytes: sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
         )
-    if isinstance(content, dict):
-        if "auto_map" in content:
-            raise ArtifactRefused(path, "asks for remote code (auto_map)")
-        for file in _weight_map(content).values():
-            _check_relative(str(file))
+    if isinstance(content, dict) and "auto_map" in content:
+        raise ArtifactRefused(path, "asks for remote code (auto_map)")
+    for file in weight_map(content).values():
+        _check_relative(str(file))
     if PurePosixPath(path).name == "modules.json":
         _check_modules(path, content)
-
-
-def _has_byte_order_mark(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-
-
-def _weight_map(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the map from tensor to file in a sharded model's index; empty if there is none."""
-    weights = content.get("weight_map")
-    return weights if isinstance(weights, dict) else {}
 
 
 def _check_modules(path: str, content: Any) -> None:

@@ -21,11 +21,7 @@ def read_chat_template(directory: Path) -> str | None:
     no template counts as none. Raises `ArtifactRefused` for templates of which none is named
     `default`, and for a file of another kind than its name says.
     """
-    templates = _read_files(directory)
-    where = _FILE
-    for where in () if templates else _JSON_FILES:
-        if templates := _read_json(directory / where):
-            break
+    where, templates = _find_templates(directory)
     if not templates:
         return None
     if _DEFAULT not in templates:
@@ -34,6 +30,19 @@ def read_chat_template(directory: Path) -> str | None:
             where, f"is not there, or has no template named default, only {names}; name one default"
         )
     return _choose_by_tools(templates.get(_TOOL_USE), templates[_DEFAULT])
+
+
+def template_file(directory: Path) -> str:
+    """Return the name of the file that has a model's chat template, or would have it."""
+    return _find_templates(directory)[0]
+
+
+def _find_templates(directory: Path) -> tuple[str, dict[str, str]]:
+    """Return the file that has chat templates, and those by name; none if there are none."""
+    if templates := _read_files(directory):
+        return _FILE, templates
+    found = ((file, _read_json(directory / file)) for file in _JSON_FILES)
+    return next(((file, templates) for file, templates in found if templates), (_FILE, {}))
 
 
 def _choose_by_tools(tool_use: str | None, default: str) -> str:

@@ -3,33 +3,42 @@
 from itertools import islice
 from pathlib import Path
 
-from registry.added_tokens import parse_tokenizer
-from registry.artifact_verification import LFS_POINTER, PICKLES, ArtifactRefused, read_json
+from tokenizers import Tokenizer
+
+from registry.added_tokens import TOKENIZER, parse_tokenizer
+from registry.artifact_verification import (
+    IS_LFS_POINTER,
+    LFS_POINTER,
+    PICKLES,
+    ArtifactRefused,
+    begins_with,
+    read_json,
+    weight_map,
+)
 from registry.checkpoints.safetensors_header import read_header
+from registry.checkpoints.weight_files import INDEX
 from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
 from registry.lora_inspection import WEIGHTS as ADAPTER_WEIGHTS
 
-_WHOLE = "a model is a folder with config.json, tokenizer.json and weights as .safetensors"
+_WHOLE = f"a model is a folder with config.json, {TOKENIZER} and weights as .safetensors"
 
 
-def check_model_folder(directory: Path) -> None:
+def check_model_folder(directory: Path) -> Tokenizer:
     """Raise `ArtifactRefused` if `directory` holds no model, with what is missing and what to do.
 
-    Looks at names and the headers of weights, and loads the tokeniser; reads no weights, so that it
-    is quick (a second for a large vocabulary) whatever the folder is. What the configuration says
-    is not checked: see `model_from`. Raises OSError if the folder cannot be read.
+    Returns the tokeniser in tokenizer.json, whose loading takes a second for a large vocabulary;
+    of the rest only names and the headers of weights are read. What the configuration says is not
+    checked: see `model_from`. Raises OSError if the folder cannot be read.
     """
     if reason := _find_fault(directory):
         raise ArtifactRefused(str(directory), reason)
     for path in directory.iterdir():
-        if path.is_file() and _is_lfs_pointer(path):
-            raise ArtifactRefused(
-                str(path), "is a pointer of Git LFS to a file: run `git lfs pull`"
-            )
+        if path.is_file() and begins_with(path, LFS_POINTER):
+            raise ArtifactRefused(str(path), IS_LFS_POINTER)
     for path in _weights(directory):
         read_header(path)
-    tokenizer = directory / "tokenizer.json"
-    parse_tokenizer(tokenizer.read_bytes(), str(tokenizer))
+    tokenizer = directory / TOKENIZER
+    return parse_tokenizer(tokenizer.read_bytes(), str(tokenizer))
 
 
 def _find_fault(directory: Path) -> str | None:
@@ -44,7 +53,7 @@ def _find_fault(directory: Path) -> str | None:
         return _describe_without_weights(directory)
     if missing := _missing_shards(directory):
         return f"lacks {missing[0]}, which its index names ({len(missing)} missing): download it"
-    if not (directory / "tokenizer.json").exists():
+    if not (directory / TOKENIZER).exists():
         return (
             "has no tokenizer.json: download it, or have transformers write it from another "
             "tokeniser file (AutoTokenizer.from_pretrained, save_pretrained)"
@@ -58,10 +67,9 @@ def _weights(directory: Path) -> list[Path]:
 
 
 def _missing_shards(directory: Path) -> list[str]:
-    index = directory / "model.safetensors.index.json"
-    content = read_json(index) if index.exists() else {}
-    shards = content.get("weight_map") if isinstance(content, dict) else None
-    names = sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
+    index = directory / INDEX
+    shards = weight_map(read_json(index)) if index.exists() else {}
+    names = sorted({str(name) for name in shards.values()})
     return [name for name in names if not (directory / name).exists()]
 
 
@@ -122,8 +130,3 @@ def _first(directory: Path, pattern: str) -> Path | None:
     """Return the first path that matches and is not hidden."""
     found = (p for p in directory.glob(pattern) if not p.name.startswith("."))
     return next(iter(sorted(islice(found, 100))), None)
-
-
-def _is_lfs_pointer(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(LFS_POINTER)) == LFS_POINTER

@@ -1,8 +1,9 @@
 """Reads a model's engine, task, lengths, vocabulary and chat template from its own files."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from registry.added_tokens import check_added_tokens
 from registry.artifact_verification import (
@@ -12,9 +13,11 @@ from registry.artifact_verification import (
     hash_files,
     json_reader,
     list_files,
+    positive,
     read_json_object,
 )
 from registry.chat_templates import read_chat_template
+from registry.checkpoints.completeness import count_labels
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.model_weights import check_dense_modules, check_weights
 from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
@@ -48,7 +51,10 @@ def inspect_model(directory: Path) -> ModelDescription:
 
     Raises `ArtifactRefused` if the files do not say enough, or the model is of no supported kind.
     """
-    config = _read_config(directory)
+    return _describe(directory, _read_config(directory))
+
+
+def _describe(directory: Path, config: dict[str, Any]) -> ModelDescription:
     architectures = _read_architectures(config)
     if any(each.endswith(_CLASSIFIES) for each in architectures):
         return _describe_classifier(directory, config)
@@ -77,10 +83,11 @@ def check_model(directory: Path) -> list[Finding]:
     refused by the worker that loads it.
     """
     try:
-        check_model_folder(directory)
+        tokenizer = check_model_folder(directory)
         list_files(directory)
-        config, described = _read_config(directory), inspect_model(directory)
-        check_added_tokens(directory, described.vocab_size)
+        config = _read_config(directory)
+        described = _describe(directory, config)
+        check_added_tokens(tokenizer, cache(json_reader(directory)), described.vocab_size)
     except ArtifactRefused as refused:
         return [Finding(refused.path, refused.reason)]
     return [
@@ -91,11 +98,16 @@ def check_model(directory: Path) -> list[Finding]:
     ]
 
 
-def require_servable(directory: Path) -> None:
-    """Raise `ArtifactRefused` for the first refusal of `check_model`, with the number of others."""
-    if refusals := [finding for finding in check_model(directory) if finding.is_refusal]:
+def require_servable(directory: Path) -> list[Finding]:
+    """Return the warnings of `check_model`.
+
+    Raises `ArtifactRefused` for its first refusal, with the number of others.
+    """
+    findings = check_model(directory)
+    if refusals := [finding for finding in findings if finding.is_refusal]:
         more = f" (and {len(refusals) - 1} more: millstream models check)" * (len(refusals) > 1)
         raise ArtifactRefused(refusals[0].path, refusals[0].reason + more)
+    return findings
 
 
 def model_from(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
@@ -106,6 +118,11 @@ def model_from(directory: Path, name: str, version: str | None = None, **fields:
     `check_model`. Reads and hashes every file: call it in a thread.
     """
     require_servable(directory)
+    return make_record(directory, name, version, **fields)
+
+
+def make_record(directory: Path, name: str, version: str | None = None, **fields: Any) -> Model:
+    """Return the record of `model_from` for a directory that `require_servable` has checked."""
     files = hash_files(directory)
     digest = combine_digests(files)
     made = Version(
@@ -144,10 +161,6 @@ def _read_architectures(config: dict[str, Any]) -> list[str]:
     return [str(each) for each in found]
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
     """Return the value of the first of `keys` that is a positive number.
 
@@ -156,8 +169,8 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         for value in map(part.get, keys):
-            if _is_count(value):
-                return value
+            if number := positive(value):
+                return number
     raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
 
 
@@ -178,13 +191,8 @@ def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescri
         "classify",
         _longest_input(directory, config),
         _first_number(config, ("vocab_size",)),
-        num_labels=_count_labels(config),
+        num_labels=count_labels(config),
     )
-
-
-def _count_labels(config: dict[str, Any]) -> int:
-    labels = config.get("id2label")
-    return len(labels) if labels and isinstance(labels, dict) else 2  # transformers' default
 
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
@@ -193,7 +201,7 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
         padding = config.get("pad_token_id")
-        length -= (padding if _is_count(padding) else 1 if padding is None else 0) + 1
+        length -= (1 if padding is None else positive(padding) or 0) + 1
     trained = read_text_settings(json_reader(directory)).max_tokens
     return min(length, trained or _tokenizer_limit(directory) or length)
 
@@ -201,5 +209,4 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 def _tokenizer_limit(directory: Path) -> int | None:
     """Return the longest input according to tokenizer_config.json; None if it has no such limit."""
     file = directory / "tokenizer_config.json"
-    limit = read_json_object(file).get("model_max_length") if file.exists() else None
-    return limit if _is_count(limit) else None
+    return positive(read_json_object(file).get("model_max_length")) if file.exists() else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from registry.artifact_verification import ArtifactRefused, ReadJson
+from registry.artifact_verification import ArtifactRefused, ReadJson, positive, read_object
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
@@ -31,7 +31,7 @@ _TRANSFORMER_SETTINGS = tuple(
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What is done to a text before a sentence encoder's tokeniser gets it.
+    """Changes to a text before a sentence encoder's tokeniser gets it.
 
     `prompt` is put before it, and it is lowered if `lower_case` is set. `max_tokens` is the longest
     input that the encoder was made for, None if it does not say.
@@ -53,9 +53,9 @@ class VectorLayer:
 
 @dataclass(frozen=True)
 class VectorModules:
-    """How vectors are made of token states: pooled by each of `modes` and joined, then `layers`.
+    """Steps from token states to a vector: pooled by each of `modes` and joined, then `layers`.
 
-    At last they are cut to `truncate_dim`, unless that is None.
+    At last it is cut to `truncate_dim`, unless that is None.
     """
 
     modes: tuple[PoolingMode, ...]
@@ -80,9 +80,9 @@ class VectorModules:
 
 def _read_width(dense: VectorLayer) -> int:
     found = dense.settings.get("out_features")
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+    if (width := positive(found)) is None:
         raise ArtifactRefused(f"{dense.path}/config.json", f"has out_features {found!r}")
-    return found
+    return width
 
 
 def read_text_settings(read: ReadJson) -> TextSettings:
@@ -95,7 +95,7 @@ def read_text_settings(read: ReadJson) -> TextSettings:
         raise ArtifactRefused(name, f"has the transformer_task {transformer['transformer_task']!r}")
     limit = transformer.get("max_seq_length")
     return TextSettings(
-        _default_prompt(_read_object(read, _SETTINGS)),
+        _default_prompt(read_object(read, _SETTINGS)),
         bool(transformer.get("do_lower_case")),
         limit if isinstance(limit, int) and limit > 0 else None,
     )
@@ -122,23 +122,16 @@ def read_vector_modules(read: ReadJson) -> VectorModules:
     layers = tuple(module for module in modules if module.kind in LAYERS)
     for layer in layers:
         _check_layer(layer)
-    settings = _read_object(read, _SETTINGS)
+    settings = read_object(read, _SETTINGS)
     prompt = _default_prompt(settings)
     modes = tuple(_read_modes(pooling[0], prompt)) if pooling else DEFAULT_MODES
     return VectorModules(modes, layers, _truncate_dim(settings))
 
 
-def _read_object(read: ReadJson, path: str) -> dict[str, Any]:
-    content = read(path)
-    if content is not None and not isinstance(content, dict):
-        raise ArtifactRefused(path, "is not a JSON object")
-    return content or {}
-
-
 def _transformer_settings(read: ReadJson) -> tuple[str, dict[str, Any]]:
     """Return the name and content of the first file of settings that has any."""
     for name in _TRANSFORMER_SETTINGS:
-        if content := _read_object(read, name):
+        if content := read_object(read, name):
             return name, content
     return _TRANSFORMER_SETTINGS[0], {}
 
@@ -163,7 +156,7 @@ def _truncate_dim(settings: dict[str, Any]) -> int | None:
 def _read_module(read: ReadJson, module: dict[str, Any]) -> VectorLayer:
     kind = str(module["type"]).rpartition(".")[2]
     path = str(module.get("path") or "").strip("/")
-    settings = _read_object(read, f"{path}/config.json") if path else {}
+    settings = read_object(read, f"{path}/config.json") if path else {}
     return VectorLayer(kind, path, settings)
 
 

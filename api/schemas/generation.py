@@ -127,7 +127,7 @@ class GenerationBody(InferenceBody):
         return Sampling(
             max_tokens=self.requested_max_tokens or 0,
             temperature=temperature,
-            top_p=self.top_p or (None if self.top_p is None else 1.0),
+            top_p=1.0 if self.top_p == 0 else self.top_p,
             top_k=None if self.top_k is None else max(self.top_k, 0),
             seed=self.seed,
             stop=self.stop,

@@ -35,12 +35,13 @@ def free_bytes(device: torch.device) -> int:
     return max(0, min([available, *_cgroup_free()]))
 
 
-def kv_budget_bytes(device: torch.device) -> int:
+def kv_budget_bytes(device: torch.device, weight_bytes: int = 0) -> int:
     """Return the bytes of the memory free now that one worker may fill with KV cache.
 
     These are 92 % on a GPU and 25 % on a CPU, whose memory other programs and workers use, too.
+    `weight_bytes` are those of weights that are yet to be loaded, which are not free then.
     """
-    return int(free_bytes(device) * SHARES[device.type])
+    return int((free_bytes(device) - weight_bytes) * SHARES[device.type])
 
 
 def measure_peak_bytes(device: torch.device, work: Callable[[], None]) -> int:

@@ -96,7 +96,7 @@ class Output:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What a model will take on a device, as far as that can be said before it is loaded.
+    """The memory that a model will take on a device, as far as is known before it is loaded.
 
     `kv_bytes_per_token` is of a sequence's first token, `kv_bytes_per_1000_tokens` of one sequence
     of that length, less what lies outside of sliding windows. `kv_tokens` is how many tokens fit

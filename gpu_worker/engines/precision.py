@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from registry.artifact_verification import ArtifactRefused, read_json
+from registry.checkpoints.memory_use import loaded_bytes
 from registry.checkpoints.safetensors_header import read_header
 
 _COMPUTED_IN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # By the names of the safetensors format; all other dtypes are loaded as they are stored
 _STORED_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 _STORED_FLOATS |= {"F64": torch.float64}
-_FLOAT8 = "F8_"  # such as F8_E4M3
 
 
 def choose_dtype(directory: Path, device: torch.device) -> torch.dtype:
@@ -32,14 +32,12 @@ def choose_dtype(directory: Path, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and emulated else dtype
 
 
-def loaded_weight_bytes(directory: Path, files: Iterable[Path], device: torch.device) -> int:
-    """Return the bytes that the weights in `files` take once they are loaded to the device.
+def loaded_weight_bytes(files: Iterable[Path], dtype: torch.dtype) -> int:
+    """Return the bytes that the weights in safetensors `files` take once loaded in a dtype.
 
-    Those are the safetensors files of the model in `directory`, whose floating point tensors are
-    loaded in the dtype of `choose_dtype`. A file of another format, or that cannot be read, counts
-    with its size.
+    That dtype is of floating point tensors; others keep their own. A file of another format, or
+    that cannot be read, counts with its size.
     """
-    dtype = choose_dtype(directory, device)
     return sum(_loaded_bytes(file, dtype) for file in files)
 
 
@@ -51,15 +49,11 @@ def has_bfloat16_matmul() -> bool:
 def _loaded_bytes(file: Path, dtype: torch.dtype) -> int:
     stored = file.stat().st_size
     try:
-        tensors = read_header(file).values()
+        tensors = read_header(file)
     except ArtifactRefused:
         return stored
-    for tensor in tensors:
-        if tensor.dtype in _STORED_FLOATS:
-            stored += (dtype.itemsize - _STORED_FLOATS[tensor.dtype].itemsize) * tensor.numel
-        elif tensor.dtype.startswith(_FLOAT8):
-            stored += (dtype.itemsize - 1) * tensor.numel
-    return stored
+    header = stored - sum(tensor.end - tensor.start for tensor in tensors.values())
+    return header + loaded_bytes(tensors, dtype.itemsize)
 
 
 def _stored_dtypes(directory: Path) -> Iterator[torch.dtype]:

@@ -13,7 +13,7 @@ from millstream.models.settings import AddSettings, ListSettings, RemoveSettings
 from registry.artifact_verification import SHORT_DIGEST
 from registry.checkpoints.findings import Finding
 from registry.lora_inspection import adapter_from
-from registry.model_inspection import check_model, model_from
+from registry.model_inspection import make_record, require_servable
 from registry.models import INHERITED_FIELDS, Adapter, Model
 from registry.remote_models import RemoteServer, remote_model
 from registry.store import NameTaken, Registry
@@ -47,7 +47,7 @@ async def add(settings: AddSettings, stop: asyncio.Event) -> None:
 
 
 async def _add_model(settings: AddSettings) -> None:
-    described = await asyncio.to_thread(_make_model, settings)
+    described, warnings = await asyncio.to_thread(_make_model, settings)
     options = {name: getattr(settings, name) for name in INHERITED_FIELDS}
     given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
@@ -58,18 +58,16 @@ async def _add_model(settings: AddSettings) -> None:
         if settings.alias:
             await registry.set_alias(settings.alias, settings.name)
         console = make_console()
-        for warning in await asyncio.to_thread(_warnings, settings):
+        for warning in warnings:
             console.print(f"warning: {warning.path}: {warning.reason}")
         console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
 
 
-def _warnings(settings: AddSettings) -> list[Finding]:
-    return check_model(settings.path) if settings.path else []
-
-
-def _make_model(settings: AddSettings) -> Model:
+def _make_model(settings: AddSettings) -> tuple[Model, list[Finding]]:
+    """Return the record of what is to be registered, and warnings about its files."""
     if settings.path:
-        return model_from(settings.path, settings.name, settings.version)
+        warnings = require_servable(settings.path)
+        return make_record(settings.path, settings.name, settings.version), warnings
     assert settings.remote, "the settings require a path or a server"
     server = RemoteServer(
         url=settings.remote,
@@ -80,7 +78,7 @@ def _make_model(settings: AddSettings) -> Model:
         first_seconds=settings.first_seconds,
         chunk_seconds=settings.chunk_seconds,
     )
-    return remote_model(
+    model = remote_model(
         server,
         settings.name,
         task=settings.task,
@@ -88,6 +86,7 @@ def _make_model(settings: AddSettings) -> Model:
         context=settings.context_length,
         version=settings.version,
     )
+    return model, []
 
 
 async def _add_adapter(settings: AddSettings, base: str) -> None:

@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from registry.artifact_verification import positive
 from registry.checkpoints.families import FAMILIES, Family
 from registry.checkpoints.findings import Finding
-from registry.checkpoints.safetensors_header import TensorHeader
+from registry.checkpoints.safetensors_header import Tensors
 from registry.models import EngineKind
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
 Dimensions = Mapping[str, int | None]  # by the words of the tables; None: config.json does not say
 Shape = tuple[int | None, ...]
-Tensors = Mapping[str, TensorHeader]
 _TERM = re.compile(r"(\d*)([a-z_?]+)")
 # What training wrappers put before every name; no model of transformers has them.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
@@ -70,18 +71,20 @@ class ExpectedTensors:
     family: Family
     config: Mapping[str, Any]
     engine: EngineKind
-    shapes: dict[str, Shape] = field(init=False)
-    layer_shapes: dict[str, Shape] = field(init=False)  # with `*` for the number
 
-    def __post_init__(self) -> None:
-        """Fill the two maps of shapes from the family's tables."""
-        rows = _parse_table("\n".join(self._tables()), model_dimensions(self.family, self.config))
-        layers = {name: shape for name, shape in rows.items() if "*" in name}
-        object.__setattr__(self, "layer_shapes", layers)
-        shapes = {name: shape for name, shape in rows.items() if "*" not in name}
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of all tensors by name; layers have their numbers."""
+        shapes = {name: shape for name, shape in self._rows.items() if "*" not in name}
+        layers = {name: shape for name, shape in self._rows.items() if "*" in name}
         for number in range(self.layer_count or 0):
             shapes |= {name.replace("*", str(number)): shape for name, shape in layers.items()}
-        object.__setattr__(self, "shapes", shapes)
+        return shapes
+
+    @cached_property
+    def _rows(self) -> dict[str, Shape]:
+        """The rows of the family's tables that the configuration and the engine need."""
+        return _parse_table("\n".join(self._tables()), model_dimensions(self.family, self.config))
 
     def get(self, key: str) -> Any:
         """Return the value of a key of config.json, by the name that most models have for it."""
@@ -92,7 +95,7 @@ class ExpectedTensors:
         """The number of layers that config.json says; None if it says none."""
         return positive(self.get("num_hidden_layers"))
 
-    @property
+    @cached_property
     def base_names(self) -> set[str]:
         """The names of the base model's tensors, without those of a head."""
         heads = (self.family.lm_head + "\n" + self.family.classifier).split()
@@ -100,13 +103,13 @@ class ExpectedTensors:
 
     @property
     def is_tied(self) -> bool:
-        """Whether embeddings serve as the output head, so that one of the two may be missing."""
+        """Embeddings serve as the output head, so that one of the two may be missing."""
         return self.engine == "transformers" and bool(self.get("tie_word_embeddings"))
 
-    @property
+    @cached_property
     def layer_pattern(self) -> re.Pattern[str]:
-        """What a layer's tensors begin with; the group is its number."""
-        start = min(self.layer_shapes).partition("*")[0]
+        """The beginning of the name of a layer's tensor; the group is the layer's number."""
+        start = min(name for name in self._rows if "*" in name).partition("*")[0]
         return re.compile(re.escape(start) + r"(\d+)\.")
 
     def normalise(self, name: str) -> str:
@@ -135,9 +138,10 @@ def read_key(family: Family, config: Mapping[str, Any], key: str) -> Any:
     return family.defaults.get(key) if value is None else value
 
 
-def positive(value: object) -> int | None:
-    """Return a number that counts something; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+def count_labels(config: Mapping[str, Any]) -> int:
+    """Return the number of a classifier's labels: 2, as in transformers, without names."""
+    labels = config.get("id2label")
+    return len(labels) if labels and isinstance(labels, dict) else 2
 
 
 def model_dimensions(family: Family, config: Mapping[str, Any]) -> Dimensions:
@@ -149,13 +153,11 @@ def model_dimensions(family: Family, config: Mapping[str, Any]) -> Dimensions:
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     head_dim = number("head_dim") or (hidden // heads if hidden and heads else None)
     kv_heads = number("num_key_value_heads")
-    labels = len(config.get("id2label") or ()) or 2  # the default of transformers
-    ffn = number("intermediate_size") or (4 * hidden if hidden and family.prefix == "transformer"
-                                          else None)  # fmt: skip
+    ffn_by_hidden = hidden * family.ffn_factor if hidden and family.ffn_factor else None
     return {
         "hidden": hidden,
         "vocab": number("vocab_size"),
-        "ffn": ffn,
+        "ffn": number("intermediate_size") or ffn_by_hidden,
         "heads": heads,
         "head_dim": head_dim,
         "q": heads * head_dim if heads and head_dim else None,
@@ -163,7 +165,7 @@ def model_dimensions(family: Family, config: Mapping[str, Any]) -> Dimensions:
         "positions": number("max_position_embeddings"),
         "types": number("type_vocab_size"),
         "experts": number("num_experts"),
-        "labels": labels,
+        "labels": count_labels(config),
         "?": None,
     }
 

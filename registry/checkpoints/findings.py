@@ -1,4 +1,4 @@
-"""What a check of a model directory found: refusals and warnings."""
+"""Findings of a check of a model directory: refusals and warnings."""
 
 from dataclasses import dataclass
 

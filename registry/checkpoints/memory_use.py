@@ -1,22 +1,27 @@
 """Says what a checkpoint takes in memory once loaded: weights, and keys and values by token."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from registry.checkpoints.completeness import positive, read_key
+from registry.artifact_verification import positive
+from registry.checkpoints.completeness import model_dimensions, read_key
 from registry.checkpoints.families import FAMILIES, Family
-from registry.checkpoints.safetensors_header import DTYPE_BITS, TensorHeader
+from registry.checkpoints.safetensors_header import DTYPE_BITS, Tensors
 
 FLOAT_DTYPES = frozenset(name for name in DTYPE_BITS if name.startswith(("F", "BF")))
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+_OTHER = Family("")  # of model types that are not known: config.json has the common keys
 
 
 @dataclass(frozen=True)
 class KvLayer:
-    """What one attention layer keeps of each token, and of how many tokens (None: of all)."""
+    """Keys and values that one attention layer keeps: heads and their size for each token.
+
+    `window` is the number of tokens of which it keeps them; None: of all.
+    """
 
     kv_heads: int
     head_dim: int
@@ -28,27 +33,23 @@ class KvLayer:
 
 
 def loaded_bytes(
-    tensors: Mapping[str, TensorHeader],
-    itemsize: int,
-    scaled: Iterable[str] = (),
-    unused: Iterable[str] = (),
+    tensors: Tensors, itemsize: int, scaled: Collection[str] = (), unused: Collection[str] = ()
 ) -> int:
     """Return the bytes of a checkpoint's tensors once they are loaded in a dtype of `itemsize`.
 
     Floating point tensors take that dtype, as do those named in `scaled`, which are multiplied
     out; others keep their own. Those in `unused` are not loaded.
     """
-    left_out, multiplied = set(unused), set(scaled)
     return sum(
         tensor.numel * itemsize
-        if name in multiplied or tensor.dtype in FLOAT_DTYPES
+        if name in scaled or tensor.dtype in FLOAT_DTYPES
         else tensor.end - tensor.start
         for name, tensor in tensors.items()
-        if name not in left_out
+        if name not in unused
     )
 
 
-def tied_head_elements(tensors: Mapping[str, TensorHeader]) -> int:
+def tied_head_elements(tensors: Tensors) -> int:
     """Return the size of the embeddings that serve as the output head; 0 if there is a head."""
     if any(name.endswith(_HEADS) for name in tensors):
         return 0
@@ -63,19 +64,13 @@ def kv_layers(config: Mapping[str, Any]) -> list[KvLayer]:
     """
     text = config.get("text_config") or config
     family = FAMILIES.get(str(text.get("model_type")), _OTHER)
-
-    def number(key: str) -> int | None:
-        return positive(read_key(family, text, key))
-
-    layers, heads, hidden = map(number, ("num_hidden_layers", "num_attention_heads", "hidden_size"))
-    head_dim = number("head_dim") or (hidden // heads if hidden and heads else None)
-    kv_heads = number("num_key_value_heads") or heads
+    dimensions = model_dimensions(family, text)
+    layers = positive(read_key(family, text, "num_hidden_layers"))
+    kv_heads = positive(read_key(family, text, "num_key_value_heads")) or dimensions["heads"]
+    head_dim = dimensions["head_dim"]
     if not layers or not head_dim or not kv_heads:
         return []
     return [KvLayer(kv_heads, head_dim, window) for window in _windows(text, layers)]
-
-
-_OTHER = Family("")
 
 
 def _windows(text: Mapping[str, Any], layers: int) -> list[int | None]:

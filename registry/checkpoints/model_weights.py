@@ -5,21 +5,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from registry.artifact_verification import ArtifactRefused, read_json
+from registry.artifact_verification import ArtifactRefused, json_reader
 from registry.checkpoints.completeness import check_tensors
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.memory_use import loaded_bytes, tied_head_elements
 from registry.checkpoints.quantization import ScaledWeight, scaled_weights, unused_tensors
-from registry.checkpoints.safetensors_header import TensorHeader, TensorShape, read_shapes
+from registry.checkpoints.safetensors_header import Tensors, read_shapes
 from registry.checkpoints.weight_files import SINGLE, read_weights
 from registry.models import EngineKind
+from registry.sentence_encoder import VectorLayer, read_vector_modules
 
 
 @dataclass(frozen=True)
 class ModelWeights:
     """A model directory's tensors by name, those that are scaled, and warnings about its files."""
 
-    tensors: Mapping[str, TensorHeader]
+    tensors: Tensors
     scaled: Mapping[str, ScaledWeight]
     warnings: list[Finding] = field(default_factory=list)
 
@@ -58,22 +59,20 @@ def check_weights(
         yield Finding(refused.path, refused.reason)
         return
     yield from weights.warnings
-    tensors = {n: t for n, t in weights.tensors.items() if n not in weights.unused}
+    unused = weights.unused
+    tensors = {name: each for name, each in weights.tensors.items() if name not in unused}
     yield from check_tensors(config, engine, tensors)
 
 
 def check_dense_modules(directory: Path) -> Iterator[Finding]:
     """Yield what is wrong with the weights of the dense modules of a sentence encoder."""
-    for module in read_json(directory / "modules.json"):
-        path = str(module.get("path", ""))
-        if str(module.get("type")).endswith(".Dense"):
-            settings = read_json(directory / path / "config.json")
-            shape = int(settings["out_features"]), int(settings["in_features"])
-            yield from _check_dense(directory, path, shape)
+    for layer in read_vector_modules(json_reader(directory)).layers:
+        if layer.kind == "Dense":
+            yield from _check_dense(directory, layer)
 
 
-def _check_dense(directory: Path, path: str, shape: TensorShape) -> Iterator[Finding]:
-    file = f"{path}/{SINGLE}"
+def _check_dense(directory: Path, layer: VectorLayer) -> Iterator[Finding]:
+    file = f"{layer.path}/{SINGLE}"
     if not (directory / file).exists():
         yield Finding(file, "is missing; fetch the dense module's weights, too")
         return
@@ -82,6 +81,7 @@ def _check_dense(directory: Path, path: str, shape: TensorShape) -> Iterator[Fin
     except ArtifactRefused as refused:
         yield Finding(file, refused.reason)
         return
-    if found != shape:
+    shape = [layer.settings.get(key) for key in ("out_features", "in_features")]
+    if found is None or list(found) != shape:
         has = f"linear.weight has the shape {list(found)}" if found else "has no linear.weight"
-        yield Finding(file, f"{has}, {path}/config.json asks for {list(shape)}")
+        yield Finding(file, f"{has}, {layer.path}/config.json asks for {shape}")

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.artifact_verification import ArtifactRefused, read_json
-from registry.checkpoints.safetensors_header import TensorHeader, TensorShape
+from registry.checkpoints.safetensors_header import TensorHeader, Tensors, TensorShape
 
-Tensors = Mapping[str, TensorHeader]
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 BLOCK = (128, 128)  # of DeepSeek's fp8, where `weight_block_size` is not given
 QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
@@ -145,7 +144,7 @@ def _find_scales(
     tensors: Tensors, block_size: object, is_declared: bool
 ) -> Iterator[tuple[str, ScaledWeight]]:
     for name, tensor in tensors.items():
-        if tensor.dtype not in QUANTIZED_DTYPES or _is_scale(name):
+        if tensor.dtype not in QUANTIZED_DTYPES or name.endswith(SCALE_SUFFIXES):
             continue
         scale = next((name + s for s in SCALE_SUFFIXES if name + s in tensors), None)
         if scale:
@@ -153,10 +152,6 @@ def _find_scales(
         elif is_declared or tensor.dtype == "I8":
             reason = f"{name} has dtype {tensor.dtype} and no {name}_scale or {name}_scale_inv"
             raise ArtifactRefused(tensor.path.name, reason + "; fetch the whole checkpoint")
-
-
-def _is_scale(name: str) -> bool:
-    return name.endswith(SCALE_SUFFIXES)
 
 
 def _block(declared: object) -> tuple[int, int]:

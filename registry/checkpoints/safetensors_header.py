@@ -6,11 +6,12 @@ Format: https://huggingface.co/docs/safetensors (8 bytes of length, a JSON map, 
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifact_verification import LFS_POINTER, ArtifactRefused
+from registry.artifact_verification import IS_LFS_POINTER, LFS_POINTER, ArtifactRefused
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 DTYPE_BITS = {
@@ -24,7 +25,7 @@ TensorShape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a file's header says of one tensor; `start` and `end` are byte offsets in the file."""
+    """One tensor, as a file's header has it; `start` and `end` are byte offsets in the file."""
 
     path: Path
     dtype: str  # one of DTYPE_BITS, or one that is not known here
@@ -42,6 +43,9 @@ class TensorHeader:
         with self.path.open("rb") as file:
             file.seek(self.start)
             return file.read(self.end - self.start)
+
+
+Tensors = Mapping[str, TensorHeader]  # by name
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
@@ -67,7 +71,7 @@ def _parse(path: Path) -> dict[str, TensorHeader]:
     with path.open("rb") as file:
         begin = file.read(len(LFS_POINTER))
         if begin == LFS_POINTER:
-            raise ArtifactRefused(path.name, "is a Git LFS pointer, not the file: git lfs pull")
+            raise ArtifactRefused(path.name, IS_LFS_POINTER)
         (size,) = struct.unpack("<Q", begin[:_LENGTH_BYTES])
         if size > min(MAX_HEADER_BYTES, path.stat().st_size - _LENGTH_BYTES):
             raise ValueError(f"a header of {size} bytes in a file of {path.stat().st_size}")
@@ -108,6 +112,6 @@ def _check_size(path: Path, tensors: dict[str, TensorHeader]) -> None:
         state = (
             f"is cut off after {size:,} of {needed:,} bytes"
             if size < needed
-            else (f"has {size:,} bytes, which are more than the {needed:,} of its tensors")
+            else f"has {size:,} bytes, which are more than the {needed:,} of its tensors"
         )
         raise ArtifactRefused(path.name, f"{state}: download it again")

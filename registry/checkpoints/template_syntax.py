@@ -16,9 +16,12 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+EXTENSIONS = (GenerationTag, loopcontrols)
+
+
 def syntax_error(template: str) -> str | None:
     """Return what is wrong with a chat template, with the line; None if it can be compiled."""
-    environment = Environment(extensions=[GenerationTag, loopcontrols], autoescape=True)
+    environment = Environment(extensions=EXTENSIONS, autoescape=True)
     try:
         environment.compile(template)
     except TemplateSyntaxError as error:  # an unknown filter or test, too

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from registry.added_tokens import TOKENIZER
 from registry.artifact_verification import ArtifactRefused, read_json
+from registry.chat_templates import template_file
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.template_syntax import syntax_error
-
-TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 
 
 def check_tokenizer(
@@ -38,9 +38,8 @@ def check_tokenizer(
 def check_template(directory: Path, chat_template: str | None) -> Iterator[Finding]:
     """Yield the error of a chat template that cannot be parsed; None has no error."""
     if chat_template and (error := syntax_error(chat_template)):
-        file = TEMPLATE if (directory / TEMPLATE).exists() else "tokenizer_config.json"
         reason = f"the chat template cannot be parsed: {error}; mend or remove it (without one, "
-        yield Finding(file, reason + "chats are rendered as a plain dialogue)")
+        yield Finding(template_file(directory), reason + "chats are rendered as a plain dialogue)")
 
 
 def _beyond(ids: list[int], embeddings: int) -> str:

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.artifact_verification import ArtifactRefused, read_json
+from registry.artifact_verification import ArtifactRefused, read_json, weight_map
 from registry.checkpoints.findings import Finding
-from registry.checkpoints.safetensors_header import TensorHeader, read_header
+from registry.checkpoints.safetensors_header import TensorHeader, Tensors, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
-Tensors = dict[str, TensorHeader]
 
 
 def read_weights(directory: Path, config: Mapping[str, Any]) -> tuple[Tensors, list[Finding]]:
@@ -54,15 +53,14 @@ def _why_absent(directory: Path) -> str:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    content = read_json(path)
-    index = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(index, dict) or not index:
+    index = weight_map(read_json(path))
+    if not index:
         raise ArtifactRefused(path.name, "has no weight_map from tensors to files")
     return {str(tensor): str(file) for tensor, file in index.items()}
 
 
 def _merge_shards(directory: Path, index: str, files: list[str]) -> Tensors:
-    tensors: Tensors = {}
+    tensors: dict[str, TensorHeader] = {}
     for file in files:
         if not (directory / file).exists():
             raise ArtifactRefused(index, f"names {file}, which is missing; fetch it too")

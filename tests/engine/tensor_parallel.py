@@ -10,9 +10,7 @@ from tests.engine import tiny_models
 
 
 def save_model(architecture: str, directory: Path) -> Path:
-    tiny_models.model(architecture).save_pretrained(directory)
-    tiny_models.tokenizer().save(str(directory / "tokenizer.json"))
-    return directory
+    return tiny_models.save(tiny_models.model(architecture), directory)
 
 
 def load_engine(directory: Path, ranks: int = 2) -> TransformersEngine:

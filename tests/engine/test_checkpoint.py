@@ -15,7 +15,7 @@ from gpu_worker.engines.paged.model_loader import load_model
 from gpu_worker.engines.unary.classify import ClassifyEngine
 from gpu_worker.engines.unary.embed import EmbedEngine
 from tests.engine import tiny_encoders
-from tests.engine.tiny_models import GROUPED, tokenizer
+from tests.engine.tiny_models import GROUPED, save
 
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensors], Tensors]
@@ -30,8 +30,7 @@ def change_tensors(directory: Path, change: Change) -> None:
 def save_llama(directory: Path, **config: Any) -> PreTrainedModel:
     torch.manual_seed(7)
     model = LlamaForCausalLM(LlamaConfig(**GROUPED | config))
-    model.save_pretrained(directory)
-    tokenizer().save(str(directory / "tokenizer.json"))
+    save(model, directory)
     return model
 
 

@@ -56,7 +56,7 @@ def quantise(weight: Tensor, dtype: torch.dtype, block: tuple[int, int]) -> tupl
 
 
 def product(stored: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
-    """What the matrix stands for, element by element."""
+    """The matrix with its scales multiplied out, element by element."""
     rows, columns = torch.arange(stored.shape[0]), torch.arange(stored.shape[1])
     grid = scales.reshape(-(-len(rows) // block[0]), -1)
     return stored.float() * grid[rows // block[0]][:, columns // block[1]]
@@ -107,7 +107,7 @@ def tokens_of(engine: TransformersEngine) -> list[int]:
 
 
 def expect_generated(directory: Path) -> list[int]:
-    """What plain transformers generates from the weights multiplied out."""
+    """The tokens that plain transformers generates from the weights multiplied out."""
     model: Any = AutoModelForCausalLM.from_pretrained(directory / "plain", dtype=torch.float32)
     ids = torch.tensor([tiny_models.prompt(1, 20)])
     with torch.inference_mode():
@@ -151,8 +151,7 @@ def test_experts_are_multiplied_out_before_they_are_merged(tmp_path: Path) -> No
     """They are stored one by one, each with its scales."""
     torch.manual_seed(7)
     shape = tiny_models.GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}
-    MixtralForCausalLM(MixtralConfig(**shape)).save_pretrained(tmp_path)
-    tiny_models.tokenizer().save(str(tmp_path / "tokenizer.json"))
+    tiny_models.save(MixtralForCausalLM(MixtralConfig(**shape)), tmp_path)
     store(tmp_path, "DeepSeek")
     assert generate(tmp_path) == expect_generated(tmp_path)
 

@@ -9,15 +9,13 @@ from gpu_worker.models.loading import Loader
 from gpu_worker.settings import WorkerSettings
 from registry.artifact_verification import hash_files
 from registry.models import Model, Version
-from tests.engine.tiny_models import CONTEXT, VOCABULARY, model, tokenizer
+from tests.engine.tiny_models import CONTEXT, VOCABULARY, model, save
 
 
 @pytest.fixture
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, Version]:
     monkeypatch.setenv("MILLSTREAM_CACHE_DIR", str(tmp_path / "cache"))
-    directory = tmp_path / "llama"
-    model("llama").save_pretrained(directory)
-    tokenizer().save(str(directory / "tokenizer.json"))
+    directory = save(model("llama"), tmp_path / "llama")
     files = hash_files(directory)
     version = Version(id="1", directory=str(directory), digest="d1", files=files)
     record = Model(

@@ -85,8 +85,7 @@ def encoder(
         weights = {"linear.weight": torch.randn(dense, SIZE), "linear.bias": torch.randn(dense)}
         save_file(weights, path / "2_Dense/model.safetensors")
     steps |= {"Normalize": "3_Normalize"} if normalise else {}
-    types = [{"path": p, "type": f"sentence_transformers.models.{t}"} for t, p in steps.items()]
-    (path / "modules.json").write_text(json.dumps(types))
+    _write_modules(path, steps)
     return path
 
 
@@ -131,6 +130,11 @@ def write_pooling(path: Path, size: int) -> None:
     _write(path / "1_Pooling", {"pooling_mode_mean_tokens": True, "word_embedding_dimension": size})
     steps = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     (path / "2_Normalize").mkdir()
+    _write_modules(path, steps)
+
+
+def _write_modules(path: Path, steps: dict[str, str]) -> None:
+    """Write modules.json; `steps` are the folders of modules, by their kind, in order."""
     types = [
         {"idx": n, "name": str(n), "path": p, "type": f"sentence_transformers.models.{t}"}
         for n, (t, p) in enumerate(steps.items())

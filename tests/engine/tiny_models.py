@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,6 +91,13 @@ def model(architecture: str) -> PreTrainedModel:
     made = kind(config())
     made.train(False)
     return made
+
+
+def save(made: PreTrainedModel, directory: Path) -> Path:
+    """Save a model with the tokeniser of bytes, and return the directory."""
+    made.save_pretrained(directory)
+    tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
 
 
 @cache

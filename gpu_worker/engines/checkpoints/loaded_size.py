@@ -17,12 +17,13 @@ def loaded_bytes(directory: Path, files: Iterable[Path], engine: str, device: to
     `transformers` engine packs an output head that is the embeddings, which takes its size again.
     Where the files cannot be read it is `loaded_weight_bytes`, since loading will report that.
     """
+    dtype = choose_dtype(directory, device)
     try:
         config = read_json_object(directory / "config.json")
         weights = read_model_weights(directory, config)
     except (ArtifactRefused, OSError):
-        return loaded_weight_bytes(directory, files, device)
+        return loaded_weight_bytes(files, dtype)
     packs_head = engine == "transformers" and device.type == "cpu"
     modules = (file for file in files if file.parent != directory)
-    size = weights.loaded_bytes(choose_dtype(directory, device).itemsize, packs_head)
-    return size + loaded_weight_bytes(directory, modules, device)
+    size = weights.loaded_bytes(dtype.itemsize, packs_head)
+    return size + loaded_weight_bytes(modules, dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.engines.checkpoints.dequantization import read_generation_config, weights_source
 from gpu_worker.engines.device_memory import is_out_of_memory
@@ -30,29 +30,48 @@ class IncompleteCheckpoint(UnsupportedModel):
     """A checkpoint's tensors are not those of its model; the message names and counts them."""
 
 
+def refuse_model(name: str, reason: str) -> UnsupportedModel:
+    """Return the error for an architecture that this engine cannot run."""
+    return UnsupportedModel(
+        f"{name} cannot run on this engine: {reason}; serve it by a remote engine, such as vLLM"
+    )
+
+
+def read_config(directory: Path, device: torch.device) -> PreTrainedConfig:
+    """Read a directory's configuration, whose dtype is then that of `choose_dtype`.
+
+    Raises transformers' error if it cannot be read.
+    """
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        directory,
+        dtype=choose_dtype(directory, device),  # the file may say "auto", which is none
+        local_files_only=True,
+    )
+    return config
+
+
 def load_checkpoint(
     auto_class: type[Any],
     directory: Path,
     config: PreTrainedConfig,
-    device: torch.device,
     unused: str | None = None,
     **options: object,
 ) -> PreTrainedModel:
-    """Load a model from a directory of safetensors, whole, in the dtype of `choose_dtype`.
+    """Load a model from a directory of safetensors, whole, in the dtype of its `config`.
 
-    `auto_class` is the class of transformers that chooses the model's own. `unused` is a regular
-    expression for names of tensors that the caller never computes with, which may be missing.
-    `options` go to `from_pretrained`. The model is not moved to `device`. Raises
-    `IncompleteCheckpoint` where a tensor is missing, has another shape, or belongs to the model and
-    has no place in it; tied tensors and those that transformers declares optional may be missing.
-    Other tensors without a place are logged. Raises `UnsupportedModel` where transformers cannot
-    load the directory.
+    `auto_class` is the class of transformers that chooses the model's own. `config` is the result
+    of `read_config`. `unused` is a regular expression for names of tensors that the caller never
+    computes with, which may be missing. `options` go to `from_pretrained`. The model is not moved
+    to a device. Raises `IncompleteCheckpoint` where a tensor is missing, has another shape, or
+    belongs to the model and has no place in it; tied tensors and those that transformers declares
+    optional may be missing. Other tensors without a place are logged. Raises `UnsupportedModel`
+    where transformers cannot load the directory.
     """
     try:
         model_class, source = weights_source(auto_class, directory, config)
         model, report = model_class.from_pretrained(
             **source,
-            dtype=choose_dtype(directory, device),
+            dtype=config.dtype,
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported, with the names
@@ -71,7 +90,8 @@ def load_checkpoint(
             f"{name_architecture(config)} in {directory} cannot be loaded by transformers: {reason}"
         ) from error
     check_report(model, directory, report, unused)
-    read_generation_config(model, directory)
+    if "state_dict" in source:
+        read_generation_config(model, directory)
     return model  # type: ignore[no-any-return]
 
 

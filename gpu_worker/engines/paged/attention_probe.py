@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gpu_worker.engines.checkpoints.loading import UnsupportedModel
+from gpu_worker.engines.checkpoints.loading import refuse_model
 from gpu_worker.engines.device_memory import is_out_of_memory
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
 from gpu_worker.engines.paged.batch.sequence_state import SlidingWindow
@@ -20,13 +20,6 @@ from gpu_worker.engines.paged.batch.sequence_state import SlidingWindow
 PROBE_ATTENTION = "millstream_probe"
 FAR = 1 << 22  # a position behind all windows
 NO_WINDOW, ODD_MASK = 0.0, 0.5  # values of a mask; a window is its negative number of tokens
-
-
-def refuse_model(name: str, reason: str) -> UnsupportedModel:
-    """Return the error for an architecture that this engine cannot run."""
-    return UnsupportedModel(
-        f"{name} cannot run on this engine: {reason}; serve it by a remote engine, such as vLLM"
-    )
 
 
 def probe_kv_layers(model: PreTrainedModel) -> list[KvLayerSpec]:

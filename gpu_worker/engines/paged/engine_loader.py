@@ -50,7 +50,8 @@ def load(
     if threads:
         torch.set_num_threads(threads)
     stage("load")
-    models.check_supported(directory, device, tensor_parallel_size)
+    if tensor_parallel_size > 1:  # before processes start; `load_model` checks it in each of them
+        models.check_supported(directory, device, tensor_parallel_size)
     with ExitStack() as stack:
         group = TensorParallelGroup.start(
             directory, models.resolve_device(device), tensor_parallel_size
@@ -91,7 +92,7 @@ def fit_engine(
         step_bytes = _measure_step_bytes(loaded, max_sequences, max_batch_tokens, group)
         # Asked after the measurement: the libraries that it loads take memory, too.
         spare_bytes = group.min_spare_bytes(loaded.model, memory_bytes) - step_bytes
-        adapter_bytes = adapter_bytes or min(ADAPTER_BYTES, max(0, spare_bytes // 10))
+        adapter_bytes = adapter_bytes or default_adapter_bytes(spare_bytes)
         if group.world_size > 1:  # tensor parallel ranks run without adapters
             adapter_bytes = 0
         spare_bytes -= adapter_bytes
@@ -104,6 +105,11 @@ def fit_engine(
     )
     engine.warm_up()
     return engine
+
+
+def default_adapter_bytes(spare_bytes: int) -> int:
+    """Return the bytes for LoRA adapters where nobody says, of what weights and a step leave."""
+    return min(ADAPTER_BYTES, max(0, spare_bytes // 10))
 
 
 def _check_kv_fits(

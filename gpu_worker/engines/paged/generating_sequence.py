@@ -53,7 +53,7 @@ class TokenVocabulary:
 
 
 class TokenConstraint(Protocol):
-    """What a sequence may generate next, as a compiled grammar knows it."""
+    """A rule for the tokens that a sequence may generate next, such as a compiled grammar."""
 
     @property
     def is_complete(self) -> bool:
@@ -61,7 +61,7 @@ class TokenConstraint(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why the constraint can no longer be followed; None while it can."""
+        """The reason why the constraint can no longer be followed; None while it can."""
 
     def mask_logits(self, row: Tensor) -> None:
         """Set the logits of tokens that are not allowed to minus infinity, in place."""

@@ -10,7 +10,7 @@ from gpu_worker.engines import device_memory
 from gpu_worker.engines.checkpoints.loaded_size import loaded_bytes
 from gpu_worker.engines.engine import MemoryEstimate
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
-from gpu_worker.engines.paged.engine import ADAPTER_BYTES
+from gpu_worker.engines.paged.engine_loader import default_adapter_bytes
 from gpu_worker.engines.paged.model_loader import kv_item_bytes, layer_kv_bytes
 from gpu_worker.engines.precision import choose_dtype
 from registry.artifact_verification import read_json
@@ -43,7 +43,10 @@ def estimate_memory(
     if not layers:
         return MemoryEstimate(device.type, name, weights)
     step = _step_bytes(config, dtype, max_sequences, max_batch_tokens)
-    spare = _spare_bytes(device, weights, memory_bytes) - step
+    if memory_bytes is None:
+        spare = device_memory.kv_budget_bytes(device, weights) - step
+    else:
+        spare = memory_bytes - weights - step
     specs = [KvLayerSpec(layer.kv_heads, layer.head_dim, layer.window) for layer in layers]
     item_bytes = kv_item_bytes(dtype, device)
 
@@ -51,7 +54,7 @@ def estimate_memory(
         return layer_kv_bytes(specs, item_bytes, tokens, max_sequences, max_batch_tokens)
 
     counts = range(1, max_sequences * read_context_length(directory) + 1)
-    spare -= min(ADAPTER_BYTES, max(0, spare // 10))
+    spare -= default_adapter_bytes(spare)
     return MemoryEstimate(
         device.type,
         name,
@@ -60,13 +63,6 @@ def estimate_memory(
         kv_bytes_per_1000_tokens=_sequence_bytes(layers, dtype, 1000),
         kv_tokens=bisect_right(counts, spare, key=bytes_for),
     )
-
-
-def _spare_bytes(device: torch.device, weights: int, memory_bytes: int | None) -> int:
-    if memory_bytes is not None:
-        return memory_bytes - weights
-    share = device_memory.SHARES[device.type]
-    return int((device_memory.free_bytes(device) - weights) * share)
 
 
 def _step_bytes(

@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -22,17 +21,18 @@ from gpu_worker.engines.checkpoints.loading import (
     UnsupportedModel,
     load_checkpoint,
     name_architecture,
+    read_config,
+    refuse_model,
 )
 from gpu_worker.engines.device_memory import default_device
 from gpu_worker.engines.paged.attention import contiguous_kv_copies
 from gpu_worker.engines.paged.attention.paged_attention import KvLayerSpec
-from gpu_worker.engines.paged.attention_probe import probe_kv_layers, refuse_model
+from gpu_worker.engines.paged.attention_probe import probe_kv_layers
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
 from gpu_worker.engines.paged.proof import Reference, compute_reference, describe_setting
 from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack, watch_reads
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
-from gpu_worker.engines.precision import choose_dtype
 from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifact_verification import json_reader
 from registry.generation_config import read_sampling_defaults
@@ -73,11 +73,7 @@ def check_supported(directory: Path, device: str | None, ranks: int) -> PreTrain
     error.
     """
     target_device = resolve_device(device)
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        directory,
-        dtype=choose_dtype(directory, target_device),  # the file may say "auto", which is none
-        local_files_only=True,
-    )
+    config = read_config(directory, target_device)
     check_architecture(config)
     check_model_class(config)
     check_tensor_parallel(config, ranks, target_device)
@@ -103,7 +99,7 @@ def load_model(
     distributed: dict[str, Any] = {}
     if ranks > 1:
         distributed["distributed_config"] = DistributedConfig(tp_size=ranks)
-    model = load_checkpoint(AutoModelForCausalLM, directory, config, target_device, **distributed)
+    model = load_checkpoint(AutoModelForCausalLM, directory, config, **distributed)
     model.to(target_device)  # type: ignore[arg-type]
     if ranks > 1:
         replace_parallel_linears(model)
@@ -126,7 +122,6 @@ def inspect_model(
     """Return a loaded model with its KV layers, vocabulary size, context length and end tokens.
 
     `end_id` is the tokeniser's end token, which ends an output like those of the configuration.
-
     Runs one token through the model. Puts the model into evaluation mode and switches dynamic RoPE
     off. The context length is 4096 where the configuration has none. Raises `UnsupportedModel` if
     this engine cannot run the model.

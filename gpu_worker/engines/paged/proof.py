@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.engines.checkpoints.loading import UnsupportedModel
+from gpu_worker.engines.checkpoints.loading import UnsupportedModel, refuse_model
 from gpu_worker.engines.engine import Sequence
 from streams.messages import Logprob, Sampling
 
@@ -53,7 +53,7 @@ class ForcedText:
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers computes: logits `[continuation, vocabulary]` for each text, float32.
+    """The logits that transformers computes: float32 `[continuation, vocabulary]` for each text.
 
     Row `i` are the logits before token `i` of the continuation. `setting` is that of
     `describe_setting`.
@@ -184,8 +184,8 @@ def _same_greedy(rows: Tensor, text: list[Logprob], bound: float) -> bool:
 
 
 def _refuse(reference: Reference, way: str, what: str, bound: float) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{reference.architecture} cannot run on this engine: computed {way}, {what}, compared "
-        f"with transformers and the same weights (bound {bound:g}, in standard deviations of the "
-        "logits); serve it by a remote engine, such as vLLM"
+    return refuse_model(
+        reference.architecture,
+        f"computed {way}, {what}, compared with transformers and the same weights (bound "
+        f"{bound:g}, in standard deviations of the logits)",
     )

@@ -1,4 +1,4 @@
-"""How an answer of which a part is stored is resumed at a server that keeps nothing of it. Pure.
+"""Resumes an answer, of which a part is stored, at a server that keeps nothing of it. Pure.
 
 Servers continue a prompt: what was generated before can only be put behind it. That is exact unless
 a parameter depends on which tokens are output, not prompt: a grammar begins anew in each call, and
@@ -18,17 +18,16 @@ what is stored is compared and dropped.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeVar
 
 from gpu_worker.engines.engine import EngineError, Output, Sequence
+from gpu_worker.engines.remote.openai_protocol import TextOrTokens
 from streams.messages import Logprob, Sampling
 
 _DEFAULT_SAMPLING = Sampling().resolve()
-TextOrTokens = TypeVar("TextOrTokens", str, list[int])
 
 
 class ResumeMode(Enum):
-    """What the next call asks of the server, and what becomes of its output."""
+    """The way to go on: what the next call asks of the server, and what becomes of its output."""
 
     RESTART = "restart"  # the prompt; nothing is stored, so all output is new
     CONTINUE = "continue"  # the prompt and what is stored; all output is new
@@ -102,25 +101,23 @@ class StoredPrefix:
 
     def __post_init__(self) -> None:
         self._to_drop = len(self.stored_tokens)
-        self._is_complete = self._covers_all()
 
     @property
     def is_complete(self) -> bool:
         """True once all that is stored was repeated; further outputs are new."""
-        return self._is_complete
+        return self._covers_all()
 
     def drop(self, output: Output) -> Output:
         """Return the part of the replay's next output that is not stored yet; may be empty.
 
         Raises `ReplayDiffers` for an output that does not repeat what is stored.
         """
-        if not self._is_complete:
+        if not self._covers_all():
             self._tokens += output.tokens
             self._logprobs += output.logprobs or ()
             self._text += output.text
             self._compare()
-            self._is_complete = self._covers_all()
-            if not self._is_complete:
+            if not self._covers_all():
                 return Output(output.request_id)
             text = self._text[len(self.stored_text) :]
             output = Output(output.request_id, self._tokens, text, self._logprobs)

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from gpu_worker.engines.checkpoints.loading import load_checkpoint
-from gpu_worker.engines.precision import choose_dtype
+from gpu_worker.engines.checkpoints.loading import load_checkpoint, read_config
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
@@ -85,8 +84,6 @@ class ClassifyEngine(UnaryEngine):
         Only local safetensors files are read. Raises what transformers raises for a directory that
         it cannot load, and ValueError for an unknown activation.
         """
-        config = AutoConfig.from_pretrained(
-            directory, dtype=choose_dtype(directory, device), local_files_only=True
-        )
-        model = load_checkpoint(AutoModelForSequenceClassification, directory, config, device)
+        config = read_config(directory, device)
+        model = load_checkpoint(AutoModelForSequenceClassification, directory, config)
         return Classifier(model.to(device).eval())  # type: ignore[arg-type]

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
-from gpu_worker.engines.checkpoints.loading import load_checkpoint
-from gpu_worker.engines.precision import choose_dtype
+from gpu_worker.engines.checkpoints.loading import load_checkpoint, read_config
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
 from gpu_worker.engines.unary.pooling import Pooling
@@ -40,10 +39,8 @@ class EmbedEngine(UnaryEngine):
         Only local safetensors files are read. Raises what transformers raises for a directory that
         it cannot load, and ValueError for an unsupported pooling.
         """
-        config = AutoConfig.from_pretrained(
-            directory, dtype=choose_dtype(directory, device), local_files_only=True
-        )
-        model = load_checkpoint(AutoModel, directory, config, device, unused=POOLER)
+        config = read_config(directory, device)
+        model = load_checkpoint(AutoModel, directory, config, unused=POOLER)
         return Embedder(
             model.to(device).eval(),  # type: ignore[arg-type]
             Pooling.from_directory(directory, device),

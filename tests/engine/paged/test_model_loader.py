@@ -47,6 +47,7 @@ from tests.engine.tiny_models import (
     model,
     prompt,
     run_to_end,
+    save,
     tokenizer,
 )
 
@@ -118,10 +119,7 @@ def test_a_directory_of_an_unfit_model_is_refused_without_its_weights(tmp_path: 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    model("llama").save_pretrained(path)
-    tokenizer().save(str(path / "tokenizer.json"))
-    return path
+    return save(model("llama"), tmp_path_factory.mktemp("llama"))
 
 
 def test_a_loaded_directory_is_warm_empty_and_right(directory: Path) -> None:
@@ -137,8 +135,7 @@ def test_a_loaded_directory_is_warm_empty_and_right(directory: Path) -> None:
 def test_packed_weights_round_no_worse(tmp_path: Path) -> None:
     """A bfloat16 model on a CPU runs on weights in oneDNN's own order, its MLPs as a whole."""
     plain = model("llama").to(torch.bfloat16)  # type: ignore[arg-type]
-    plain.save_pretrained(tmp_path)
-    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    save(plain, tmp_path)
     packed = load_model(tmp_path, "cpu").model
     packed.set_attn_implementation("sdpa")
     assert any(isinstance(module, GatedMLP) for module in packed.modules())
@@ -199,8 +196,7 @@ def test_kv_is_never_more_than_could_be_used() -> None:
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_dtype_that_is_left_to_the_reader_is_the_weights_own(tmp_path: Path, key: str) -> None:
     """Some directories have `auto` there, at which transformers alone fails."""
-    model("llama").save_pretrained(tmp_path)
-    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    save(model("llama"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     own = config.pop("dtype")
     (tmp_path / "config.json").write_text(json.dumps({**config, key: "auto"}))

@@ -34,16 +34,10 @@ from tests.engine.tiny_models import (
     model,
     prompt,
     run_to_end,
-    tokenizer,
+    save,
 )
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-def save(made: PreTrainedModel, directory: Path) -> Path:
-    made.save_pretrained(directory)
-    tokenizer().save(str(directory / "tokenizer.json"))
-    return directory
 
 
 def made_engine(directory: Path, tokens: int = 512) -> TransformersEngine:
@@ -53,7 +47,7 @@ def made_engine(directory: Path, tokens: int = 512) -> TransformersEngine:
 
 
 def shifted_part(part: MergedLinearPart, rows: torch.Tensor) -> torch.Tensor:
-    """What a layer would compute if it were taken for its neighbour."""
+    """The output of a layer that is taken for its neighbour."""
     out: torch.Tensor = part.merged_layer(rows)
     first = part.first_column + 1
     return out.roll(-first, -1)[..., : part.out_features]

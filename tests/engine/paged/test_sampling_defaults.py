@@ -18,7 +18,7 @@ from registry.artifact_verification import ArtifactRefused, json_reader
 from registry.generation_config import read_sampling_defaults
 from registry.model_inspection import model_from
 from streams.messages import NEUTRAL_SAMPLING, Request, Sampling, SamplingDefaults
-from tests.engine.tiny_models import model, prompt, run_to_end, tokenizer
+from tests.engine.tiny_models import model, prompt, run_to_end, save
 
 PROMPTS = [prompt(number, length) for number, length in enumerate((1, 9, 40))]
 COUNT = 24
@@ -26,9 +26,7 @@ COUNT = 24
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    model("llama").save_pretrained(tmp_path)
-    tokenizer().save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
+    return save(model("llama"), tmp_path)
 
 
 def write(directory: Path, **settings: Any) -> None:
@@ -36,7 +34,7 @@ def write(directory: Path, **settings: Any) -> None:
 
 
 def engine_tokens(directory: Path, **sampling: Any) -> list[list[int]]:
-    """What an engine of the directory generates, of requests as a worker unpacks them."""
+    """The tokens that an engine generates, of requests as a worker unpacks them."""
     engine = TransformersEngine(load_model(directory, "cpu"), 4, 64, 1024)
     given = Sampling(max_tokens=COUNT, ignore_eos=True, **sampling)
     unpacked = Request.unpack(Request("generate", sampling=given).pack()).sampling
@@ -121,7 +119,7 @@ def test_every_value_is_read(tmp_path: Path) -> None:
 def test_a_value_that_no_request_may_have_is_refused(
     directory: Path, settings: dict[str, Any], reason: str
 ) -> None:
-    """When the model is added: nobody asked for it, so nobody would understand the failures."""
+    """Adding the model fails: later, clients would get errors for values that they never sent."""
     write(directory, **settings)
     with pytest.raises(ArtifactRefused, match=rf"generation_config\.json: has {reason}"):
         model_from(directory, "m")

@@ -20,7 +20,7 @@ from gpu_worker.engines.engine import Engine
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model_loader import check_supported, load_model
 from tests.engine.sweep.tiny_configs import tiny_config
-from tests.engine.tiny_models import greedy_sequence, prompt, run_to_end, tokenizer
+from tests.engine.tiny_models import greedy_sequence, prompt, run_to_end, save
 
 LENGTHS = (1, 5, 33, 70)  # of prompts; the longest is more than one window and several steps
 COUNT = 12
@@ -31,7 +31,7 @@ TIE = 1e-3  # of the range of logits: closer ones are not told apart
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one architecture.
+    """The outcome of one architecture.
 
     `outcome` is "equal", "refused", "wrong", or "not built"; `reason` says why, empty if equal.
     """
@@ -95,8 +95,7 @@ def save_random(kind: type[PreTrainedConfig], directory: Path) -> PreTrainedMode
         for weight in model.parameters():
             if weight.dim() >= 2:
                 weight.normal_(0, 0.2)
-    model.save_pretrained(directory)
-    tokenizer().save(str(directory / "tokenizer.json"))
+    save(model, directory)
     loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     loaded.train(False)
     return loaded

@@ -1,7 +1,7 @@
 """Serves tiny random encoders and rerankers, and compares them with plain transformers."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from gpu_worker.engines.unary.engine import UnaryEngine
 from tests.engine.sweep.causal import Result
 from tests.engine.sweep.tiny_configs import tiny_config
 from tests.engine.tiny_encoders import write_pooling
-from tests.engine.tiny_models import prompt, run_to_end, tokenizer
+from tests.engine.tiny_models import prompt, run_to_end, save
 
 ENCODERS = (
     "AlbertConfig", "BertConfig", "CamembertConfig", "ConvBertConfig", "DebertaV2Config",
@@ -31,6 +31,7 @@ ENCODERS = (
 RERANKERS = (
     "BertConfig", "DebertaV2Config", "ModernBertConfig", "Qwen3Config", "XLMRobertaConfig",
 )  # fmt: skip
+Rows = Callable[[Path, list[list[int]]], np.ndarray]
 LENGTHS = (1, 30, 7, 64, 2)
 TOLERANCE = 1e-4
 
@@ -51,12 +52,12 @@ def sweep_rerankers() -> Iterator[Result]:
 
 
 def _compare(
-    name: str, auto_class: type, directory: Path, engine: type[UnaryEngine], wanted_rows: object
+    name: str, auto_class: type, directory: Path, engine: type[UnaryEngine], compute_rows: Rows
 ) -> Result:
     inputs = [prompt(n, length) for n, length in enumerate(LENGTHS)]
     try:
         architecture = _save_random(getattr(transformers, name), auto_class, directory)
-        wanted = wanted_rows(directory, inputs)  # type: ignore[operator]
+        wanted = compute_rows(directory, inputs)
     except Exception as error:
         return Result(name, "not built", f"{type(error).__name__}: {error}")
     try:
@@ -80,8 +81,7 @@ def _save_random(kind: type[PreTrainedConfig], auto_class: type, directory: Path
     config = tiny_config(kind)
     config.is_decoder, config.num_labels = False, 1
     model = auto_class.from_config(config)  # type: ignore[attr-defined]
-    model.save_pretrained(directory)
-    tokenizer().save(str(directory / "tokenizer.json"))
+    save(model, directory)
     settings = '{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128}'
     (directory / "tokenizer_config.json").write_text(settings)
     write_pooling(directory, config.hidden_size)

@@ -22,7 +22,7 @@ from registry.artifact_verification import ArtifactRefused
 from registry.store import NameTaken, VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
-from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_model
+from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_json, write_model
 from tests.support.safetensors_files import write_adapter
 
 STOP = asyncio.Event()
@@ -318,7 +318,7 @@ async def run_check(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int
 async def test_a_directory_is_checked_without_being_registered(
     nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it takes in memory, in numbers that follow from config.json."""
+    """Its memory is told in numbers that follow from config.json."""
     status, report = await run_check(files, capsys)
     assert (status, report["servable"], report["refusals"]) == (0, True, [])
     memory = report["memory"]
@@ -336,7 +336,7 @@ async def test_a_check_tells_all_refusals_at_once(
 ) -> None:
     """Registration stops at the first."""
     (files / "chat_template.jinja").write_text("{% if")
-    (files / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4}))
+    write_json(files / "config.json", CONFIG | {"num_hidden_layers": 4})
     status, report = await run_check(files, capsys)
     assert (status, report["servable"], report["memory"]) == (1, False, None)
     assert [each["path"] for each in report["refusals"]] == ["config.json", "chat_template.jinja"]
@@ -356,7 +356,7 @@ async def test_a_directory_of_no_known_kind_is_told(
 async def test_registration_prints_warnings(
     nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What keeps nobody from using the model."""
-    (files / "tokenizer.json").write_text(json.dumps(tokenizer_of(32, image=40)))
+    """They keep nobody from using the model."""
+    write_json(files / "tokenizer.json", tokenizer_of(32, image=40))
     await run_add(nats_url, files, name="m")
     assert "warning: tokenizer.json: has 1 tokens up to id 40" in capsys.readouterr().out

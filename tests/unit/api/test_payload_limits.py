@@ -1,4 +1,4 @@
-"""What is too much to parse is refused before it is parsed, and text alone never is."""
+"""A payload of too many parts is refused before it is parsed, and text alone never is."""
 
 import msgpack
 import orjson

@@ -1,4 +1,4 @@
-"""What may be asked of an output's form, and what is refused before it is queued."""
+"""Structured outputs: forms that may be asked for, and those refused before they are queued."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What two submissions under one idempotency key must share."""
+"""Digests of submissions: equal for two that one idempotency key may stand for."""
 
 import hashlib
 import json

@@ -57,7 +57,7 @@ def test_symbolic_links_are_refused(version: Path, target: str) -> None:
 
 
 def test_a_pipe_is_refused(version: Path) -> None:
-    """Who read it would wait for ever."""
+    """A reader would wait for ever."""
     os.mkfifo(version / "vocab.json")
     with pytest.raises(ArtifactRefused, match=r"vocab.json: is no regular file"):
         hash_files(version)

@@ -1,4 +1,4 @@
-"""What is no model is refused with what it is, or what it lacks, and what to do about it."""
+"""A folder that holds no model is refused with what it is, or lacks, and what to do about it."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 from registry.artifact_verification import ArtifactRefused
 from registry.model_folder import check_model_folder
-from tests.support.safetensors_files import TOKENIZER_JSON, write_adapter, write_safetensors
+from tests.support.checkpoints import tokenizer_of, write_json
+from tests.support.safetensors_files import write_adapter, write_safetensors
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
@@ -21,7 +22,7 @@ def make(directory: Path, *names: str) -> Path:
         if path.suffix == ".safetensors":
             write_safetensors(path, {"weight": (2, 2)})
         else:
-            path.write_text(TOKENIZER_JSON if name == TOKENIZER else "{}")
+            write_json(path, tokenizer_of(2) if name == TOKENIZER else {})
     directory.mkdir(exist_ok=True)
     return directory
 

@@ -73,7 +73,7 @@ def door(request: pytest.FixtureRequest, tmp_path: Path) -> Door:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client gets, however it came."""
+    """An answer as a client gets it, however many calls it took."""
 
     text: str
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""How an answer is resumed: by what is stored of it and by the parameters of its request."""
+"""Answers are resumed by what is stored of them and by the parameters of their requests."""
 
 from typing import Any
 
@@ -161,7 +161,7 @@ def test_another_text_is_noticed_before_anything_of_it_comes_out(stored: str, ot
 
 
 def test_other_tokens_of_the_same_text_differ() -> None:
-    """What follows them would be told apart by the server."""
+    """The server would go on otherwise behind them."""
     prefix = StoredPrefix([1, 2], "ab", True)
     with pytest.raises(ReplayDiffers):
         prefix.drop(Output("r", [3], "ab"))

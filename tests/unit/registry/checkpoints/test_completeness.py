@@ -17,7 +17,7 @@ ENCODERS = [name for name, family in FAMILIES.items() if not family.lm_head]
 
 
 def refusals(directory: Path) -> list[str]:
-    """What `models add` would print."""
+    """The refusals that `models add` would print."""
     return [f"{each.path}: {each.reason}" for each in check_model(directory) if each.is_refusal]
 
 

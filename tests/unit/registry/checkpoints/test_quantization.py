@@ -112,7 +112,7 @@ def test_a_method_that_only_the_header_shows_is_named(
 
 
 def scaled(directory: Path) -> dict[str, ScaledWeight]:
-    """How a directory that is accepted is to be multiplied out."""
+    """The scaled weights of a directory, which must be accepted."""
     assert refusal(directory) == ""
     return dict(read_model_weights(directory, read_json(directory / "config.json")).scaled)
 

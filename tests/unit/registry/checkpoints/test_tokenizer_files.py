@@ -80,6 +80,15 @@ def test_a_template_that_cannot_be_parsed_is_refused(directory: Path, template: 
     assert "line 1" in reason
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.json"])
+def test_the_refusal_names_the_file_that_has_the_template(directory: Path, file: str) -> None:
+    """It is the one to mend."""
+    write_json(directory / file, {"chat_template": "{% x %}"})
+    ((refused, reason),) = found(directory)
+    assert refused
+    assert reason.startswith(f"{file}: the chat template cannot be parsed")
+
+
 def test_what_transformers_adds_to_jinja_is_known(directory: Path) -> None:
     """Loop controls, the tag around answers, tojson."""
     answer = "{% generation %}{{ m | tojson }}{% endgeneration %}"

@@ -8,7 +8,7 @@ import pytest
 
 from registry.artifact_verification import ArtifactRefused
 from registry.model_inspection import check_model, model_from
-from tests.support.checkpoints import config_of, shapes_of, write_json, write_model
+from tests.support.checkpoints import MODULES, config_of, shapes_of, write_json, write_model
 from tests.support.safetensors_files import write_safetensors
 
 CONFIG = config_of("llama")
@@ -86,7 +86,7 @@ def test_a_shard_that_the_index_leaves_out_is_not_read(sharded: Path) -> None:
 
 
 def test_a_tensor_in_two_shards_must_be_the_same(sharded: Path) -> None:
-    """Which one is loaded depends on the files' order."""
+    """The order of the files would decide which one is loaded."""
     write_safetensors(sharded / SECOND, HALVES[1] | {"model.norm.weight": (8,)})
     write_safetensors(sharded / FIRST, HALVES[0] | {"model.norm.weight": (8,)})
     assert refusal(sharded) == ""
@@ -139,7 +139,7 @@ def test_a_name_that_a_header_has_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_pointer_of_git_lfs_is_told(tmp_path: Path, name: str) -> None:
-    """What `git clone` leaves without LFS."""
+    """`git clone` without LFS leaves such a text in place of the file."""
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     (write_model(tmp_path, CONFIG) / name).write_text(pointer)
     assert f"{name}: is a pointer of Git LFS" in refusal(tmp_path)
@@ -164,6 +164,22 @@ def test_the_file_that_config_json_names_is_read(tmp_path: Path) -> None:
     """As transformers does."""
     config = CONFIG | {"transformers_weights": "weights.safetensors"}
     (write_model(tmp_path, config) / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    assert refusal(tmp_path) == ""
+
+
+def test_a_dense_module_has_the_weights_that_its_settings_ask_for(tmp_path: Path) -> None:
+    """Only the worker would meet them, once the model is registered."""
+    write_model(tmp_path, config_of("bert", "embed"), engine="embed")
+    dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+    write_json(tmp_path / "modules.json", [*MODULES, dense])
+    (tmp_path / "2_Dense").mkdir()
+    write_json(tmp_path / "2_Dense/config.json", {"in_features": 8, "out_features": 4})
+    weights = tmp_path / "2_Dense/model.safetensors"
+    assert "2_Dense/model.safetensors: is missing; fetch" in refusal(tmp_path)
+    write_safetensors(weights, {"linear.weight": (8, 4)})
+    expected = "has the shape [8, 4], 2_Dense/config.json asks for [4, 8]"
+    assert expected in refusal(tmp_path)
+    write_safetensors(weights, {"linear.weight": (4, 8)})
     assert refusal(tmp_path) == ""
 
 
