@@ -155,13 +155,16 @@ def _add_running_up(raw: RawSettings, flags: Mapping[str, Any], *, reads_key: bo
     up = state_file.read(data_dir)
     if named and up is None and not {"nats", "url"} & flags.keys():
         raise UsageError(f"no `millstream up` runs in {data_dir}")
+    wanted = {
+        key
+        for key in ("nats", "url", "api_key")
+        if not raw.values.get(key) or (named and key not in flags)
+    }
     found = {"nats": up.nats, "url": up.url} if up else {}
-    wants_key = not raw.values.get("api_key") or (named and "api_key" not in flags)
-    if reads_key and wants_key and (api_key := _read_api_key(data_dir)):
+    if reads_key and "api_key" in wanted and (api_key := _read_api_key(data_dir)):
         found["api_key"] = api_key
-    for key, value in found.items():
-        if not raw.values.get(key) or (named and key not in flags):
-            raw.set(key, value, str(data_dir))
+    for key in found.keys() & wanted:
+        raw.set(key, found[key], str(data_dir))
 
 
 def _read_api_key(data_dir: Path) -> str | None:

@@ -24,7 +24,7 @@ def decode(data: bytes | str, encoding: Encoding = "json") -> dict[str, Any]:
     """Return the object (a map) that `data` encodes in JSON or msgpack.
 
     Raises `BadRequest` if `data` cannot be decoded, holds something other than an object, or has
-    too many parts (`payload_limits.MAX_PARTS`).
+    too many parts (`payload_element_limit.MAX_PARTS`).
     """
     try:
         payload = _load(data, encoding)

@@ -55,7 +55,7 @@ class Attempt:
         self,
         broker: Broker,
         engine_holder: EngineHolder,
-        start_queue: StartQuarantine,
+        start_quarantine: StartQuarantine,
         delivery: Delivery,
         envelope: Envelope,
         identity: WorkerIdentity,
@@ -68,7 +68,7 @@ class Attempt:
         self._identity, self._finished_logs = identity, finished_logs
         address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
         self._token_log = TokenLog(broker, address, identity.shards)
-        self._poison_guard = PoisonGuard(broker, address, identity.worker, start_queue)
+        self._poison_guard = PoisonGuard(broker, address, identity.worker, start_quarantine)
         # Recorded for this attempt if it does not end the request
         self._outcome: tuple[NoteKind, str] = ("released", "")
         self._final_history = AttemptHistory()  # of all attempts, if this one is the last
@@ -264,7 +264,7 @@ class Attempt:
                 self._add_to_engine(before)
 
     async def _wait_for_turn(self) -> bool:
-        """Wait until the start queue admits this attempt; False if it was stopped before."""
+        """Wait until the start quarantine admits this attempt; False if it was stopped before."""
         turn = Event()
 
         def begin() -> None:

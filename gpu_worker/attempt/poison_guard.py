@@ -40,12 +40,12 @@ class PoisonGuard:
     """
 
     def __init__(
-        self, broker: Broker, address: LogAddress, worker: str, start_queue: StartQuarantine
+        self, broker: Broker, address: LogAddress, worker: str, start_quarantine: StartQuarantine
     ) -> None:
         self.history = AttemptHistory()
         self.is_quarantined = False
         self._broker, self._address, self._worker = broker, address, worker
-        self._start_queue = start_queue
+        self._start_quarantine = start_quarantine
         self._start: QueuedStart | None = None
         self._attempt = 1
         self._cleared_at = 0  # stored outputs with which the start is over
@@ -70,7 +70,7 @@ class PoisonGuard:
         may start only while no other request is starting. Call `release_start` later, whether or
         not the request has started.
         """
-        self._start = self._start_queue.enqueue(self.history.is_suspect, begin)
+        self._start = self._start_quarantine.enqueue(self.history.is_suspect, begin)
 
     async def record_start(self, stored: int) -> None:
         """Record that the request is about to start with `stored` tokens or vectors in its log.
@@ -99,12 +99,12 @@ class PoisonGuard:
             self.release_start()
 
     def release_start(self) -> None:
-        """End the request's start, or take it out of the start queue, so that others can start.
+        """End the request's start, or take it out of the quarantine, so that others can start.
 
         Idempotent.
         """
         if self._start:
-            self._start_queue.release(self._start)
+            self._start_quarantine.release(self._start)
             self._start = None
 
     async def record_outcome(self, kind: NoteKind, error: str = "") -> None:

@@ -78,7 +78,7 @@ class ModelServer:
         self._stats_source: ReportsStats | None = None
         self._engine_timeout = engine_timeout_seconds
         self._engine_holder = EngineHolder(self._route_outputs, identity.model)
-        self._start_queue = StartQuarantine()
+        self._start_quarantine = StartQuarantine()
         self._finished_logs = FinishedLogs()
         self._attempts: dict[str, Attempt] = {}
         self._ack_keepalive = AckKeepalive(broker, self._attempts)
@@ -288,7 +288,7 @@ class ModelServer:
         parts = (
             self._broker,
             self._engine_holder,
-            self._start_queue,
+            self._start_quarantine,
             delivery,
             envelope,
             self.identity,

@@ -19,9 +19,9 @@ def console_width() -> int | None:
     return None if sys.stdout.isatty() else PIPED_COLUMNS
 
 
-def make_console() -> Console:
+def make_console(kind: type[Console] = Console) -> Console:
     """Return a console that prints to stdout as it is now; names and errors are no markup."""
-    return Console(width=console_width(), markup=False, highlight=False)
+    return kind(width=console_width(), markup=False, highlight=False)
 
 
 def make_whole_table(*titles: str, title: str | None = None) -> Table:

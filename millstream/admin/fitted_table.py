@@ -10,6 +10,7 @@ from typing import Literal
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -44,8 +45,8 @@ class FittedTable:
         self, columns: Sequence[Column], rows: Iterable[Sequence[str]], title: str | None = None
     ) -> None:
         self._columns, self._rows, self._title = columns, [*rows], title
-        self._natural = [
-            max(map(_longest_line, (column.title, *(row[i] for row in self._rows))))
+        self._bounds = [
+            _measure_column(column, [row[i] for row in self._rows])
             for i, column in enumerate(columns)
         ]
 
@@ -84,30 +85,18 @@ class FittedTable:
     def _choose_columns(self, width: int) -> list[int]:
         """Return the positions of the columns to show, leaving out by rank until all fit."""
         shown = [*range(len(self._columns))]
-        while sum(self._least(i) + _GAP for i in shown) - _GAP > width:
+        while sum(self._bounds[i].minimum + _GAP for i in shown) - _GAP > width:
             ranked = [i for i in shown if self._columns[i].rank]
             if not ranked:
                 break  # rich will squeeze what is left
             shown.remove(max(ranked, key=lambda i: self._columns[i].rank))
         return shown
 
-    def _least(self, i: int) -> int:
-        natural, column = self._natural[i], self._columns[i]
-        return natural if column.kind == "fixed" else min(natural, self._least_flexible(i))
-
-    def _least_flexible(self, i: int) -> int:
-        column = self._columns[i]
-        title = _longest_line(column.title)
-        if column.kind == "name":
-            return max(title, column.least)
-        words = (word for row in self._rows for word in row[i].split())
-        return max(title, min(column.least, max(map(cell_len, words), default=0)))
-
     def _divide(self, shown: Sequence[int], width: int) -> dict[int, int]:
         """Return the width of each column shown; spare room goes to the narrowest that need it."""
-        widths = {i: self._least(i) for i in shown}
+        widths = {i: self._bounds[i].minimum for i in shown}
         spare = width - sum(widths.values()) - _GAP * (len(shown) - 1)
-        while spare > 0 and (cut := [i for i in shown if widths[i] < self._natural[i]]):
+        while spare > 0 and (cut := [i for i in shown if widths[i] < self._bounds[i].maximum]):
             widths[min(cut, key=widths.__getitem__)] += 1
             spare -= 1
         return widths
@@ -126,6 +115,19 @@ def shorten_middle(text: str, width: int, ellipsis: str = "…") -> str:
         if cell_len(short) <= width or keep == 1:
             return short
         keep -= 1  # a character may take two cells
+
+
+def _measure_column(column: Column, cells: Sequence[str]) -> Measurement:
+    """Return the least width that a column may get, and the one that its longest line takes."""
+    title = _longest_line(column.title)
+    natural = max(map(_longest_line, (column.title, *cells)))
+    if column.kind == "fixed":
+        return Measurement(natural, natural)
+    least = column.least
+    if column.kind == "text":  # no wider than its longest word
+        words = (word for cell in cells for word in cell.split())
+        least = min(least, max(map(cell_len, words), default=0))
+    return Measurement(min(natural, max(title, least)), natural)
 
 
 def _longest_line(text: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from millstream.admin.console_output import ANSWER_SECONDS, NOT_FOUND, console_width
+from millstream.admin.console_output import ANSWER_SECONDS, NOT_FOUND, make_console
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.admin.settings import LagSettings
 from registry.store import Registry
@@ -59,7 +59,7 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
             if settings.as_json:
                 print(json.dumps(report, indent=2))
             else:
-                _make_console().print(render_report(report))
+                make_console(_PipeConsole).print(render_report(report))
             return NOT_FOUND if report["unanswered"] else 0
         finally:
             await registry.close()
@@ -109,7 +109,7 @@ async def _watch(broker: Broker, registry: Registry, as_json: bool, stop: asynci
 @contextmanager
 def _open_view(as_json: bool) -> Iterator[Callable[[LagReport], None]]:
     """A function that shows a report: in place of the last on a terminal, else below it."""
-    console = _make_console()
+    console = make_console(_PipeConsole)
     if as_json:
         yield lambda report: print(json.dumps(report), flush=True)
     elif console.is_terminal:
@@ -124,10 +124,6 @@ class _PipeConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
-
-
-def _make_console() -> Console:
-    return _PipeConsole(width=console_width(), markup=False, highlight=False)
 
 
 def render_report(report: LagReport) -> Group:

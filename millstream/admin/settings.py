@@ -3,13 +3,7 @@
 from pydantic import Field, model_validator
 
 from millstream.durations import Duration
-from streams.base_settings import (
-    FLAG_ONLY,
-    POSITIONAL,
-    ClientSettings,
-    RequestId,
-    Slug,
-)
+from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings, RequestId, Slug
 from streams.subjects import token
 
 

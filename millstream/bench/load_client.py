@@ -12,7 +12,6 @@ from streams.errors import MillstreamError
 # Error codes of the client itself:
 CLOSED = "connection_closed"  # before the answer was complete
 GAP = "token_gap"  # a chunk did not continue where the last one ended
-UNAUTHORIZED = 401  # the HTTP status of an answer to a request without a valid API key
 
 
 class Unreachable(MillstreamError):
@@ -24,7 +23,7 @@ class Unreachable(MillstreamError):
     code = "unreachable"
 
 
-class KeyRefused(Unreachable):
+class KeyRefused(MillstreamError):
     """The gateway does not know the API key, or there is none: no request of a load can succeed."""
 
     def __init__(self, address: "GatewayAddress") -> None:

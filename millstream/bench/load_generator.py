@@ -14,7 +14,6 @@ from millstream.bench.load_client import (
     BenchClient,
     Clock,
     GatewayAddress,
-    KeyRefused,
     LoadRequest,
     Unreachable,
 )
@@ -175,8 +174,8 @@ class LoadGenerator:
         `sender` is the coroutine of `send_open_loop` or `send_closed_loop`. Requests that still run
         after `drain` seconds are cancelled and recorded with the code `unfinished`. If `stop` is
         set, the sender and all running requests are cancelled at once. Raises `KeyRefused`, in an
-        exception group, as soon as a request meets it. `refresh` is called every
-        0.25 s until the end, to show progress.
+        exception group, as soon as a request meets it. `refresh` is called every 0.25 s until the
+        end, to show progress.
         """
         async with asyncio.TaskGroup() as group:
             self._group, self.began = group, self._clock()
@@ -228,8 +227,6 @@ class LoadGenerator:
         self.samples.append(sample)
         try:
             await self._client.run_request(self._make_request(arrival), sample)
-        except KeyRefused:
-            raise
         except Unreachable as error:
             sample.finish(self._clock(), error.code)
         except asyncio.CancelledError:

@@ -1,5 +1,6 @@
 """The load client over HTTP: `/v1/completions` with SSE, one request at a time per connection."""
 
+from http import HTTPStatus
 from typing import Any, Self
 
 import orjson
@@ -7,7 +8,6 @@ import orjson
 from millstream.bench.http_connection import KeepAliveConnection, encode_request, open_connection
 from millstream.bench.load_client import (
     CLOSED,
-    UNAUTHORIZED,
     Clock,
     GatewayAddress,
     KeyRefused,
@@ -108,11 +108,11 @@ class SseClient:
         except ConnectionError:
             sample.finish(self._clock(), CLOSED)
             return
-        if status == UNAUTHORIZED:
-            raise KeyRefused(self._address)
-        sample.finish(self._clock(), events.final_code(status))
         if connection.is_open:
             self._idle.append(connection)
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise KeyRefused(self._address)
+        sample.finish(self._clock(), events.final_code(status))
 
     async def _acquire_connection(self) -> KeepAliveConnection:
         while self._idle:

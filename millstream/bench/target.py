@@ -1,11 +1,11 @@
 """Finds the gateway to load and its models, with their vocabulary and context length."""
 
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from millstream.bench.http_connection import get_json
 from millstream.bench.load_client import (
-    UNAUTHORIZED,
     Clock,
     GatewayAddress,
     KeyRefused,
@@ -49,7 +49,7 @@ async def fetch_models(
     generates text.
     """
     status, body = await get_json(address, "/v1/models", clock)
-    if status == UNAUTHORIZED:
+    if status == HTTPStatus.UNAUTHORIZED:
         raise KeyRefused(address)
     if status != 200:
         raise Unreachable(f"{address.url} answered {status}: {_error_message(body)}")

@@ -9,6 +9,7 @@ import itertools
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Self, cast
 
 import msgpack
@@ -23,7 +24,6 @@ from websockets.uri import parse_uri
 from millstream.bench.load_client import (
     CLOSED,
     GAP,
-    UNAUTHORIZED,
     Clock,
     GatewayAddress,
     KeyRefused,
@@ -96,7 +96,7 @@ class MultiplexedSocket(asyncio.Protocol):
     """One WebSocket to the gateway, shared by all requests of a load that run on it at a time.
 
     It is an asyncio protocol, used by `WebSocketClient`. `opened` is a future that completes when
-    the gateway accepts the handshake, or fails with an `Unreachable` that says why it did not.
+    the gateway accepts the handshake, or fails with `KeyRefused` or an `Unreachable` that says why.
     `closed` completes when the connection has ended; requests that run then end with the code
     `connection_closed`.
     """
@@ -207,7 +207,7 @@ class MultiplexedSocket(asyncio.Protocol):
         if self._protocol.handshake_exc is None:
             self.opened.set_result(None)
             return
-        if response.status_code == UNAUTHORIZED:
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
             self.opened.set_exception(KeyRefused(self._address))
             return
         body = bytes(response.body or b"")[:500].decode(errors="replace")
@@ -244,9 +244,9 @@ def _make_generate_frame(id: str, request: LoadRequest) -> dict[str, Any]:
 class WebSocketClient:
     """The `BenchClient` over WebSocket, which spreads requests in turn over `sockets` connections.
 
-    Entering the context opens all connections, and raises `Unreachable` if one cannot be opened. A
-    lost connection is opened again by the next request that is to use it. `codec` is a key of
-    `CODECS`.
+    Entering the context opens all connections, and raises `Unreachable` or `KeyRefused` if one
+    cannot be opened. A lost connection is opened again by the next request that is to use it.
+    `codec` is a key of `CODECS`.
     """
 
     def __init__(self, address: GatewayAddress, codec: str, sockets: int, clock: Clock) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from millstream.up.demo_conversion_process import convert_demo_model
 from millstream.up.settings import UpSettings
-from registry.model_inspection import model_from, require_servable
+from registry.model_inspection import make_record, require_servable
 from registry.models import Model, mock_model, validate_name
 from registry.store import Registry
 from streams.broker.broker_client import connect
@@ -107,10 +107,11 @@ async def register_models(
 ) -> None:
     """Register every model in the registry of the NATS server at `url`; return when all are there.
 
-    `models` is the result of `resolve_models`. Demo models are converted first, which can take a
-    minute, with their output in the directory `logs`. Raises `ConversionFailed` if that fails,
-    `ArtifactRefused` for files that cannot be served, and `BrokerUnavailable` if NATS does not
-    answer. If a conversion or a file fails, nothing was registered.
+    `models` is the result of `resolve_models`; `check_folders` has found its directories servable.
+    Demo models are converted first, which can take a minute, with their output in the directory
+    `logs`. Raises `ConversionFailed` if that fails, `ArtifactRefused` for files that cannot be
+    served, and `BrokerUnavailable` if NATS does not answer. If a conversion or a file fails,
+    nothing was registered.
     """
     records = [await _make_record(name, source, settings, logs) for name, source in models.items()]
     async with connect(url, "millstream-up") as broker:
@@ -135,5 +136,5 @@ async def _make_record(name: str, source: str, settings: UpSettings, logs: Path)
     else:
         directory = Path(source)
     return await asyncio.to_thread(
-        model_from, directory, name, generation_config=settings.generation_config
+        make_record, directory, name, generation_config=settings.generation_config
     )

@@ -150,13 +150,13 @@ def test_only_a_kill_is_told_as_a_death(tmp_path: Path) -> None:
 
 
 def _workers(up: MillstreamUp) -> int:
-    """How many workers of the mock its gateway has heard of from the dispatcher."""
+    """The number of workers of the mock that its gateway has heard of from the dispatcher."""
     with urllib.request.urlopen(f"{up.url}/readyz", timeout=5) as answer:
         return int(json.load(answer)["workers"]["mock"])
 
 
 def _count(up: MillstreamUp, event: str) -> int:
-    """How often an event is in the logs of all processes."""
+    """The number of times that an event is in the logs of all processes."""
     logs = [up.output, *(up.home / "data/logs").glob("*.log")]
     return sum(log.read_text().count(f'"event":"{event}"') for log in logs)
 

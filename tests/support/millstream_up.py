@@ -72,7 +72,7 @@ def millstream_process(*words: str, cwd: Path | None = None) -> Iterator["subpro
 
 
 def run_millstream(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """What a `millstream` command prints, with its status; `variables` are added to its own."""
+    """Run a `millstream` command with `variables` set too; return its output and status."""
     command = [sys.executable, "-m", "millstream", *words]
     environment = {**environment_without_settings(), **variables}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)

@@ -1,4 +1,4 @@
-"""Models' files and adapters made by hand: the registry reads them without torch."""
+"""Safetensors files and adapters made by hand: the registry reads their headers without torch."""
 
 import json
 import math
@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
-
 from registry.checkpoints.safetensors_header import DTYPE_BITS
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 LORA_SHAPES = {f"{Q_PROJ}.lora_A.weight": (2, 8), f"{Q_PROJ}.lora_B.weight": (6, 2)}
-TOKENIZER_JSON = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")).to_str()
 LORA_CONFIG = {
     "peft_type": "LORA",
     "r": 2,

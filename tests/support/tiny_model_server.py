@@ -108,7 +108,7 @@ class TinyModelServer:
         return list(WORDS) if said < LENGTH else []
 
     def _score(self, body: dict[str, Any], before: str, generated: list[str], piece: str) -> float:
-        """What the model thinks of a piece, by the last word alone, less the penalties."""
+        """The model's score of a piece, by the last word alone, less the penalties."""
         text = "".join([before, *generated])
         last = next((word for word in WORDS if text.endswith(word)), "")
         score = 1 + Random(last + piece).random()

@@ -18,8 +18,6 @@ from tests.support.eventually import eventually
 
 SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
-
-
 POLITE = (
     "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
     "print(os.getpid(), flush=True); time.sleep(60)"

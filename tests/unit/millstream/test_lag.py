@@ -71,7 +71,7 @@ def test_a_terminal_of_80_columns_shows_a_line_for_each_lane() -> None:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_terminal_of_80_columns_shows_every_worker(width: int) -> None:
-    """What follows from the rest is left out, and named."""
+    """Columns that follow from the rest are left out, and named."""
     workers = [worker(f"gpu-worker-7f9c-{'y' * 40}", MODEL), worker("w", "mock")]
     lines = rendered(width, workers=workers, unanswered=[MODEL] * 5).splitlines()
     assert max(map(len, lines)) <= width
