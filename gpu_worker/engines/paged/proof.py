@@ -3,9 +3,9 @@
 Before linear layers are merged and packed and attention is replaced, transformers computes the
 logits of two short texts by its own attention, `compute_reference`. The engine then computes the
 same texts together, cut into chunks, and the longer one alone, token by token from the end of the
-prompt on, and `check_computed` compares. What is compared are the log probabilities of the likeliest tokens,
-in units of the standard deviation of the reference's logits, since logits have no unit of their
-own.
+prompt on, and `check_computed` compares. What is compared are the log probabilities of the
+likeliest tokens, in units of the standard deviation of the reference's logits, since logits have no
+unit of their own.
 """
 
 import time
