@@ -19,6 +19,13 @@ from registry.artifact_verification import (
 from registry.chat_templates import read_chat_template
 from registry.checkpoints.completeness import count_labels
 from registry.checkpoints.findings import Finding
+from registry.checkpoints.model_types import (
+    CLASSIFIES,
+    check_architecture,
+    complete,
+    read_setting,
+    text_settings,
+)
 from registry.checkpoints.model_weights import check_dense_modules, check_weights
 from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
 from registry.generation_config import read_sampling_defaults
@@ -29,7 +36,6 @@ from registry.sentence_encoder import read_text_settings, read_vector_modules
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
 _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
-_CLASSIFIES = "ForSequenceClassification"
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -56,7 +62,7 @@ def inspect_model(directory: Path) -> ModelDescription:
 
 def _describe(directory: Path, config: dict[str, Any]) -> ModelDescription:
     architectures = _read_architectures(config)
-    if any(each.endswith(_CLASSIFIES) for each in architectures):
+    if any(each.endswith(CLASSIFIES) for each in architectures):
         return _describe_classifier(directory, config)
     if (directory / "modules.json").exists():
         return _describe_encoder(directory, config)
@@ -87,6 +93,7 @@ def check_model(directory: Path) -> list[Finding]:
         list_files(directory)
         config = _read_config(directory)
         described = _describe(directory, config)
+        check_architecture(config, described.engine)
         check_added_tokens(tokenizer, cache(json_reader(directory)), described.vocab_size)
     except ArtifactRefused as refused:
         return [Finding(refused.path, refused.reason)]
@@ -164,12 +171,12 @@ def _read_architectures(config: dict[str, Any]) -> list[str]:
 def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
     """Return the value of the first of `keys` that is a positive number.
 
-    Multimodal models have them in `text_config`. Raises `ArtifactRefused` if there is none.
+    What config.json leaves out is its type's default; multimodal models have the keys in a part of
+    their own. Raises `ArtifactRefused` if there is none.
     """
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        for value in map(part.get, keys):
-            if number := positive(value):
+    for part in (text_settings(config), complete(config)):
+        for key in keys:
+            if number := positive(read_setting(part, key)):
                 return number
     raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
 

@@ -9,6 +9,7 @@ from typing import Any
 from registry.artifact_verification import positive
 from registry.checkpoints.families import FAMILIES, Family
 from registry.checkpoints.findings import Finding
+from registry.checkpoints.model_types import complete, read_setting
 from registry.checkpoints.safetensors_header import Tensors
 from registry.models import EngineKind
 
@@ -84,11 +85,16 @@ class ExpectedTensors:
     @cached_property
     def _rows(self) -> dict[str, Shape]:
         """The rows of the family's tables that the configuration and the engine need."""
-        return _parse_table("\n".join(self._tables()), model_dimensions(self.family, self.config))
+        return _parse_table("\n".join(self._tables()), model_dimensions(self.family, self.settings))
 
     def get(self, key: str) -> Any:
         """Return the value of a key of config.json, by the name that most models have for it."""
-        return read_key(self.family, self.config, key)
+        return read_key(self.family, self.settings, key)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration with its type's defaults."""
+        return complete(self.config)
 
     @property
     def layer_count(self) -> int | None:
@@ -132,23 +138,26 @@ class ExpectedTensors:
             yield self.family.classifier
 
 
-def read_key(family: Family, config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key of config.json under the type's name for it, or its default."""
-    value = config.get(family.keys.get(key, key))
-    return family.defaults.get(key) if value is None else value
+def read_key(family: Family, settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key of a completed configuration under the type's name for it."""
+    return read_setting(settings, family.keys.get(key, key))
 
 
 def count_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of a classifier's labels: 2, as in transformers, without names."""
+    """Return the number of a classifier's labels as transformers reads it.
+
+    It is `num_labels`, else the number of names in `id2label`, else 2.
+    """
     labels = config.get("id2label")
-    return len(labels) if labels and isinstance(labels, dict) else 2
+    named = len(labels) if isinstance(labels, dict) else 0
+    return positive(config.get("num_labels")) or named or 2
 
 
-def model_dimensions(family: Family, config: Mapping[str, Any]) -> Dimensions:
-    """Return what the words of the tables stand for in a configuration."""
+def model_dimensions(family: Family, settings: Mapping[str, Any]) -> Dimensions:
+    """Return what the words of the tables stand for in a completed configuration."""
 
     def number(key: str) -> int | None:
-        return positive(read_key(family, config, key))
+        return positive(read_key(family, settings, key))
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     head_dim = number("head_dim") or (hidden // heads if hidden and heads else None)
@@ -165,7 +174,7 @@ def model_dimensions(family: Family, config: Mapping[str, Any]) -> Dimensions:
         "positions": number("max_position_embeddings"),
         "types": number("type_vocab_size"),
         "experts": number("num_experts"),
-        "labels": count_labels(config),
+        "labels": count_labels(settings),
         "?": None,
     }
 

@@ -7,7 +7,6 @@ family with transformers. Of families that are not here, nothing is said.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 def _biases(table: str) -> str:
@@ -181,13 +180,12 @@ classifier.out_proj.weight                     labels hidden
 
 @dataclass(frozen=True)
 class Family:
-    """The tensors of a model type, with what its configuration leaves out.
+    """The tensors of a model type.
 
     `tensors` is the base model's table, `lm_head` and `classifier` those of the heads. `if_set` has
-    more tensors by a key of config.json that must be true for them. `defaults` are transformers'
-    values of absent keys, and `keys` this type's own names of keys. `prefix` is what a model with a
-    head puts before the base model's names. Where config.json names no feed-forward width, it is
-    `ffn_factor` times the hidden size.
+    more tensors by a key of config.json that must be true for them. `keys` are this type's own
+    names of keys that transformers does not translate. `prefix` is what a model with a head puts before the base model's names. Where
+    config.json names no feed-forward width, it is `ffn_factor` times the hidden size.
     """
 
     tensors: str
@@ -195,65 +193,52 @@ class Family:
     lm_head: str = _LM_HEAD
     classifier: str = _SCORE
     if_set: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)  # old to new parts of names
     ffn_factor: int | None = None
 
 
-_TIED = {"tie_word_embeddings": True}
 _QKV_BIASES = {"attention_bias": _biases(_QKV)}
 _BIASES = {"attention_bias": _biases(_PROJECTIONS)}
 _ALL_BIASES = _BIASES | {"mlp_bias": _biases(_GATED_MLP)}
-_GEMMA = _TIED | {"head_dim": 256}
 _OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _BERT_TENSORS = _BERT_EMBEDDINGS + _TYPE_EMBEDDINGS + _biased(_BERT)
 _TWO_LAYERS = _biased(_TWO_LAYER_CLASSIFIER)
 _ROBERTA = Family(_BERT_TENSORS, "roberta", "", _TWO_LAYERS, renamed=_OLD_NORMS)
 _OLMO = Family(_DENSE + _ATTENTION_NORM + _MLP_NORM + _WIDE_NORMS, if_set=_BIASES)
-_GLM_DEFAULTS = {"attention_bias": True, "head_dim": 128}
 
 FAMILIES = {
     "llama": Family(_LLAMA, if_set=_ALL_BIASES),
     "granite": Family(_LLAMA, if_set=_ALL_BIASES),
-    "smollm3": Family(_LLAMA, if_set=_ALL_BIASES, defaults=_TIED),
+    "smollm3": Family(_LLAMA, if_set=_ALL_BIASES),
     "mistral": Family(_LLAMA),
     "qwen2": Family(_LLAMA + _biases(_QKV)),
-    "qwen3": Family(_LLAMA + _HEAD_NORMS, if_set=_BIASES, defaults={"head_dim": 128}),
-    "gemma": Family(_LLAMA, if_set=_BIASES, defaults=_GEMMA),
-    "gemma2": Family(_DENSE + _FOUR_NORMS, if_set=_BIASES, defaults=_GEMMA),
-    "gemma3_text": Family(_DENSE + _FOUR_NORMS + _HEAD_NORMS, if_set=_BIASES, defaults=_GEMMA),
+    "qwen3": Family(_LLAMA + _HEAD_NORMS, if_set=_BIASES),
+    "gemma": Family(_LLAMA, if_set=_BIASES),
+    "gemma2": Family(_DENSE + _FOUR_NORMS, if_set=_BIASES),
+    "gemma3_text": Family(_DENSE + _FOUR_NORMS + _HEAD_NORMS, if_set=_BIASES),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
     "exaone4": Family(_DENSE + _ATTENTION_NORM + _MLP_NORM + _HEAD_NORMS),
-    "cohere2": Family(_DENSE + _INPUT_NORM, if_set=_BIASES, defaults=_TIED | {"head_dim": 128}),
+    "cohere2": Family(_DENSE + _INPUT_NORM, if_set=_BIASES),
     "phi3": Family(_PHI3),
-    "glm": Family(_GLM, if_set=_QKV_BIASES, defaults=_GLM_DEFAULTS),
-    "glm4": Family(_GLM + _GLM4_NORMS, if_set=_QKV_BIASES, defaults=_GLM_DEFAULTS),
+    "glm": Family(_GLM, if_set=_QKV_BIASES),
+    "glm4": Family(_GLM + _GLM4_NORMS, if_set=_QKV_BIASES),
     "phi": Family(_PHI_EMBEDDINGS + _biased(_PHI), lm_head=_biased(_LM_HEAD)),
     "gpt_neox": Family(
         _GPT_NEOX_EMBEDDINGS + _GPT_NEOX_ATTENTION + _biased(_GPT_NEOX_BIASED),
         "gpt_neox",
         if_set={"attention_bias": _biases(_GPT_NEOX_ATTENTION)},
-        defaults={"attention_bias": True},
         renamed={"embed_out.": "lm_head."},
     ),
     "gpt2": Family(
         _GPT2,
         "transformer",
-        defaults=_TIED,
-        keys={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "max_position_embeddings": "n_positions",
-            "intermediate_size": "n_inner",
-        },
+        keys={"intermediate_size": "n_inner"},
         ffn_factor=4,
     ),
     "mixtral": Family(
         _EMBEDDINGS + _PROJECTIONS + _NORMS + _ROUTER,
-        keys={"num_experts": "num_local_experts"},
         renamed={".block_sparse_moe.": ".mlp."},
     ),
     "qwen3_moe": Family(_EMBEDDINGS + _PROJECTIONS + _NORMS + _HEAD_NORMS, if_set=_BIASES),
@@ -273,12 +258,7 @@ FAMILIES = {
         "distilbert",
         "",
         _biased(_DISTILBERT_CLASSIFIER),
-        keys={
-            "hidden_size": "dim",
-            "num_hidden_layers": "n_layers",
-            "num_attention_heads": "n_heads",
-            "intermediate_size": "hidden_dim",
-        },
+        keys={"intermediate_size": "hidden_dim"},
         renamed=_OLD_NORMS,
     ),
 }

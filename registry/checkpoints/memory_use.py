@@ -7,6 +7,7 @@ from typing import Any
 from registry.artifact_verification import positive
 from registry.checkpoints.completeness import model_dimensions, read_key
 from registry.checkpoints.families import FAMILIES, Family
+from registry.checkpoints.model_types import text_settings
 from registry.checkpoints.safetensors_header import DTYPE_BITS, Tensors
 
 FLOAT_DTYPES = frozenset(name for name in DTYPE_BITS if name.startswith(("F", "BF")))
@@ -62,7 +63,7 @@ def kv_layers(config: Mapping[str, Any]) -> list[KvLayer]:
 
     Where config.json tells windows in no way that is known here, a layer keeps all tokens.
     """
-    text = config.get("text_config") or config
+    text = text_settings(config)
     family = FAMILIES.get(str(text.get("model_type")), _OTHER)
     dimensions = model_dimensions(family, text)
     layers = positive(read_key(family, text, "num_hidden_layers"))

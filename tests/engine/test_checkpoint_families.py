@@ -13,6 +13,7 @@ from transformers import (
 
 from registry.checkpoints.completeness import ExpectedTensors
 from registry.checkpoints.families import FAMILIES
+from registry.checkpoints.model_types import read_types
 from registry.models import EngineKind
 
 SHAPE: dict[str, Any] = {
@@ -41,7 +42,7 @@ def shape_of(model_type: str) -> dict[str, Any]:
     values = dict(SHAPE)
     if hasattr(kind(), "num_key_value_heads"):
         values["num_key_value_heads"] = 2
-    if FAMILIES[model_type].defaults.get("head_dim") or model_type in ("llama", "mistral"):
+    if "head_dim" in read_types()[model_type].defaults or model_type in ("llama", "mistral"):
         values["head_dim"] = 24
     for key in ("num_experts", "num_local_experts"):
         if hasattr(kind(), key):
@@ -105,20 +106,3 @@ def test_a_switch_changes_the_tensors_as_in_transformers(model_type: str, key: s
     """Both ways, since the default differs between the types."""
     for value in (True, False):
         compare(model_type, "transformers", shape_of(model_type) | {key: value})
-
-
-@pytest.mark.parametrize("model_type", [name for name in FAMILIES if FAMILIES[name].defaults])
-def test_what_config_json_leaves_out_is_transformers_default(model_type: str) -> None:
-    """A config.json need not say what its class says."""
-    config = CONFIG_MAPPING[model_type]()
-    found = {key: getattr(config, key) for key in FAMILIES[model_type].defaults}
-    assert found == FAMILIES[model_type].defaults
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_default_that_is_not_false_is_in_the_table(model_type: str) -> None:
-    """An absent key must not read as false where the class has it true."""
-    config, family = CONFIG_MAPPING[model_type](), FAMILIES[model_type]
-    switches = [*family.if_set, *(["tie_word_embeddings"] if family.lm_head else [])]
-    true = {key for key in switches if getattr(config, key)}
-    assert true == {key for key, value in family.defaults.items() if value is True}

@@ -6,6 +6,7 @@ from typing import Any
 
 from registry.checkpoints.completeness import ExpectedTensors, Shape
 from registry.checkpoints.families import FAMILIES
+from registry.checkpoints.model_types import read_types
 from registry.models import EngineKind
 from tests.support.safetensors_files import write_safetensors
 
@@ -20,8 +21,8 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
     "type_vocab_size": 2,
     "num_experts": 2,
+    "attn_logit_softcapping": None,  # what Gemma 2 has, and no engine runs
 }
-_ARCHITECTURES = {"transformers": "XForCausalLM", "classify": "XForSequenceClassification"}
 MODULES = [
     {"type": "sentence_transformers.models.Transformer", "path": ""},
     {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
@@ -33,8 +34,16 @@ def config_of(model_type: str, engine: EngineKind = "transformers", **values: An
     """A config.json, in the type's own names of keys."""
     names = FAMILIES[model_type].keys
     sizes = {names.get(key, key): value for key, value in SIZES.items()}
-    architectures = [_ARCHITECTURES.get(engine, "XModel")]
-    return {"architectures": architectures, "model_type": model_type, **sizes, **values}
+    own = {"architectures": [architecture_of(model_type, engine)], "model_type": model_type}
+    return {**own, **sizes, **values}
+
+
+def architecture_of(model_type: str, engine: EngineKind) -> str:
+    """The class of transformers that an engine runs, by name."""
+    kind = read_types()[model_type]
+    ending = "ForSequenceClassification" if engine == "classify" else "Model"
+    named = (name for name in kind.architectures if name.endswith(ending))
+    return str(kind.generates if engine == "transformers" else next(named))
 
 
 def shapes_of(config: dict[str, Any], engine: EngineKind = "transformers") -> Shapes:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from registry.artifact_verification import ArtifactRefused
-from registry.model_inspection import inspect_model, model_from
+from registry.model_inspection import check_model, inspect_model, model_from
 from tests.support.checkpoints import config_of, write_model
 
 LLAMA = {
@@ -86,6 +86,25 @@ def test_a_sequence_classifier_classifies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "count"),
+    [
+        ({"num_labels": 1}, 1),
+        ({"num_labels": 3, "id2label": {"0": "x"}}, 3),
+        ({"num_labels": None, "id2label": {"0": "x"}}, 1),
+        ({"num_labels": 1, "id2label": None}, 1),
+        ({"id2label": {}}, 2),
+    ],
+)
+def test_labels_are_counted_as_transformers_does(
+    tmp_path: Path, labels: dict[str, Any], count: int
+) -> None:
+    """A reranker from the Hub may say `num_labels` alone."""
+    config = config_of("bert", "classify", **labels)
+    assert check_model(write_model(tmp_path, config, engine="classify")) == []
+    assert inspect_model(tmp_path).num_labels == count
+
+
+@pytest.mark.parametrize(
     ("config", "tokenizer_config", "longest"),
     [
         ({}, {"model_max_length": 10**30}, 512),
@@ -118,7 +137,7 @@ def test_a_dense_module_sets_the_width(tmp_path: Path) -> None:
         ({**LLAMA, "architectures": "LlamaForCausalLM"}, "'LlamaForCausalLM', not a list"),
         ({**LLAMA, "architectures": 5}, "architectures is 5, not a list"),
         ({**LLAMA, "max_position_embeddings": True}, "max_position_embeddings"),
-        ({"architectures": ["LlamaForCausalLM"], "text_config": "x"}, "max_position_embeddings"),
+        ({"architectures": ["LlamaForCausalLM"], "text_config": "x"}, "text_config is 'x', not an"),
         ({"architectures": ["LlamaForCausalLM"], "vocab_size": 9}, "max_position_embeddings"),
         ({**LLAMA, "vocab_size": "many"}, "vocab_size"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from registry.checkpoints.families import FAMILIES
+from registry.checkpoints.model_types import read_types
 from registry.model_inspection import check_model
 from registry.models import EngineKind
 from tests.support.checkpoints import Shapes, config_of, shapes_of, write_model
@@ -45,7 +46,12 @@ def renamed(rename: Callable[[str], str]) -> Callable[[Shapes], Shapes]:
 @pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.parametrize("engine", ["transformers", "classify", "embed"])
 def test_a_whole_decoder_is_accepted(tmp_path: Path, model_type: str, engine: EngineKind) -> None:
-    """As a generator, as a classifier and as an encoder of sentences."""
+    """As a generator, as an encoder of sentences and, if transformers can, as a classifier."""
+    if engine == "classify" and not read_types()[model_type].classifies:
+        config = config_of(model_type) | {"architectures": ["XForSequenceClassification"]}
+        found = refusals(write_model(tmp_path, config, engine=engine))
+        assert f"no sequence classifier of the type '{model_type}'" in found[0]
+        return
     assert refusals(write_model(tmp_path, config_of(model_type, engine), engine=engine)) == []
 
 
@@ -139,9 +145,10 @@ def test_names_of_another_family_are_refused(tmp_path: Path) -> None:
 
 def test_a_wrapper_is_seen_in_families_that_are_not_known(tmp_path: Path) -> None:
     """No model of transformers begins with these."""
-    write_model(tmp_path, config_of("llama") | {"model_type": "new"}, {"module.a.weight": (2, 2)})
+    other = config_of("llama") | {"model_type": "arcee"}
+    write_model(tmp_path, other, {"module.a.weight": (2, 2)})
     assert "without the prefix 'module.'" in refusals(tmp_path)[0]
-    write_model(tmp_path, config_of("llama") | {"model_type": "new"}, {"a.weight": (2, 2)})
+    write_model(tmp_path, other, {"a.weight": (2, 2)})
     assert refusals(tmp_path) == []
 
 
@@ -185,12 +192,26 @@ def test_a_size_of_another_model_is_refused(
     assert message in refusal_of(tmp_path, lambda _: shapes, **values)
 
 
-def test_a_size_that_config_json_does_not_tell_fits_any(tmp_path: Path) -> None:
-    """Its class's default is not known here."""
-    config = config_of("mistral")
-    shapes = shapes_of(config)
-    write_model(tmp_path, {k: v for k, v in config.items() if k != "num_key_value_heads"}, shapes)
+def test_a_size_that_config_json_does_not_tell_is_the_classs_default(tmp_path: Path) -> None:
+    """Mistral's is 8 heads of keys and values; without one in the class, any size fits."""
+    config = config_of("mistral", num_key_value_heads=8, num_attention_heads=8)
+    shapes, left_out = shapes_of(config), {"num_key_value_heads"}
+    write_model(tmp_path, {k: v for k, v in config.items() if k not in left_out}, shapes)
     assert refusals(tmp_path) == []
+    other = shapes_of(config | {"num_key_value_heads": 4})
+    write_model(tmp_path, {k: v for k, v in config.items() if k not in left_out}, other)
+    assert (
+        "k_proj.weight has the shape [16, 8], config.json asks for [32, 8]" in refusals(tmp_path)[0]
+    )
+
+
+def test_a_key_may_have_the_name_that_most_types_have_for_it(tmp_path: Path) -> None:
+    """transformers translates GPT-2's `hidden_size` to `n_embd`, and so on."""
+    config = config_of("gpt2")
+    assert refusals(write_model(tmp_path, config)) == []
+    own = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    renamed_keys = {own.get(key, key): value for key, value in config.items()}
+    assert refusals(write_model(tmp_path, renamed_keys, shapes_of(config))) == []
 
 
 def test_a_bias_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
