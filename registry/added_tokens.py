@@ -13,7 +13,14 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from registry.artifact_verification import ArtifactRefused, ReadJson, json_reader, read_object
+from registry.artifact_verification import (
+    IS_LFS_POINTER,
+    LFS_POINTER,
+    ArtifactRefused,
+    ReadJson,
+    json_reader,
+    read_object,
+)
 
 TOKENIZER = "tokenizer.json"
 _CONFIG, _NAMES, _OLD_TOKENS = (
@@ -49,6 +56,8 @@ def parse_tokenizer(content: bytes, path: str = TOKENIZER) -> Tokenizer:
 
     Raises `ArtifactRefused` if it is none; `path` is how the message names the file.
     """
+    if content.startswith(LFS_POINTER):
+        raise ArtifactRefused(path, IS_LFS_POINTER)
     try:
         return Tokenizer.from_buffer(content.removeprefix(codecs.BOM_UTF8))
     except Exception as error:  # the library raises no narrower one

@@ -1,8 +1,8 @@
 """Artifacts, the files of a model version: checked against a list of types and hashed with sha256.
 
-Only files that cannot run code are accepted: safetensors, GGUF, JSON and tokeniser files. Pickles,
-scripts, symbolic links and configurations that ask for remote code are refused; the error names the
-file.
+A version consists of files that cannot run code: safetensors, GGUF, JSON and tokeniser files. All
+others, such as pickles and scripts, are no part of it, and no engine reads them. Symbolic links, and
+files that lead to others outside the version, are refused by name.
 """
 
 import codecs
@@ -20,7 +20,6 @@ ALLOWED = frozenset({".safetensors", ".gguf", ".json", ".txt", ".jinja", ".model
 PICKLES = frozenset(
     {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz", ".npy", ".joblib", ".dill", ".mar"}
 )
-CODE = frozenset({".py", ".pyc", ".so", ".sh", ".dll", ".dylib"})
 IGNORED = frozenset({".md", ".rst", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"})
 _READ_BY_TRANSFORMERS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 IGNORED_STEMS = ("readme", "license", "licence", "notice", "use_policy", "usage_policy")
@@ -50,8 +49,8 @@ class ArtifactChanged(ArtifactError):
 def hash_files(directory: Path) -> dict[str, str]:
     """Return the sha256 (hex) of every file of a model version, by relative path in order of path.
 
-    Documentation and hidden files are left out. Raises `ArtifactRefused` for a file that must not
-    be there, such as a pickle, a script or a symbolic link. Reads every byte: call it in a thread.
+    Files that no engine reads are left out. Raises `ArtifactRefused` for what must not be there,
+    such as a symbolic link. Reads every byte: call it in a thread.
     """
     root, paths = _resolve_root(directory), list_files(directory)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="sha256") as threads:
@@ -61,20 +60,28 @@ def hash_files(directory: Path) -> dict[str, str]:
 def list_files(directory: Path) -> list[str]:
     """Return the relative paths of the files of a model version, in order; reads only the JSON.
 
-    Documentation and hidden files are left out. Raises `ArtifactRefused` as `hash_files` does.
+    Files that no engine reads are left out. Raises `ArtifactRefused` as `hash_files` does.
     """
     root = _resolve_root(directory)
-    paths = sorted(_walk_files(root))
+    paths = sorted(filter(_is_of_version, _walk_files(root)))
     for path in paths:
+        if not (root / path).is_file():  # reading a pipe would wait for its writer
+            raise ArtifactRefused(path, "is no regular file")
         if path.lower().endswith(".json"):
             _check_json(root, path)
     return paths
 
 
+def list_unread_files(directory: Path) -> list[str]:
+    """Return the relative paths of files that no engine reads, in order, without documentation."""
+    paths = sorted(_walk_files(_resolve_root(directory)))
+    return [path for path in paths if not _is_of_version(path) and not _is_documentation(path)]
+
+
 def verify_files(directory: Path, files: Mapping[str, str]) -> None:
     """Check that a directory holds exactly `files`, given as sha256 (hex) by relative path.
 
-    Documentation and hidden files may differ. Raises `ArtifactChanged` for the first file that is
+    Files that no engine reads may differ. Raises `ArtifactChanged` for the first file that is
     missing, new or changed, and `ArtifactRefused` for a file that must not be there. Reads every
     byte: call it in a thread.
     """
@@ -187,7 +194,7 @@ def _resolve_root(directory: Path) -> Path:
 
 
 def _walk_files(root: Path, below: str = "") -> Iterator[str]:
-    """Yield relative paths of a version's files; raises `ArtifactRefused` for a forbidden one."""
+    """Yield relative paths of all files that are not hidden; raises for a symbolic link."""
     for entry in sorted(os.scandir(root / below), key=lambda e: e.name):
         path = f"{below}{entry.name}"
         if entry.is_symlink():
@@ -196,30 +203,18 @@ def _walk_files(root: Path, below: str = "") -> Iterator[str]:
             continue
         if entry.is_dir():
             yield from _walk_files(root, path + "/")
-        elif _is_wanted(path):
-            if not entry.is_file():  # reading a pipe would wait for its writer
-                raise ArtifactRefused(path, "is no regular file")
+        else:
             yield path
 
 
-def _is_wanted(path: str) -> bool:
-    """Return whether a file belongs to a version; False for documentation.
+def _is_of_version(path: str) -> bool:
+    """Return whether a file belongs to a version, by its name."""
+    return PurePosixPath(path.lower()).suffix in ALLOWED and not _is_documentation(path)
 
-    Raises `ArtifactRefused` for a file that must not be there.
-    """
+
+def _is_documentation(path: str) -> bool:
     name = PurePosixPath(path.lower())
-    if name.suffix in PICKLES:
-        reason = f"may hold a pickle, which can run code ({name.suffix}): remove it, or convert it "
-        raise ArtifactRefused(path, reason + "with save_pretrained, which writes .safetensors")
-    if name.suffix in CODE:
-        raise ArtifactRefused(path, "is code; a model version consists of data alone")
-    if name.suffix in IGNORED or name.name.startswith(IGNORED_STEMS):
-        return False
-    if name.suffix not in ALLOWED:
-        raise ArtifactRefused(
-            path, f"is none of {', '.join(sorted(ALLOWED))} and not documentation"
-        )
-    return True
+    return name.suffix in IGNORED or name.name.startswith(IGNORED_STEMS)
 
 
 def _sha256(path: Path) -> str:
@@ -228,7 +223,7 @@ def _sha256(path: Path) -> str:
 
 
 def _check_json(root: Path, path: str) -> None:
-    """Raise `ArtifactRefused` for a configuration that runs code or leads out of the directory.
+    """Raise `ArtifactRefused` for a file that names code, or others that are not of the version.
 
     Also for one that begins with a byte order mark, if transformers would have to read it.
     """
@@ -239,10 +234,13 @@ def _check_json(root: Path, path: str) -> None:
             "begins with a byte order mark, which transformers does not read; remove its three "
             f"bytes: sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
         )
-    if isinstance(content, dict) and "auto_map" in content:
-        raise ArtifactRefused(path, "asks for remote code (auto_map)")
-    for file in weight_map(content).values():
-        _check_relative(str(file))
+    named = list(weight_map(content).values())
+    if path == "config.json" and isinstance(content, dict) and content.get("transformers_weights"):
+        named.append(content["transformers_weights"])
+    for file in map(str, named):
+        _check_relative(file)
+        if not _is_of_version(file):
+            raise ArtifactRefused(path, f"names {file}, which is no .safetensors file")
     if PurePosixPath(path).name == "modules.json":
         _check_modules(path, content)
 

@@ -3,42 +3,21 @@
 from itertools import islice
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from registry.added_tokens import TOKENIZER, parse_tokenizer
-from registry.artifact_verification import (
-    IS_LFS_POINTER,
-    LFS_POINTER,
-    PICKLES,
-    ArtifactRefused,
-    begins_with,
-    read_json,
-    weight_map,
-)
-from registry.checkpoints.safetensors_header import read_header
-from registry.checkpoints.weight_files import INDEX
+from registry.added_tokens import TOKENIZER
+from registry.artifact_verification import PICKLES, ArtifactRefused
 from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
 from registry.lora_inspection import WEIGHTS as ADAPTER_WEIGHTS
 
 _WHOLE = f"a model is a folder with config.json, {TOKENIZER} and weights as .safetensors"
 
 
-def check_model_folder(directory: Path) -> Tokenizer:
-    """Raise `ArtifactRefused` if `directory` holds no model, with what is missing and what to do.
+def check_model_folder(directory: Path) -> None:
+    """Raise `ArtifactRefused` if `directory` holds no model, with what it is and what to do.
 
-    Returns the tokeniser in tokenizer.json, whose loading takes a second for a large vocabulary;
-    of the rest only names and the headers of weights are read. What the configuration says is not
-    checked: see `model_from`. Raises OSError if the folder cannot be read.
+    Only names are looked at. Raises OSError if the folder cannot be read.
     """
     if reason := _find_fault(directory):
         raise ArtifactRefused(str(directory), reason)
-    for path in directory.iterdir():
-        if path.is_file() and begins_with(path, LFS_POINTER):
-            raise ArtifactRefused(str(path), IS_LFS_POINTER)
-    for path in _weights(directory):
-        read_header(path)
-    tokenizer = directory / TOKENIZER
-    return parse_tokenizer(tokenizer.read_bytes(), str(tokenizer))
 
 
 def _find_fault(directory: Path) -> str | None:
@@ -49,28 +28,19 @@ def _find_fault(directory: Path) -> str | None:
         return _describe_file(directory)
     if not (directory / "config.json").exists():
         return _describe_other_folder(directory)
-    if not _weights(directory):
+    if not any(path.name != ADAPTER_WEIGHTS for path in directory.glob("*.safetensors")):
         return _describe_without_weights(directory)
-    if missing := _missing_shards(directory):
-        return f"lacks {missing[0]}, which its index names ({len(missing)} missing): download it"
+    if (directory / ADAPTER_CONFIG).exists():
+        return (
+            f"has a model and {ADAPTER_CONFIG}: move the adapter's files to a folder of their own, "
+            "and register it with --adapter-of, or remove them"
+        )
     if not (directory / TOKENIZER).exists():
         return (
             "has no tokenizer.json: download it, or have transformers write it from another "
             "tokeniser file (AutoTokenizer.from_pretrained, save_pretrained)"
         )
     return None
-
-
-def _weights(directory: Path) -> list[Path]:
-    found = directory.rglob("*.safetensors")
-    return [path for path in found if path.name != ADAPTER_WEIGHTS and path.is_file()]
-
-
-def _missing_shards(directory: Path) -> list[str]:
-    index = directory / INDEX
-    shards = weight_map(read_json(index)) if index.exists() else {}
-    names = sorted({str(name) for name in shards.values()})
-    return [name for name in names if not (directory / name).exists()]
 
 
 def _describe_file(file: Path) -> str:

@@ -1,11 +1,12 @@
 """Reads a model's engine, task, lengths, vocabulary and chat template from its own files."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry.added_tokens import check_added_tokens
+from registry.added_tokens import TOKENIZER, check_added_tokens, parse_tokenizer
 from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
@@ -13,6 +14,7 @@ from registry.artifact_verification import (
     hash_files,
     json_reader,
     list_files,
+    list_unread_files,
     positive,
     read_json_object,
 )
@@ -89,8 +91,9 @@ def check_model(directory: Path) -> list[Finding]:
     refused by the worker that loads it.
     """
     try:
-        tokenizer = check_model_folder(directory)
+        check_model_folder(directory)
         list_files(directory)
+        tokenizer = parse_tokenizer((directory / TOKENIZER).read_bytes())
         config = _read_config(directory)
         described = _describe(directory, config)
         check_architecture(config, described.engine)
@@ -98,11 +101,19 @@ def check_model(directory: Path) -> list[Finding]:
     except ArtifactRefused as refused:
         return [Finding(refused.path, refused.reason)]
     return [
+        *_warn_of_unread_files(directory),
         *check_weights(directory, config, described.engine),
         *(check_dense_modules(directory) if described.engine == "embed" else ()),
         *check_tokenizer(directory, described.vocab_size, described.chat_template),
         *check_template(directory, described.chat_template),
     ]
+
+
+def _warn_of_unread_files(directory: Path) -> Iterator[Finding]:
+    if unread := list_unread_files(directory):
+        more = f", and {len(unread) - 1} more files are not, either" if len(unread) > 1 else ""
+        reason = f"is read by no engine, and is no part of the version{more}"
+        yield Finding(unread[0], reason, is_refusal=False)
 
 
 def require_servable(directory: Path) -> list[Finding]:

@@ -184,8 +184,9 @@ class Family:
 
     `tensors` is the base model's table, `lm_head` and `classifier` those of the heads. `if_set` has
     more tensors by a key of config.json that must be true for them. `keys` are this type's own
-    names of keys that transformers does not translate. `prefix` is what a model with a head puts before the base model's names. Where
-    config.json names no feed-forward width, it is `ffn_factor` times the hidden size.
+    names of keys, beside those that transformers translates. `prefix` is what a model with a head
+    puts before the base model's names. Where config.json names no feed-forward width, it is
+    `ffn_factor` times the hidden size.
     """
 
     tensors: str

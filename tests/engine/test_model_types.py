@@ -33,7 +33,8 @@ CAUSAL = sorted(GENERATING - WITHOUT_DEFAULTS)
 @pytest.mark.parametrize("file", [model_types.FILE, model_types.REFUSED_FILE])
 def test_the_tables_are_of_the_pinned_transformers(file: Path) -> None:
     """Whoever raises the version writes them anew: see `registry/checkpoints/model_types.py`."""
-    pinned = re.search(r"^transformers==(.*)$", (ROOT / "constraints.txt").read_text(), re.M)
+    constraints = (ROOT / "constraints.txt").read_text()
+    pinned = re.search(r"^transformers==(.*)$", constraints, re.MULTILINE)
     assert pinned
     assert json.loads(file.read_text())["transformers"] == pinned[1]
 

@@ -94,15 +94,26 @@ async def test_json_is_for_programs(
     assert files_of_v1.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
-async def test_a_pickle_registers_nothing(
+async def test_a_link_registers_nothing(
     nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The refusal names the file, and no half of the model is left behind."""
-    (files / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ArtifactRefused, match=r"pytorch_model.bin"):
+    (files / "vocab.json").symlink_to("config.json")
+    with pytest.raises(ArtifactRefused, match=r"vocab.json"):
         await run_add(nats_url, files, name="m")
     await run_list(nats_url, as_json=True)
     assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_what_no_engine_reads_is_told_and_left_out(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Older weights beside the safetensors, as directories of the Hub have them."""
+    (files / "pytorch_model.bin").write_bytes(b"")
+    await run_add(nats_url, files, name="m")
+    assert "pytorch_model.bin: is read by no engine" in "".join(capsys.readouterr())
+    await run_show(nats_url, "m", as_json=True)
+    assert "pytorch_model.bin" not in capsys.readouterr().out
 
 
 async def test_a_directory_without_weights_is_refused(nats_url: str, files: Path) -> None:

@@ -12,6 +12,7 @@ from registry.artifact_verification import (
     ArtifactRefused,
     combine_digests,
     hash_files,
+    list_unread_files,
     verify_files,
 )
 
@@ -39,13 +40,21 @@ def test_every_file_is_hashed_and_documentation_is_not(version: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["pytorch_model.bin", "a.pt", "a.PTH", "a.pkl", "a.ckpt", "a.npz", "modeling.py", "a.exe", "a"],
-)
-def test_a_file_that_could_run_code_is_refused_by_name(version: Path, name: str) -> None:
-    """Loading a pickle runs whatever its author wanted; no code comes in with weights."""
-    (version / name).write_bytes(b"")
-    with pytest.raises(ArtifactRefused, match=name):
-        hash_files(version)
+    [
+        "pytorch_model.bin", "training_args.bin", "tf_model.h5", "a.pt", "a.PTH", "a.pkl", "a.npz",
+        "modeling.py", "a.exe", "a", "onnx/model.onnx", "onnx/model.onnx_data", "eval.csv",
+        "config.yaml", "mergekit_config.yml", "tokenizer.model.v3", "flax_model.msgpack",
+        "openvino/openvino_model.xml", "original/consolidated.00.pth", "rust_model.ot",
+    ],
+)  # fmt: skip
+def test_what_no_engine_reads_is_no_part_of_the_version(version: Path, name: str) -> None:
+    """Directories of the Hub have it; neither its presence nor its content matters."""
+    before = hash_files(version)
+    (version / name).parent.mkdir(exist_ok=True)
+    (version / name).write_bytes(b"x")
+    assert hash_files(version) == before
+    assert list_unread_files(version) == [name]
+    verify_files(version, before)
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "config.json", "1_Pooling"])
@@ -63,11 +72,15 @@ def test_a_pipe_is_refused(version: Path) -> None:
         hash_files(version)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_a_configuration_that_asks_for_remote_code_is_refused(version: Path, name: str) -> None:
-    """`auto_map` names Python that transformers would import."""
-    (version / name).write_text(json.dumps({"auto_map": {"AutoModel": "modeling.Evil"}}))
-    with pytest.raises(ArtifactRefused, match=f"{name}.*auto_map"):
+@pytest.mark.parametrize("name", ["pytorch_model-00001.bin", "weights.dat", "README.md"])
+def test_weights_that_are_not_hashed_are_not_loaded(version: Path, name: str) -> None:
+    """The loader opens what the index, or config.json, names, whatever its kind."""
+    (version / "config.json").write_text(json.dumps({"transformers_weights": name}))
+    with pytest.raises(ArtifactRefused, match=rf"config.json: names {name}"):
+        hash_files(version)
+    (version / "config.json").write_text("{}")
+    (version / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ArtifactRefused, match=rf"index.json: names {name}"):
         hash_files(version)
 
 

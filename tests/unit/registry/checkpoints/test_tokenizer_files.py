@@ -25,6 +25,13 @@ def test_a_missing_tokenizer_is_refused(directory: Path) -> None:
     assert "has no tokenizer.json" in found(directory)[0][1]
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", '{"version": "1.0", "model": {"type": "Own"}}'])
+def test_a_tokeniser_that_cannot_be_loaded_is_refused(directory: Path, content: str) -> None:
+    """Gateways load it, too: no request for the model could be taken."""
+    (directory / "tokenizer.json").write_text(content)
+    assert "tokenizer.json: is no tokeniser" in found(directory)[0][1]
+
+
 def test_a_larger_vocabulary_is_refused(directory: Path) -> None:
     """Its tokens would be ids without embeddings."""
     write_json(directory / "tokenizer.json", tokenizer_of(40))

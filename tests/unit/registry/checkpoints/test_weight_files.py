@@ -50,7 +50,38 @@ def test_shards_with_their_index_are_accepted(sharded: Path) -> None:
 def test_a_shard_that_is_missing_is_refused(sharded: Path) -> None:
     """A download that broke off."""
     (sharded / SECOND).unlink()
-    assert f"lacks {SECOND}, which its index names" in refusal(sharded)
+    assert f"{INDEX}: names {SECOND}, which is missing; fetch it too" in refusal(sharded)
+
+
+def test_a_file_that_is_not_loaded_may_be_damaged(tmp_path: Path) -> None:
+    """Nobody reads weights in folders below, or those that the index leaves out."""
+    directory = write_model(tmp_path, CONFIG)
+    (directory / "onnx").mkdir()
+    for name in ("onnx/model.safetensors", "consolidated.safetensors"):
+        (directory / name).write_bytes(b"broken")
+    assert refusal(directory) == ""
+
+
+def test_what_no_engine_reads_is_a_warning(tmp_path: Path) -> None:
+    """So that nobody wonders why it is not in the record."""
+    directory = write_model(tmp_path, CONFIG)
+    for name in ("eval.csv", "pytorch_model.bin", "modeling_llama.py"):
+        (directory / name).write_bytes(b"x")
+    assert refusal(directory) == ""
+    told = "eval.csv: is read by no engine, and is no part of the version, and 2 more files are not"
+    assert told in warning(directory)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_that_comes_with_a_known_type_is_not_needed(tmp_path: Path, file: str) -> None:
+    """transformers has a class of its own for the type, and runs that."""
+    directory = write_model(tmp_path, CONFIG)
+    content = CONFIG if file == "config.json" else {}
+    code = {"AutoModelForCausalLM": "modeling.M"}
+    write_json(directory / file, content | {"auto_map": code})
+    assert refusal(directory) == ""
+    write_json(directory / "config.json", CONFIG | {"model_type": "own", "auto_map": code})
+    assert "code that comes with a model is not run" in refusal(directory)
 
 
 def test_shards_without_an_index_are_refused(sharded: Path) -> None:
