@@ -4,6 +4,7 @@ artifact_verification   hashes a version's files and refuses those that could ru
 model_folder            says what a folder is that holds no model, and what it lacks
 model_inspection        reads engine, task, lengths and chat template from a model directory
 added_tokens            loads a tokeniser with the tokens that tokenizer.json lacks
+bert_normalizer         sets case and accents of BERT's tokenisers as transformers does
 sentence_encoder        reads modules, prompts and limits of a sentence-transformers directory
 generation_config       reads a model's own defaults of sampling
 chat_templates          finds the chat template in each form in which directories have it

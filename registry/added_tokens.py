@@ -21,6 +21,7 @@ from registry.artifact_verification import (
     json_reader,
     read_object,
 )
+from registry.bert_normalizer import set_bert_normalizer
 
 TOKENIZER = "tokenizer.json"
 _CONFIG, _NAMES, _OLD_TOKENS = (
@@ -51,28 +52,26 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     return build_tokenizer(content, cache(json_reader(directory)), vocab_size)
 
 
-def parse_tokenizer(content: bytes, path: str = TOKENIZER) -> Tokenizer:
-    """Return the tokeniser in `content`, a tokenizer.json; a byte order mark is left out.
+def build_tokenizer(content: bytes, read: ReadJson, vocab_size: int) -> Tokenizer:
+    """Return the tokeniser in `content`, a tokenizer.json, with what other files change in it.
 
-    Raises `ArtifactRefused` if it is none; `path` is how the message names the file.
+    These add tokens and, for BERT's tokenisers, say what becomes of case. A token for which the model has no embedding, by its `vocab_size`, is left out: its text stays
+    text. Raises `ArtifactRefused` if the content is no tokeniser, or a setting is none.
     """
+    library = _parse_tokenizer(content)
+    set_bert_normalizer(library, read)
+    _add_tokens(library, read, vocab_size)
+    return library
+
+
+def _parse_tokenizer(content: bytes) -> Tokenizer:
+    """Return the tokeniser in `content`; a byte order mark is left out."""
     if content.startswith(LFS_POINTER):
-        raise ArtifactRefused(path, IS_LFS_POINTER)
+        raise ArtifactRefused(TOKENIZER, IS_LFS_POINTER)
     try:
         return Tokenizer.from_buffer(content.removeprefix(codecs.BOM_UTF8))
     except Exception as error:  # the library raises no narrower one
-        raise ArtifactRefused(path, f"is no tokeniser of transformers ({error})") from None
-
-
-def build_tokenizer(content: bytes, read: ReadJson, vocab_size: int) -> Tokenizer:
-    """Return the tokeniser in `content`, a tokenizer.json, with the tokens that other files add.
-
-    A token for which the model has no embedding, by its `vocab_size`, is left out: its text stays
-    text. Raises `ArtifactRefused` if the content is no tokeniser.
-    """
-    library = parse_tokenizer(content)
-    _add_tokens(library, read, vocab_size)
-    return library
+        raise ArtifactRefused(TOKENIZER, f"is no tokeniser of transformers ({error})") from None
 
 
 def _add_tokens(library: Tokenizer, read: ReadJson, vocab_size: int) -> None:
@@ -83,13 +82,12 @@ def _add_tokens(library: Tokenizer, read: ReadJson, vocab_size: int) -> None:
             known.add(token.content)
 
 
-def check_added_tokens(library: Tokenizer, read: ReadJson, vocab_size: int) -> None:
-    """Raise `ArtifactRefused` if a token would get another id than the files that add it give it.
+def check_token_ids(library: Tokenizer, read: ReadJson) -> None:
+    """Raise `ArtifactRefused` if a token has another id than the files that add it give it.
 
-    `library` is the tokeniser of `parse_tokenizer`, to which the tokens are added. It numbers them
-    in their order; a gap in the ids of the files cannot be kept.
+    `library` is the tokeniser of `build_tokenizer`. It numbers added tokens in their order; a gap
+    in the ids of the files cannot be kept.
     """
-    _add_tokens(library, read, vocab_size)
     for token, expected in _list_added_tokens(read):
         found = library.token_to_id(token.content)
         if expected is not None and found not in (None, expected):
@@ -119,14 +117,20 @@ def _list_added_tokens(read: ReadJson) -> Iterator[tuple[AddedToken, int | None]
     special = {_text(value): value for value in _special_values(read)}
     declared = read_object(read, _CONFIG).get(_DECODER)
     if isinstance(declared, dict):
-        by_id = {int(number): value for number, value in declared.items()}
+        by_id = {_read_id(number): value for number, value in declared.items()}
     else:
         old = read_object(read, _OLD_TOKENS).items()
-        by_id = {number: text for text, number in old if isinstance(number, int)}
+        by_id = {number: text for text, number in old if type(number) is int}
     for number, value in sorted(by_id.items()):
         if _text(value):
             yield _build_token(value, is_special=_text(value) in special), number
     yield from ((_build_token(value, is_special=True), None) for value in special.values())
+
+
+def _read_id(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ArtifactRefused(_CONFIG, f"{_DECODER} has the key {text!r}, which is no id")
+    return int(text)
 
 
 def _named_values(read: ReadJson) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry.added_tokens import TOKENIZER, check_added_tokens, parse_tokenizer
+from registry.added_tokens import check_token_ids, load_tokenizer
 from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
@@ -93,11 +92,10 @@ def check_model(directory: Path) -> list[Finding]:
     try:
         check_model_folder(directory)
         list_files(directory)
-        tokenizer = parse_tokenizer((directory / TOKENIZER).read_bytes())
         config = _read_config(directory)
         described = _describe(directory, config)
         check_architecture(config, described.engine)
-        check_added_tokens(tokenizer, cache(json_reader(directory)), described.vocab_size)
+        check_token_ids(load_tokenizer(directory, described.vocab_size), json_reader(directory))
     except ArtifactRefused as refused:
         return [Finding(refused.path, refused.reason)]
     return [

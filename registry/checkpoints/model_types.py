@@ -42,7 +42,8 @@ class ModelType:
     `generates` is the class of its causal language model, None if it has none. `defaults` are the
     values of keys that config.json leaves out, and `names` leads from other names of keys to the
     type's own. `text` has the key of the part that describes the text model, and that part's type.
-    With `encodes` its encoder can be loaded without its decoder.
+    With `encodes` its encoder can be loaded without its decoder. `tokenizer` is the class of its
+    tokeniser.
     """
 
     architectures: list[str] = field(default_factory=list)
@@ -50,6 +51,7 @@ class ModelType:
     classifies: bool = False
     embeds: bool = False
     encodes: bool = False
+    tokenizer: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     text: tuple[str, str] | None = None

@@ -13,6 +13,7 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto import modeling_auto
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from registry.checkpoints.model_types import FILE, KEYS, SUPPORTED_LAYER_TYPES
 
@@ -39,6 +40,7 @@ def describe(name: str) -> dict[str, Any]:
         "classifies": name in CLASSIFIERS,
         "embeds": name in BASES,
         "encodes": name in TEXT_ENCODERS,
+        "tokenizer": TOKENIZER_MAPPING_NAMES.get(name),
         "defaults": defaults_of(kind),
         "names": {a: b for a, b in kind.attribute_map.items() if a in KEYS or b in KEYS},
         "text": text_part(kind),
