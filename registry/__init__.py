@@ -6,6 +6,7 @@ model_inspection        reads engine, task, lengths and chat template from a mod
 added_tokens            loads a tokeniser with the tokens that tokenizer.json lacks
 bert_normalizer         sets case and accents of BERT's tokenisers as transformers does
 sentence_encoder        reads modules, prompts and limits of a sentence-transformers directory
+classifier              reads a classifier's labels and activation
 generation_config       reads a model's own defaults of sampling
 chat_templates          finds the chat template in each form in which directories have it
 remote_models           makes the record of a model that another server runs

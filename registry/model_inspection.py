@@ -18,7 +18,6 @@ from registry.artifact_verification import (
     read_json_object,
 )
 from registry.chat_templates import read_chat_template
-from registry.checkpoints.completeness import count_labels
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.model_types import (
     CLASSIFIES,
@@ -27,8 +26,9 @@ from registry.checkpoints.model_types import (
     read_setting,
     text_settings,
 )
-from registry.checkpoints.model_weights import check_dense_modules, check_weights
+from registry.checkpoints.model_weights import check_vector_layers, check_weights
 from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
+from registry.classifier import check_classifier, count_labels
 from registry.generation_config import read_sampling_defaults
 from registry.model_folder import check_model_folder
 from registry.models import EngineKind, Model, Task, Version
@@ -101,7 +101,7 @@ def check_model(directory: Path) -> list[Finding]:
     return [
         *_warn_of_unread_files(directory),
         *check_weights(directory, config, described.engine),
-        *(check_dense_modules(directory) if described.engine == "embed" else ()),
+        *(check_vector_layers(directory) if described.engine == "embed" else ()),
         *check_tokenizer(directory, described.vocab_size, described.chat_template),
         *check_template(directory, described.chat_template),
     ]
@@ -202,6 +202,7 @@ def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescripti
 
 
 def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescription:
+    check_classifier(config)
     return ModelDescription(
         "classify",
         "classify",

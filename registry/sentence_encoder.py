@@ -22,6 +22,7 @@ _POOLING_FLAGS: dict[str, PoolingMode] = {
 }
 DEFAULT_MODES: tuple[PoolingMode, ...] = ("mean",)
 LAYERS = ("Dense", "LayerNorm", "Normalize", "Dropout")
+ACTIVATIONS = ("Identity", "Sigmoid", "Tanh", "ReLU", "GELU", "SiLU")  # classes of torch.nn
 _SETTINGS = "config_sentence_transformers.json"
 _TRANSFORMER_SETTINGS = tuple(
     f"sentence_{kind}_config.json"
@@ -50,6 +51,53 @@ class VectorLayer:
     path: str
     settings: dict[str, Any]
 
+    @property
+    def file(self) -> str:
+        """The path of the layer's own config.json."""
+        return f"{self.path}/config.json"
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors that the layer consists of, by name.
+
+        Raises `ArtifactRefused` if its config.json does not say them.
+        """
+        if self.kind == "LayerNorm":
+            size = self._read_size("dimension")
+            return {"norm.weight": (size,), "norm.bias": (size,)}
+        if self.kind != "Dense":
+            return {}
+        inputs, outputs = self._read_size("in_features"), self._read_size("out_features")
+        shapes: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
+        if self._read_flag("bias", default=True):
+            shapes["linear.bias"] = (outputs,)
+        if self.is_residual and inputs != outputs:
+            shapes["residual.weight"] = (outputs, inputs)
+        return shapes
+
+    @property
+    def activation(self) -> str:
+        """The name of a dense layer's activation, one of `ACTIVATIONS`."""
+        path = self.settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+        return read_activation(path, self.file)
+
+    @property
+    def is_residual(self) -> bool:
+        """A dense layer's output is added to its input, or to a projection of that."""
+        return self._read_flag("use_residual", default=False)
+
+    def _read_size(self, key: str) -> int:
+        found = self.settings.get(key)
+        if (size := positive(found)) is None:
+            raise ArtifactRefused(self.file, f"has {key} {found!r}, which is no size")
+        return size
+
+    def _read_flag(self, key: str, *, default: bool) -> bool:
+        found = self.settings.get(key, default)
+        if not isinstance(found, bool):
+            raise ArtifactRefused(self.file, f"has {key} {found!r}, which is not true or false")
+        return found
+
 
 @dataclass(frozen=True)
 class VectorModules:
@@ -69,20 +117,25 @@ class VectorModules:
         """
         width = len(self.modes) * hidden_size
         for layer in self.layers:
-            for key in ("in_features", "dimension"):
-                if layer.settings.get(key, width) != width:
-                    reason = f"has {key} {layer.settings[key]}, the vectors have {width} there"
-                    raise ArtifactRefused(f"{layer.path}/config.json", reason)
+            for name, shape in layer.tensor_shapes.items():
+                if name.endswith("weight") and shape[-1] != width:
+                    reason = f"takes vectors of {shape[-1]} numbers, they have {width} there"
+                    raise ArtifactRefused(layer.file, reason)
             if layer.kind == "Dense":
-                width = _read_width(layer)
+                width = layer.tensor_shapes["linear.weight"][0]
         return min(width, self.truncate_dim or width)
 
 
-def _read_width(dense: VectorLayer) -> int:
-    found = dense.settings.get("out_features")
-    if (width := positive(found)) is None:
-        raise ArtifactRefused(f"{dense.path}/config.json", f"has out_features {found!r}")
-    return width
+def read_activation(path: object, file: str) -> str:
+    """Return the name of the activation at a path such as `torch.nn.modules.linear.Identity`.
+
+    `file` is what names it. Raises `ArtifactRefused` for any that is not one of `ACTIVATIONS`.
+    """
+    name = str(path).rpartition(".")[2]
+    if not str(path).startswith("torch.nn.") or name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ArtifactRefused(file, f"names the activation {path!r}; {known} of torch.nn are known")
+    return name
 
 
 def read_text_settings(read: ReadJson) -> TextSettings:
@@ -161,11 +214,14 @@ def _read_module(read: ReadJson, module: dict[str, Any]) -> VectorLayer:
 
 
 def _check_layer(layer: VectorLayer) -> None:
-    """Raise `ArtifactRefused` for a layer over single tokens."""
+    """Raise `ArtifactRefused` for a layer over single tokens, or with unknown settings."""
     for key in ("module_input_name", "module_output_name"):
         if layer.settings.get(key) not in (None, "sentence_embedding"):
             reason = f"has {key} {layer.settings[key]!r}: layers over single tokens are not run"
-            raise ArtifactRefused(f"{layer.path}/config.json", reason)
+            raise ArtifactRefused(layer.file, reason)
+    if layer.kind == "Dense":
+        assert layer.activation in ACTIVATIONS  # raises for what is not known
+    assert layer.tensor_shapes is not None
 
 
 def _read_modes(pooling: VectorLayer, prompt: str) -> Iterator[PoolingMode]:

@@ -11,6 +11,7 @@ from registry.checkpoints.families import FAMILIES, Family
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.model_types import complete, read_setting
 from registry.checkpoints.safetensors_header import Tensors
+from registry.classifier import count_labels
 from registry.models import EngineKind
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
@@ -141,16 +142,6 @@ class ExpectedTensors:
 def read_key(family: Family, settings: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key of a completed configuration under the type's name for it."""
     return read_setting(settings, family.keys.get(key, key))
-
-
-def count_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of a classifier's labels as transformers reads it.
-
-    It is `num_labels`, else the number of names in `id2label`, else 2.
-    """
-    labels = config.get("id2label")
-    named = len(labels) if isinstance(labels, dict) else 0
-    return positive(config.get("num_labels")) or named or 2
 
 
 def model_dimensions(family: Family, settings: Mapping[str, Any]) -> Dimensions:

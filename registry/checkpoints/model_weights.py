@@ -10,7 +10,7 @@ from registry.checkpoints.completeness import check_tensors
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.memory_use import loaded_bytes, tied_head_elements
 from registry.checkpoints.quantization import ScaledWeight, scaled_weights, unused_tensors
-from registry.checkpoints.safetensors_header import Tensors, read_shapes
+from registry.checkpoints.safetensors_header import Tensors, TensorShape, read_shapes
 from registry.checkpoints.weight_files import SINGLE, read_weights
 from registry.models import EngineKind
 from registry.sentence_encoder import VectorLayer, read_vector_modules
@@ -64,24 +64,41 @@ def check_weights(
     yield from check_tensors(config, engine, tensors)
 
 
-def check_dense_modules(directory: Path) -> Iterator[Finding]:
-    """Yield what is wrong with the weights of the dense modules of a sentence encoder."""
+def check_vector_layers(directory: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the weights of a sentence encoder's layers behind the pooling."""
     for layer in read_vector_modules(json_reader(directory)).layers:
-        if layer.kind == "Dense":
-            yield from _check_dense(directory, layer)
+        try:
+            check_layer_weights(directory, layer)
+        except ArtifactRefused as refused:
+            yield Finding(refused.path, refused.reason)
 
 
-def _check_dense(directory: Path, layer: VectorLayer) -> Iterator[Finding]:
-    file = f"{layer.path}/{SINGLE}"
+def check_layer_weights(directory: Path, layer: VectorLayer) -> None:
+    """Raise `ArtifactRefused` unless a layer's file has the tensors that its config.json declares.
+
+    These must be all, in the declared shapes; only the file's header is read.
+    """
+    expected, file = layer.tensor_shapes, f"{layer.path}/{SINGLE}"
+    if not expected:
+        return
     if not (directory / file).exists():
-        yield Finding(file, "is missing; fetch the dense module's weights, too")
-        return
+        raise ArtifactRefused(file, f"is missing; fetch the weights of the {layer.kind} layer, too")
     try:
-        found = read_shapes(directory / file).get("linear.weight")
+        found = read_shapes(directory / file)
     except ArtifactRefused as refused:
-        yield Finding(file, refused.reason)
-        return
-    shape = [layer.settings.get(key) for key in ("out_features", "in_features")]
-    if found is None or list(found) != shape:
-        has = f"linear.weight has the shape {list(found)}" if found else "has no linear.weight"
-        yield Finding(file, f"{has}, {layer.path}/config.json asks for {shape}")
+        raise ArtifactRefused(file, refused.reason) from None
+    for name in sorted(expected.keys() | found.keys()):
+        if reason := _difference(name, found.get(name), expected.get(name), layer.file):
+            raise ArtifactRefused(file, reason)
+
+
+def _difference(
+    name: str, found: TensorShape | None, expected: TensorShape | None, config: str
+) -> str | None:
+    if found is None:
+        return f"has no {name}, {config} asks for {list(expected or ())}; fetch the whole file"
+    if expected is None:
+        return f"has {name}, which {config} does not ask for"
+    if found != expected:
+        return f"{name} has the shape {list(found)}, {config} asks for {list(expected)}"
+    return None

@@ -1,25 +1,12 @@
-"""Activations by the names that configurations give them: the path of a class of torch."""
+"""Activations by the names that the registry knows."""
 
 from torch import nn
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "Identity": nn.Identity,
-    "Sigmoid": nn.Sigmoid,
-    "Tanh": nn.Tanh,
-    "ReLU": nn.ReLU,
-    "GELU": nn.GELU,
-    "SiLU": nn.SiLU,
-}
+from registry.sentence_encoder import ACTIVATIONS
 
 
-def build_activation(path: str) -> nn.Module:
-    """Return a new activation layer for a path like `torch.nn.modules.linear.Identity`.
-
-    The last part of the path decides. Raises ValueError if it is not in `ACTIVATIONS`, or if the
-    path is not one of `torch.nn`.
-    """
-    name = path.rpartition(".")[2]
-    if not path.startswith("torch.nn.") or name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"the activation {path} is unknown here; one of {known} is possible")
-    return ACTIVATIONS[name]()
+def build_activation(name: str) -> nn.Module:
+    """Return a new activation layer; `name` is one of `ACTIVATIONS`."""
+    assert name in ACTIVATIONS, name
+    made: nn.Module = getattr(nn, name)()
+    return made

@@ -10,6 +10,7 @@ from gpu_worker.engines.checkpoints.loading import load_checkpoint, read_config
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
+from registry.classifier import named_activation
 
 _BY_PROBLEM: dict[str, type[nn.Module]] = {
     "regression": nn.Identity,
@@ -62,9 +63,7 @@ def _choose_activation(model: PreTrainedModel) -> nn.Module:
     a sigmoid for one label and a softmax over several.
     """
     config = model.config
-    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
-    named = named or getattr(config, "sbert_ce_default_activation_function", None)
-    if named:
+    if named := named_activation(vars(config)):
         return build_activation(named)
     if config.problem_type in _BY_PROBLEM:
         return _BY_PROBLEM[config.problem_type]()
@@ -82,7 +81,7 @@ class ClassifyEngine(UnaryEngine):
         """Load a directory's classification model onto a device.
 
         Only local safetensors files are read. Raises what transformers raises for a directory that
-        it cannot load, and ValueError for an unknown activation.
+        it cannot load, and `ArtifactRefused` for an unknown activation.
         """
         config = read_config(directory, device)
         model = load_checkpoint(AutoModelForSequenceClassification, directory, config)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedModel
 
 from gpu_worker.engines.checkpoints.loading import load_checkpoint, read_config
 from gpu_worker.engines.unary.engine import UnaryEngine
@@ -36,11 +36,13 @@ class EmbedEngine(UnaryEngine):
     def load_head(directory: Path, device: torch.device) -> Embedder:
         """Load a directory's encoder or decoder and its pooling onto a device.
 
-        Only local safetensors files are read. Raises what transformers raises for a directory that
-        it cannot load, and ValueError for an unsupported pooling.
+        Of a model with both, such as T5, it is the encoder, as in sentence-transformers. Only local
+        safetensors files are read. Raises `UnsupportedModel` for a directory that transformers
+        cannot load, and `ArtifactRefused` for layers behind the pooling that are not whole.
         """
         config = read_config(directory, device)
-        model = load_checkpoint(AutoModel, directory, config, unused=POOLER)
+        auto_class = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
+        model = load_checkpoint(auto_class, directory, config, unused=POOLER)
         return Embedder(
             model.to(device).eval(),  # type: ignore[arg-type]
             Pooling.from_directory(directory, device),

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from gpu_worker.engines import device_memory
-from gpu_worker.engines.checkpoints.loading import UnsupportedModel
+from gpu_worker.engines.checkpoints.loading import refuse_model
 from gpu_worker.engines.engine import DeviceLost, EngineError, FreeCapacity, Output, Sequence
 from gpu_worker.engines.sequence_limits import SequenceLimits, count_reserved_tokens
 from gpu_worker.engines.unary.batch_memory import fit_batch_tokens
@@ -211,7 +211,7 @@ class UnaryEngine(ABC):
         device_memory.release_cached_memory(device)
 
     def _check_rows_independent(self) -> None:
-        """Raise `UnsupportedModel` if an input's row changes with what shares its batch.
+        """Raise `UnsupportedModel` if the model fails, or a row changes with what shares its batch.
 
         Some models compute with all tokens of a padded text, whatever the mask says.
         """
@@ -220,12 +220,18 @@ class UnaryEngine(ABC):
         short, long = (
             TokenizedInput([min(5 + 3 * n, last) for n in range(length)]) for length in lengths
         )
-        alone, together = self._forward([short])[0], self._forward([short, long])[0]
+        try:
+            alone, together = self._forward([short])[0], self._forward([short, long])[0]
+        except Exception as error:  # whatever the model's code raises
+            if device_memory.is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+                raise
+            reason = " ".join(str(error).split())[:500]
+            raise refuse_model(type(self.head.model).__name__, f"it fails: {reason}") from error
         share = ROW_ERROR if self.head.model.dtype == torch.float32 else ROW_ERROR_HALF
         if bool((alone - together).abs().max() > share * alone.abs().max()):
-            raise UnsupportedModel(
-                f"{type(self.head.model).__name__} cannot run on this engine: what it computes of "
-                "an input depends on the inputs of its batch; serve it by a remote engine"
+            raise refuse_model(
+                type(self.head.model).__name__,
+                "what it computes of an input depends on the inputs of its batch",
             )
 
     def _warm_up(self) -> list[tuple[int, float]]:

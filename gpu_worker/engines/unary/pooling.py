@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.padding import PaddedBatch
 from registry.artifact_verification import json_reader
+from registry.checkpoints.model_weights import check_layer_weights
 from registry.sentence_encoder import (
     PoolingMode,
     VectorLayer,
@@ -38,8 +39,8 @@ class Pooling:
     def from_directory(cls, directory: Path, device: torch.device) -> "Pooling":
         """Read the pooling and the layers after it from a directory's `modules.json`.
 
-        Layers are loaded onto `device`. Raises `ArtifactRefused` for a module or pooling mode that
-        is not supported, ValueError for such an activation, and OSError if a file is missing.
+        Layers are loaded onto `device`. Raises `ArtifactRefused` for a module, pooling mode or
+        activation that is not supported, and for weights that are not those of the settings.
         """
         modules: VectorModules = read_vector_modules(json_reader(directory))
         layers = _load_layers(directory, modules.layers, device)
@@ -79,44 +80,46 @@ def _load_layers(
     directory: Path, layers: tuple[VectorLayer, ...], device: torch.device
 ) -> Iterator[Layer]:
     for layer in layers:
+        check_layer_weights(directory, layer)
         if layer.kind == "Dense":
-            yield _Dense(directory, layer).to(device).eval()
+            yield _load(_Dense(layer), directory, layer).to(device)
         elif layer.kind == "LayerNorm":
-            yield _load_layer_norm(directory, layer).to(device)
+            yield _load(_LayerNorm(layer), directory, layer).to(device)
         elif layer.kind == "Normalize":
             yield normalize
         # Dropout does nothing outside of training
 
 
+def _load(module: nn.Module, directory: Path, layer: VectorLayer) -> nn.Module:
+    """Fill a layer with its weights, in float32, and return it in evaluation mode."""
+    module.load_state_dict(load_file(directory / layer.path / "model.safetensors"))
+    return module.eval()
+
+
 class _Dense(nn.Module):
     """A linear layer with its activation and, where it has one, the way around both."""
 
-    def __init__(self, directory: Path, layer: VectorLayer) -> None:
+    def __init__(self, layer: VectorLayer) -> None:
         super().__init__()
-        weights = load_file(directory / layer.path / "model.safetensors")
-        self.linear = _load_linear(weights, "linear")
-        name = layer.settings.get("activation_function") or "torch.nn.modules.activation.Tanh"
-        self.activation = build_activation(name)
+        shapes = layer.tensor_shapes
+        outputs, inputs = shapes["linear.weight"]
+        self.linear = nn.Linear(inputs, outputs, bias="linear.bias" in shapes)
+        self.activation = build_activation(layer.activation)
         self.residual: nn.Module | None = None
-        if layer.settings.get("use_residual"):
-            projects = "residual.weight" in weights
-            self.residual = _load_linear(weights, "residual") if projects else nn.Identity()
+        if layer.is_residual:
+            projects = "residual.weight" in shapes
+            self.residual = nn.Linear(inputs, outputs, bias=False) if projects else nn.Identity()
 
     def forward(self, vectors: Tensor) -> Tensor:
         made: Tensor = self.activation(self.linear(vectors))
         return made if self.residual is None else made + self.residual(vectors)
 
 
-def _load_linear(weights: dict[str, Tensor], name: str) -> nn.Linear:
-    own = {key.removeprefix(f"{name}."): w for key, w in weights.items() if key.startswith(name)}
-    outputs, inputs = own["weight"].shape
-    linear = nn.Linear(inputs, outputs, bias="bias" in own)
-    linear.load_state_dict(own)
-    return linear
+class _LayerNorm(nn.Module):
+    def __init__(self, layer: VectorLayer) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(layer.tensor_shapes["norm.weight"])
 
-
-def _load_layer_norm(directory: Path, layer: VectorLayer) -> nn.Module:
-    weights = load_file(directory / layer.path / "model.safetensors")
-    norm = nn.LayerNorm(weights["norm.weight"].shape[0])
-    norm.load_state_dict({key.removeprefix("norm."): w for key, w in weights.items()})
-    return norm.eval()
+    def forward(self, vectors: Tensor) -> Tensor:
+        made: Tensor = self.norm(vectors)
+        return made

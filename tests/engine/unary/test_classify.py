@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.unary.classify import ClassifyEngine
+from registry.artifact_verification import ArtifactRefused
 from tests.engine.tiny_encoders import CLASSIFIERS, CONTEXT, PAD, classifier, prompt
 from tests.engine.tiny_models import Results, run_to_end
 
@@ -70,7 +71,7 @@ def test_the_configuration_says_what_becomes_of_logits(
 def test_an_unknown_activation_is_refused(tmp_path: Path) -> None:
     """At load; code that is not ours or torch's is never run."""
     classifier(tmp_path, "bert", sbert_ce_default_activation_function="evil.module.Run")
-    with pytest.raises(ValueError, match=r"evil\.module\.Run"):
+    with pytest.raises(ArtifactRefused, match=r"evil\.module\.Run"):
         ClassifyEngine.load(tmp_path)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, PreTrainedModel
 
 from gpu_worker.engines.checkpoints.loading import UnsupportedModel
@@ -222,3 +222,22 @@ def test_a_model_that_padding_changes_is_refused(tmp_path: Path) -> None:
     encoder(tmp_path, "nystromformer", "mean")
     with pytest.raises(UnsupportedModel, match="NystromformerModel .* depends on the inputs"):
         EmbedEngine.load(tmp_path, device="cpu")
+
+
+def test_a_layer_is_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
+    """The worker checks what `models add` checked, since a file may have changed since."""
+    encoder(tmp_path, "bert", "mean", dense=8)
+    file = tmp_path / "2_Dense/model.safetensors"
+    weights = load_file(file)
+    save_file({"linear.weight": weights["linear.weight"]}, file)
+    with pytest.raises(ArtifactRefused, match=r"2_Dense/model\.safetensors: has no linear\.bias"):
+        EmbedEngine.load(tmp_path, device="cpu")
+
+
+def test_a_model_that_fails_in_its_first_batch_is_refused_by_name(tmp_path: Path) -> None:
+    """Whatever its code raises; a raw error would name neither model nor way out."""
+    encoder(tmp_path, "bert", "mean")
+    head = EmbedEngine.load_head(tmp_path, torch.device("cpu"))
+    head.model.embeddings.word_embeddings = torch.nn.Identity()
+    with pytest.raises(UnsupportedModel, match="BertModel cannot run on this engine: it fails: "):
+        EmbedEngine(head, CONTEXT)

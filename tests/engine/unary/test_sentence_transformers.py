@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
+from transformers import T5Config, T5ForConditionalGeneration
 
 from api.tokenizer import load_tokenizer
 from gpu_worker.engines.engine import Sequence
@@ -182,5 +183,16 @@ def test_a_dense_layer_of_another_width_is_refused(tmp_path: Path) -> None:
     """With both numbers."""
     encoder(tmp_path, "bert", "mean", dense=12)
     write(tmp_path, {POOLING: {"pooling_mode": ["cls", "mean"]}})
-    with pytest.raises(ArtifactRefused, match=rf"in_features {SIZE}, the vectors have {2 * SIZE}"):
+    with pytest.raises(ArtifactRefused, match=rf"vectors of {SIZE} numbers, they have {2 * SIZE}"):
         model_from(tmp_path, "m")
+
+
+def test_a_t5s_encoder_embeds_without_its_decoder(tmp_path: Path) -> None:
+    """As sentence-t5 and GTR are saved: with the decoder's weights, which nobody reads."""
+    encoder(tmp_path, "bert", "mean")
+    sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 48}
+    sizes |= {"vocab_size": 256, "d_model": SIZE, "n_positions": 64}
+    config = T5Config(decoder_start_token_id=0, **sizes)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    write(tmp_path, {"tokenizer_config.json": TOKENIZER, POOLING: {"pooling_mode": "mean"}})
+    np.testing.assert_allclose(ours(tmp_path), theirs(tmp_path), atol=1e-5)

@@ -92,7 +92,7 @@ def test_a_sequence_classifier_classifies(tmp_path: Path) -> None:
         ({"num_labels": 3, "id2label": {"0": "x"}}, 3),
         ({"num_labels": None, "id2label": {"0": "x"}}, 1),
         ({"num_labels": 1, "id2label": None}, 1),
-        ({"id2label": {}}, 2),
+        ({"id2label": None}, 2),
     ],
 )
 def test_labels_are_counted_as_transformers_does(
@@ -102,6 +102,32 @@ def test_labels_are_counted_as_transformers_does(
     config = config_of("bert", "classify", **labels)
     assert check_model(write_model(tmp_path, config, engine="classify")) == []
     assert inspect_model(tmp_path).num_labels == count
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"id2label": {"1": "a", "2": "b"}}, "numbers its 2 labels 1, 2"),
+        ({"id2label": {"a": "b"}}, "number them from 0"),
+        ({"id2label": ["a", "b"]}, "names no labels"),
+        ({"id2label": {}}, "names no labels"),
+        ({"num_labels": 0}, "num_labels 0"),
+        ({"num_labels": "two"}, "num_labels 'two'"),
+        ({"num_labels": 1, "problem_type": "single_label_classification"}, "two labels or more"),
+        ({"sbert_ce_default_activation_function": "evil.Run"}, "the activation 'evil.Run'"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Bilinear"}}, "torch.nn.Bilinear"),
+        ({"sentence_transformers": "x"}, "not an object"),
+    ],
+)
+def test_labels_and_activations_that_cannot_be_served_are_refused(
+    tmp_path: Path, values: dict[str, Any], reason: str
+) -> None:
+    """At registration: the worker would fail at load, or at the first request."""
+    config = config_of("bert", "classify")
+    write_model(tmp_path, config, engine="classify")
+    write(tmp_path, config=config | values)
+    (found,) = check_model(tmp_path)
+    assert reason in found.reason
 
 
 @pytest.mark.parametrize(
@@ -154,7 +180,7 @@ def test_files_that_say_too_little_are_refused(tmp_path: Path, config: Any, reas
         ({"tokenizer_config": []}, "tokenizer_config.json: is not a JSON object"),
         ({"modules": MODULES, "sentence_bert_config": 5}, "sentence_bert_config.json: is not"),
         ({"modules": [{"type": "sentence_transformers.models.Dense"}]}, "one Transformer"),
-        ({"modules": [*MODULES, DENSE]}, "2_Dense/config.json: has out_features None"),
+        ({"modules": [*MODULES, DENSE]}, "2_Dense/config.json: has in_features None"),
     ],
 )
 def test_a_file_of_another_shape_is_refused_by_name(

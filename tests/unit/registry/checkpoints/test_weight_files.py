@@ -3,12 +3,20 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.artifact_verification import ArtifactRefused
 from registry.model_inspection import check_model, model_from
-from tests.support.checkpoints import MODULES, config_of, shapes_of, write_json, write_model
+from tests.support.checkpoints import (
+    MODULES,
+    Shapes,
+    config_of,
+    shapes_of,
+    write_json,
+    write_model,
+)
 from tests.support.safetensors_files import write_safetensors
 
 CONFIG = config_of("llama")
@@ -198,20 +206,71 @@ def test_the_file_that_config_json_names_is_read(tmp_path: Path) -> None:
     assert refusal(tmp_path) == ""
 
 
-def test_a_dense_module_has_the_weights_that_its_settings_ask_for(tmp_path: Path) -> None:
-    """Only the worker would meet them, once the model is registered."""
-    write_model(tmp_path, config_of("bert", "embed"), engine="embed")
-    dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
-    write_json(tmp_path / "modules.json", [*MODULES, dense])
-    (tmp_path / "2_Dense").mkdir()
-    write_json(tmp_path / "2_Dense/config.json", {"in_features": 8, "out_features": 4})
-    weights = tmp_path / "2_Dense/model.safetensors"
-    assert "2_Dense/model.safetensors: is missing; fetch" in refusal(tmp_path)
-    write_safetensors(weights, {"linear.weight": (8, 4)})
-    expected = "has the shape [8, 4], 2_Dense/config.json asks for [4, 8]"
-    assert expected in refusal(tmp_path)
-    write_safetensors(weights, {"linear.weight": (4, 8)})
-    assert refusal(tmp_path) == ""
+W, B, R = "linear.weight", "linear.bias", "residual.weight"
+
+
+def write_layer(directory: Path, kind: str, settings: Any, shapes: Shapes | None) -> Path:
+    """A sentence encoder of width 8 with a layer behind the pooling; of None no weights."""
+    write_model(directory, config_of("bert", "embed"), engine="embed")
+    layer = {"type": f"sentence_transformers.models.{kind}", "path": f"2_{kind}"}
+    write_json(directory / "modules.json", [*MODULES, layer])
+    folder = directory / f"2_{kind}"
+    folder.mkdir()
+    write_json(folder / "config.json", settings)
+    if shapes is not None:
+        write_safetensors(folder / "model.safetensors", shapes)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("settings", "shapes", "reason"),
+    [
+        ({}, {W: (4, 8), B: (4,)}, ""),
+        ({"bias": False}, {W: (4, 8)}, ""),
+        ({"use_residual": True, "bias": False}, {W: (4, 8), R: (4, 8)}, ""),
+        ({"use_residual": True, "bias": False, "out_features": 8}, {W: (8, 8)}, ""),
+        ({}, None, "2_Dense/model.safetensors: is missing; fetch"),
+        ({}, {W: (4, 8)}, "has no linear.bias, 2_Dense/config.json asks for [4]"),
+        ({}, {W: (8, 4), B: (4,)}, "linear.weight has the shape [8, 4], 2_Dense/config.json"),
+        ({"bias": False}, {W: (4, 8), B: (4,)}, "has linear.bias, which 2_Dense/config.json does"),
+        ({"use_residual": True, "bias": False}, {W: (4, 8)}, "has no residual.weight"),
+        ({"bias": False}, {}, "has no linear.weight"),
+        ({"activation_function": "my.Own"}, None, "names the activation 'my.Own'"),
+        ({"activation_function": "torch.nn.Bilinear"}, None, "the activation 'torch.nn.Bilinear'"),
+        ({"activation_function": None}, None, "the activation None"),
+        ({"bias": "yes"}, None, "bias 'yes', which is not true or false"),
+        ({"use_residual": 1}, None, "use_residual 1, which is not"),
+        ({"in_features": 16}, None, "takes vectors of 16 numbers, they have 8 there"),
+        ({"out_features": 0}, None, "out_features 0, which is no size"),
+    ],
+)
+def test_a_dense_layer_has_the_weights_that_its_settings_ask_for(
+    tmp_path: Path, settings: dict[str, Any], shapes: Shapes | None, reason: str
+) -> None:
+    """Vectors without the bias, or without the way around, would be others, without an error."""
+    sizes = {"in_features": 8, "out_features": 4}
+    found = refusal(write_layer(tmp_path, "Dense", sizes | settings, shapes))
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shapes", "reason"),
+    [
+        ({"dimension": 8}, {"norm.weight": (8,), "norm.bias": (8,)}, ""),
+        ({"dimension": 8}, None, "is missing; fetch the weights of the LayerNorm layer"),
+        ({"dimension": 8}, {"norm.weight": (8,)}, "has no norm.bias"),
+        ({"dimension": 9}, None, "takes vectors of 9 numbers, they have 8 there"),
+        ({}, None, "dimension None, which is no size"),
+    ],
+)
+def test_a_norm_has_the_weights_that_its_settings_ask_for(
+    tmp_path: Path, settings: dict[str, Any], shapes: Shapes | None, reason: str
+) -> None:
+    """As a dense layer has."""
+    found = refusal(write_layer(tmp_path, "LayerNorm", settings, shapes))
+    assert reason in found
+    assert bool(found) == bool(reason)
 
 
 def test_registration_raises_the_first_refusal(tmp_path: Path) -> None:
