@@ -13,13 +13,16 @@ from typing import Any
 
 from registry.artifact_verification import ArtifactRefused, combine_digests, hash_files, read_json
 from registry.checkpoints.families import FAMILIES
-from registry.checkpoints.safetensors_header import TensorShape, read_shapes
+from registry.checkpoints.safetensors_header import Tensors, TensorShape, read_shapes
+from registry.checkpoints.weight_files import read_weights
 from registry.models import Adapter, Model, Version
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENGINE = "transformers"  # the only engine that serves adapters
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _LAYER = re.compile(r"(?:^|\.)(\d+\..+)")
+_EXPERT = re.compile(r"\.experts(\.|$)")
+_ROUTER = re.compile(r"\.(mlp|block_sparse_moe|feed_forward)\.(gate|router)$")
 _PLAIN = re.compile(r"[\w.]+")
 # Initialisations that change the base model's weights, so that the adapter does not fit the base.
 _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
@@ -157,6 +160,9 @@ def _check_modules(found: Mapping[str, LoraPair], known: Mapping[str, set[Tensor
     `known` is empty where the model's files could not be read: then only the paths are checked.
     """
     for module, pair in found.items():
+        if _EXPERT.search(module):
+            reason = f"{module} is of an expert: adapters of experts are not served; train one of "
+            raise ArtifactRefused(WEIGHTS, reason + "the attention, or serve it with vLLM")
         place = _path_in_layer(module)
         if place is None:
             raise ArtifactRefused(WEIGHTS, f"{module} is in no layer; only those are served")
@@ -200,21 +206,37 @@ def _has_known_names(version: Version) -> bool:
     A model with a second tower, or with experts in one tensor, has modules that peft calls or
     counts otherwise.
     """
-    path = Path(version.directory or "") / "config.json"
-    config = read_json(path) if version.directory and path.exists() else None
-    return isinstance(config, dict) and config.get("model_type") in FAMILIES
+    return str(_read_config(version).get("model_type")) in FAMILIES
 
 
 def _read_module_shapes(version: Version) -> dict[str, set[TensorShape]]:
-    """Return the shapes of a model's weights by path in the layer; empty without local files."""
+    """Return the shapes of a model's weights by path in the layer; empty without local files.
+
+    Those of experts and their routers are left out, since no linear module computes them.
+    """
     found: dict[str, set[TensorShape]] = {}
-    for path in version.files:
-        file = Path(version.directory or "") / path
-        if file.suffix == ".safetensors" and file.exists():
-            for tensor, shape in read_shapes(file).items():
-                if place := _path_in_layer(tensor.removesuffix(".weight")):
-                    found.setdefault(place, set()).add(shape)
+    for tensor, header in _read_tensors(version).items():
+        module = tensor.removesuffix(".weight")
+        place = _path_in_layer(module)
+        if place and not _EXPERT.search(module) and not _ROUTER.search(module):
+            found.setdefault(place, set()).add(header.shape)
     return found
+
+
+def _read_tensors(version: Version) -> Tensors:
+    """Return the tensors of a model's weight files; empty where they cannot be read."""
+    directory = Path(version.directory or "")
+    try:
+        return read_weights(directory, _read_config(version))[0] if version.directory else {}
+    except ArtifactRefused:
+        return {}
+
+
+def _read_config(version: Version) -> dict[str, Any]:
+    """Return the content of a model's config.json; empty without one."""
+    path = Path(version.directory or "") / "config.json"
+    config = read_json(path) if version.directory and path.exists() else None
+    return config if isinstance(config, dict) else {}
 
 
 def _path_in_layer(module: str) -> str | None:

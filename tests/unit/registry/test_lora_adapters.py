@@ -183,3 +183,44 @@ def test_an_adapter_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ArtifactRefused, match=r"adapter_model\.safetensors: is cut off"):
         added(tmp_path)
+
+
+def mixture(directory: Path) -> Version:
+    """A layer with attention and two experts, whose names are as in Qwen3's MoE."""
+    names = [f"mlp.experts.{n}.{part}_proj" for n in range(2) for part in ("gate", "up", "down")]
+    names += ["self_attn.q_proj", "mlp.gate"]
+    version = with_layers(directory, {f"model.layers.0.{name}.weight": (6, 8) for name in names})
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"}))
+    return version
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "gate_proj", "up_proj", "down_proj"], ["q_proj"]])
+def test_an_adapter_of_a_mixtures_attention_is_taken(tmp_path: Path, targets: list[str]) -> None:
+    """Its configuration may name projections that only experts have."""
+    adapter = write_adapter(tmp_path / "a", target_modules=targets)
+    assert added(adapter, mixture(tmp_path / "base")).targets == ["q_proj"]
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("mlp.experts.0.gate_proj", r"experts\.0\.gate_proj is of an expert.*attention"),
+        ("block_sparse_moe.experts.1.w1", "is of an expert"),
+        ("mlp.experts", "is of an expert"),
+        ("mlp.gate", "is no module of the model"),
+    ],
+)
+def test_an_adapter_of_experts_is_refused(tmp_path: Path, module: str, reason: str) -> None:
+    """The engine computes them together: every request would fail."""
+    place = f"base_model.model.model.layers.0.{module}"
+    shapes = {f"{place}.lora_A.weight": (2, 8), f"{place}.lora_B.weight": (6, 2)}
+    with pytest.raises(ArtifactRefused, match=reason):
+        added(write_adapter(tmp_path / "a", LORA_SHAPES | shapes), mixture(tmp_path / "base"))
+
+
+def test_a_damaged_file_that_nobody_loads_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    """Such as Mistral's consolidated weights beside those of transformers."""
+    shapes = {"model.layers.0.self_attn.q_proj.weight": (6, 8)}
+    version = with_layers(tmp_path / "base", shapes)
+    (tmp_path / "base/consolidated.safetensors").write_bytes(b"broken")
+    assert added(write_adapter(tmp_path / "a"), version).rank == 2
