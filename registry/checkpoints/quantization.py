@@ -85,9 +85,7 @@ def scaled_weights(
 
 
 def unused_tensors(scaled: Mapping[str, ScaledWeight], tensors: Tensors) -> set[str]:
-    """Return the names of tensors that are no weights once `scaled` is multiplied out."""
-    if not scaled:
-        return set()
+    """Return the names of tensors that no model of transformers has: scales of any kind."""
     return {weight.scale for weight in scaled.values()} | {
         name for name in tensors if _UNUSED_SCALES.search(name)
     }

@@ -139,6 +139,19 @@ def test_a_quantised_model_generates_what_its_weights_stand_for(form: str, tmp_p
     assert generate(tmp_path) == expect_generated(tmp_path)
 
 
+def test_scales_of_the_kv_cache_change_nothing(tmp_path: Path) -> None:
+    """Beside weights that are not quantised: what `models add` accepts, the worker loads."""
+    save_model("llama", tmp_path)
+    (tmp_path / "plain").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "plain" / name).write_bytes((tmp_path / name).read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    scales = {f"model.layers.0.self_attn.{x}_proj.{x}_scale": torch.tensor(0.5) for x in "kv"}
+    save_file(weights | scales, tmp_path / "model.safetensors", {"format": "pt"})
+    assert check_model(tmp_path) == []
+    assert generate(tmp_path) == expect_generated(tmp_path)
+
+
 @pytest.mark.parametrize("architecture", ["gemma3", "phi3", "gpt_neox"])
 def test_fused_and_tied_weights_are_multiplied_out(architecture: str, tmp_path: Path) -> None:
     """Whatever transformers makes of the names."""

@@ -57,15 +57,15 @@ def weights_source(
 ) -> tuple[type[Any], dict[str, Any]]:
     """Return a class and the arguments with which its `from_pretrained` loads a directory.
 
-    These are `auto_class` and the directory or, for weights that are to be multiplied out, the
-    model's own class and a state dict, since automatic classes take no state dict. A declared
-    quantisation is taken out of `config`: no weight is quantised any more once it is loaded. Raises
+    These are `auto_class` and the directory or, where weights are to be multiplied out or scales
+    left out, the model's own class and a state dict, since automatic classes take no state dict. A
+    declared quantisation is taken out of `config`: no loaded weight is quantised any more. Raises
     `ArtifactRefused` for files that cannot be read and for a method that cannot be run.
     """
     weights = read_model_weights(directory, read_json(directory / "config.json"))
     for part in (config, config.get_text_config()):
         part.__dict__.pop("quantization_config", None)
-    if not weights.scaled:
+    if not weights.scaled and not weights.unused:
         return auto_class, {"pretrained_model_name_or_path": directory, "config": config}
     with torch.device("meta"):
         model = auto_class.from_config(config)

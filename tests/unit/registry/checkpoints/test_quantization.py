@@ -198,3 +198,13 @@ def test_what_is_loaded_counts_in_full(tmp_path: Path) -> None:
     numbers = sum(math.prod(shape) for shape in SHAPES.values())
     assert weights.loaded_bytes(2) == 2 * numbers
     assert weights.loaded_bytes(4) == 4 * numbers
+
+
+@pytest.mark.parametrize("name", ["k_proj.k_scale", "v_proj.v_scale", "k_scale", "attn.kv_scale"])
+def test_scales_of_the_kv_cache_are_left_out(tmp_path: Path, name: str) -> None:
+    """Beside weights that are not quantised, too: a calibrated KV cache is another server's."""
+    shapes = SHAPES | {f"model.layers.0.self_attn.{name}": ()}
+    directory = write_model(tmp_path, CONFIG, shapes)
+    assert refusal(directory) == ""
+    numbers = sum(math.prod(shape) for shape in SHAPES.values())
+    assert read_model_weights(directory, CONFIG).loaded_bytes(4) == 4 * numbers
