@@ -162,8 +162,9 @@ def read_object(read: ReadJson, path: str) -> dict[str, Any]:
 
 
 def positive(value: object) -> int | None:
-    """Return a value of a JSON file if it is a whole number above 0; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    """Return a value of a JSON file if it is a whole number above 0 and of 31 bits; else None."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 < value < 2**31 else None
 
 
 def weight_map(index: Any) -> dict[str, Any]:

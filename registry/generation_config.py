@@ -30,6 +30,7 @@ def read_sampling_defaults(read: ReadJson) -> SamplingDefaults:
     if not isinstance(content, dict):
         raise ArtifactRefused(FILE, "is not a JSON object")
     given = {name: content[name] for name in _RANGES if content.get(name) is not None}
+    _check_end_ids(content.get("eos_token_id"))
     found: dict[str, Any] = {name: _check(name, value) for name, value in given.items()}
     if found.get("temperature", 1.0) < GREEDY_BELOW or found.get("top_p", 1.0) == 0:
         found |= {"temperature": 0.0, "top_p": 1.0}
@@ -38,10 +39,20 @@ def read_sampling_defaults(read: ReadJson) -> SamplingDefaults:
     return SamplingDefaults(**found)
 
 
+def _check_end_ids(value: Any) -> None:
+    """Raise `ArtifactRefused` unless a value is the id of an end token, a list of ids, or null."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise ArtifactRefused(
+            FILE, f"has eos_token_id {value!r}, which is no id and no list of ids"
+        )
+
+
 def _check(name: str, value: Any) -> float:
     least, greatest = _RANGES[name]
-    is_number = isinstance(value, int if name == "top_k" else int | float)
-    if not is_number or isinstance(value, bool) or not least <= value <= greatest:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_whole = name != "top_k" or (is_number and value == value // 1)
+    if not is_number or not is_whole or not least <= value <= greatest:
         reason = f"has {name} {value!r}, which is no number from {least} to {greatest}"
         raise ArtifactRefused(FILE, f"{reason}; correct it or leave it out")
     return float(value)

@@ -150,7 +150,7 @@ def read_text_settings(read: ReadJson) -> TextSettings:
     return TextSettings(
         _default_prompt(read_object(read, _SETTINGS)),
         bool(transformer.get("do_lower_case")),
-        limit if isinstance(limit, int) and limit > 0 else None,
+        positive(limit),
     )
 
 
@@ -191,9 +191,11 @@ def _transformer_settings(read: ReadJson) -> tuple[str, dict[str, Any]]:
 
 def _default_prompt(settings: dict[str, Any]) -> str:
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ArtifactRefused(_SETTINGS, f"prompts is {prompts!r}, not an object")
     if name is None:
         return ""
-    if name not in prompts:
+    if not isinstance(name, str) or name not in prompts:
         known = ", ".join(prompts) or "none"
         raise ArtifactRefused(_SETTINGS, f"default_prompt_name {name!r} is no prompt: {known}")
     return str(prompts[name] or "")
@@ -201,7 +203,7 @@ def _default_prompt(settings: dict[str, Any]) -> str:
 
 def _truncate_dim(settings: dict[str, Any]) -> int | None:
     found = settings.get("truncate_dim")
-    if found is not None and not (isinstance(found, int) and found > 0):
+    if found is not None and positive(found) is None:
         raise ArtifactRefused(_SETTINGS, f"truncate_dim {found!r} is not a number above 0")
     return found
 
@@ -235,7 +237,7 @@ def _read_modes(pooling: VectorLayer, prompt: str) -> Iterator[PoolingMode]:
         found = [
             mode for flag, mode in _POOLING_FLAGS.items() if settings.get(flag)
         ] or DEFAULT_MODES
-    for mode in [found] if isinstance(found, str) else found:
+    for mode in found if isinstance(found, list | tuple) else [found]:
         if mode not in POOLING_MODES:
             possible = ", ".join(POOLING_MODES)
             raise ArtifactRefused(file, f"asks for the pooling {mode!r}; {possible} are possible")

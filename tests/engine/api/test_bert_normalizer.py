@@ -12,7 +12,20 @@ from transformers import AutoTokenizer
 from registry.added_tokens import load_tokenizer
 from registry.artifact_verification import ArtifactRefused
 
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "paris", "Paris", "é", "e", "中", "文", "中文")
+WORDS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "paris",
+    "Paris",
+    "é",
+    "e",
+    "中",
+    "文",
+    "中文",
+)
 TEXT = "Paris paris é É 中文"
 
 
