@@ -55,8 +55,9 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
 def build_tokenizer(content: bytes, read: ReadJson, vocab_size: int) -> Tokenizer:
     """Return the tokeniser in `content`, a tokenizer.json, with what other files change in it.
 
-    These add tokens and, for BERT's tokenisers, say what becomes of case. A token for which the model has no embedding, by its `vocab_size`, is left out: its text stays
-    text. Raises `ArtifactRefused` if the content is no tokeniser, or a setting is none.
+    These add tokens and, for BERT's tokenisers, say what becomes of case. A token for which the
+    model has no embedding, by its `vocab_size`, is left out: its text stays text. Raises
+    `ArtifactRefused` if the content is no tokeniser, or a setting is none.
     """
     library = _parse_tokenizer(content)
     set_bert_normalizer(library, read)

@@ -1,8 +1,8 @@
 """Artifacts, the files of a model version: checked against a list of types and hashed with sha256.
 
 A version consists of files that cannot run code: safetensors, GGUF, JSON and tokeniser files. All
-others, such as pickles and scripts, are no part of it, and no engine reads them. Symbolic links, and
-files that lead to others outside the version, are refused by name.
+others, such as pickles and scripts, are no part of it, and no engine reads them. Symbolic links,
+and files that lead to others outside the version, are refused by name.
 """
 
 import codecs
@@ -163,8 +163,9 @@ def read_object(read: ReadJson, path: str) -> dict[str, Any]:
 
 def positive(value: object) -> int | None:
     """Return a value of a JSON file if it is a whole number above 0 and of 31 bits; else None."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_number and 0 < value < 2**31 else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 < value < 2**31 else None
 
 
 def weight_map(index: Any) -> dict[str, Any]:
