@@ -65,8 +65,14 @@ def load_checkpoint(
     to a device. Raises `IncompleteCheckpoint` where a tensor is missing, has another shape, or
     belongs to the model and has no place in it; tied tensors and those that transformers declares
     optional may be missing. Other tensors without a place are logged. Raises `UnsupportedModel`
-    where transformers cannot load the directory.
+    where transformers cannot load the directory, and where an adapter lies beside the model, which
+    transformers would apply only if peft is installed.
     """
+    if (directory / "adapter_config.json").exists():
+        raise UnsupportedModel(
+            f"{directory} has a model and an adapter_config.json: move the adapter's files to a "
+            "directory of their own, and add it with --adapter-of"
+        )
     try:
         model_class, source = weights_source(auto_class, directory, config)
         model, report = model_class.from_pretrained(

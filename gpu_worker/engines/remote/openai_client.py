@@ -105,11 +105,12 @@ class OpenAIClient:
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Return the reason if what was generated before already ends the sequence, else None.
 
-        It is `stop` after an end-of-sequence id, `length` at `max_tokens`.
+        It is `stop` after an end-of-sequence id, where ids are known, and `length` at `max_tokens`.
         """
         sampling, generated = sequence.sampling, sequence.generated
         eos_ids = () if sampling.ignore_eos else self.eos_ids
-        if generated and generated[-1] in {*eos_ids, *sampling.stop_token_ids}:
+        ends = {*eos_ids, *sampling.stop_token_ids} if self.has_token_ids else ()
+        if generated and generated[-1] in ends:
             return "stop"
         return "length" if len(generated) >= sampling.max_tokens else None
 

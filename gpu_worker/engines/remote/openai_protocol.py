@@ -230,7 +230,14 @@ class VLLMProtocol(OpenAIProtocol):
 
         Raises nothing for a grammar: vLLM has a field for each kind.
         """
-        body = super().completion_body(prompt, sampling, seed) | {"return_token_ids": True}
+        resolved = sampling.resolve()
+        body = super().completion_body(prompt, sampling, seed) | {
+            "return_token_ids": True,
+            # Said also where they are off: the server's model may have defaults of its own
+            "top_k": resolved.top_k or -1,
+            "min_p": resolved.min_p,
+            "repetition_penalty": resolved.repetition_penalty,
+        }
         names = {"return_tokens_as_token_ids": True} if sampling.logprobs is not None else {}
         return body | names
 

@@ -25,7 +25,9 @@ from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.factory import build
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model_loader import load_model
+from gpu_worker.engines.paged.proof import ForcedText, Reference, check_computed
 from gpu_worker.engines.paged.weights.linear_layers import MergedLinearPart, PackedLinear
+from streams.messages import Logprob
 from tests.engine.tiny_models import (
     GROUPED,
     SHAPE,
@@ -110,7 +112,9 @@ def test_a_proof_is_made_once_for_each_setting(tmp_path: Path) -> None:
         build("transformers", tmp_path, options | {"keep_proof": kept.append})
     assert len(asked) == 2
     assert kept == asked[:1]
-    assert re.fullmatch(r"torch\.float32, cpu, torch .*, transformers .*, millstream .*", kept[0])
+    assert re.fullmatch(
+        r"torch\.float32, cpu, \w+, torch .*, transformers .*, millstream .*", kept[0]
+    )
 
 
 def test_the_proof_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -180,4 +184,54 @@ def test_what_the_engine_cannot_run_is_refused_by_name(name: str, tmp_path: Path
     make, reason = REFUSED[name]
     save(make(), tmp_path)
     with pytest.raises(UnsupportedModel, match=f"{name} .*{reason}.*vLLM"):
+        made_engine(tmp_path)
+
+
+@pytest.mark.parametrize("may_flip", [False, True])
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_in_half_precision_only_a_router_may_miss_one_position(wrong: int, may_flip: bool) -> None:
+    """One position that is off is a wrong engine, unless rounding chose another expert there."""
+    torch.manual_seed(wrong)
+    rows = torch.randn(3, 40)
+    texts = [ForcedText([1, 2], [3, 4, 5])]
+    reference = Reference("Some", "", torch.bfloat16, may_flip, texts, [rows])
+    computed = rows.clone()
+    computed[wrong] = torch.randn(40)
+    if may_flip:
+        assert check_computed(reference, [likeliest(computed)], "together") == 0
+        computed[wrong - 1] = torch.randn(40)
+    with pytest.raises(UnsupportedModel, match="log probabilities are off"):
+        check_computed(reference, [likeliest(computed)], "together")
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    rows = torch.randn(3, 40)
+    reference = Reference("Some", "", torch.float32, False, [ForcedText([1], [2, 3, 4])], [rows])
+    broken = rows.clone()
+    broken[0, 7] = torch.nan
+    with pytest.raises(UnsupportedModel, match="off by inf"):
+        check_computed(reference, [likeliest(broken)], "alone")
+
+
+def likeliest(rows: torch.Tensor) -> list[Logprob]:
+    """The log probabilities that an engine gives of each position."""
+    found = []
+    for row in rows.log_softmax(-1):
+        values, ids = row.topk(20)
+        top = [(int(id), "", float(value)) for id, value in zip(ids, values, strict=True)]
+        found.append(Logprob(top[0][0], "", top[0][2], top))
+    return found
+
+
+def test_a_model_in_double_precision_is_proven(tmp_path: Path) -> None:
+    save(model("llama").to(torch.float64), tmp_path)  # type: ignore[arg-type]
+    engine = made_engine(tmp_path)
+    assert run_to_end(engine, [greedy_sequence("a", prompt(1, 40), 10)]).tokens["a"]
+
+
+def test_an_adapter_beside_a_model_is_refused(tmp_path: Path) -> None:
+    """transformers would merge it into the model where peft is installed, and nowhere else."""
+    save(model("llama"), tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UnsupportedModel, match="adapter_config.json.*--adapter-of"):
         made_engine(tmp_path)

@@ -224,3 +224,27 @@ def test_text_that_cannot_be_encoded_is_asked_for_again(tmp_path: Path) -> None:
         server.breaks.append(4)
         assert ask(engine, GREEDY) == whole
     assert from_start(upstream) == [True] * 3
+
+
+def test_a_token_that_stands_for_unknown_ones_ends_no_answer(door: Door) -> None:
+    """A server that sends text alone has tokens stored as 0, which may be a client's stop token."""
+    sampling = {**GREEDY, "max_tokens": 6, "stop_token_ids": [0], "ignore_eos": True}
+    stored = make_sequence(**sampling)
+    with door.open(TinyModelServer(counts_prompt=door.api == "vllm")) as (engine, _):
+        outputs = run_to_end(engine, stored)["r"]
+        whole = answer_of(outputs)
+        assert whole.finish == "length"
+        for output in outputs[:-1]:
+            stored = extend_sequence(stored, output)
+            rest = answer_of(run_to_end(engine, stored)["r"])
+            assert (stored.text + rest.text, rest.finish) == (whole.text, "length")
+
+
+def test_vllm_is_told_what_is_off(door: Door) -> None:
+    """Its own defaults for the model would change the answer; OpenAI's API has no such fields."""
+    with door.open(TinyModelServer()) as (engine, upstream):
+        ask(engine, {**GREEDY, "max_tokens": 2})
+    named = {"top_k", "min_p", "repetition_penalty"} & upstream.calls[0].body.keys()
+    values = {name: upstream.calls[0].body[name] for name in named}
+    off = {"top_k": -1, "min_p": 0, "repetition_penalty": 1}
+    assert values == (off if door.api == "vllm" else {})
