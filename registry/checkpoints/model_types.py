@@ -1,8 +1,8 @@
 """What transformers knows of a model type: its classes, and what config.json may leave out.
 
 `model_types.json` is written by `python -m tests.engine.model_types` from the transformers in
-`constraints.txt`, and `refused_architectures.json` by `make sweep`: the registry has no
-transformers.
+`constraints.txt`: the registry has no transformers. `refused_architectures.json` has what only a
+worker can tell of a class; `make sweep` names those that it lacks, and counts them as wrong.
 """
 
 import json

@@ -19,6 +19,7 @@ from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.engine import Engine
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model_loader import check_supported, load_model
+from registry.model_inspection import check_model
 from tests.engine.sweep.tiny_configs import tiny_config
 from tests.engine.tiny_models import greedy_sequence, prompt, run_to_end, save
 
@@ -47,7 +48,8 @@ def sweep(only: set[str]) -> Iterator[Result]:
         name = _model_class(kind).__name__
         if not only or name in only:
             with tempfile.TemporaryDirectory() as directory, time_limit(LIMIT_SECONDS):
-                yield try_architecture(name, kind, Path(directory))
+                result = try_architecture(name, kind, Path(directory))
+                yield compare_with_registration(result, Path(directory))
 
 
 @contextmanager
@@ -83,6 +85,21 @@ def try_architecture(name: str, kind: type[PreTrainedConfig], directory: Path) -
     except Exception as error:
         return Result(name, "wrong", f"{type(error).__name__}: {error}")
     return Result(name, "equal")
+
+
+def compare_with_registration(result: Result, directory: Path) -> Result:
+    """Return a wrong result if `models add` accepts what a worker refuses, or the other way about.
+
+    A refusal that config.json does not show belongs into refused_architectures.json.
+    """
+    if result.outcome not in ("equal", "refused"):
+        return result
+    refusals = [each.reason for each in check_model(directory) if each.is_refusal]
+    if result.outcome == "refused" and not refusals:
+        return Result(result.architecture, "wrong", f"models add accepts it: {result.reason}")
+    if result.outcome == "equal" and refusals:
+        return Result(result.architecture, "wrong", f"models add refuses it: {refusals[0]}")
+    return result
 
 
 def save_random(kind: type[PreTrainedConfig], directory: Path) -> PreTrainedModel:
