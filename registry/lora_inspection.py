@@ -143,7 +143,10 @@ def lora_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     not a plain path.
     """
     alpha = config.get("lora_alpha")
-    for path, value in (config.get("alpha_pattern") or {}).items():
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ArtifactRefused(CONFIG, f"alpha_pattern is {patterns!r}, not an object")
+    for path, value in patterns.items():
         if not _PLAIN.fullmatch(path):
             raise ArtifactRefused(CONFIG, f"alpha_pattern {path!r} is no plain name of modules")
         if f".{module}".endswith(f".{path}"):

@@ -120,8 +120,8 @@ def check_architecture(config: Mapping[str, Any], engine: EngineKind) -> None:
         own_code = ", and code that comes with a model is not run" * ("auto_map" in config)
         reason = f"model_type {name!r} is none of the {len(read_types())} types that transformers "
         raise ArtifactRefused(CONFIG, f"{reason}{_version()} has{own_code}; {REMOTE}")
-    if reason := next(_reasons(config, kind, engine), None):
-        raise ArtifactRefused(CONFIG, f"{reason}; {REMOTE}")
+    for found in _reasons(config, kind, engine):
+        raise ArtifactRefused(CONFIG, f"{found}; {REMOTE}")
 
 
 def _find(config: Mapping[str, Any]) -> ModelType:
