@@ -238,6 +238,6 @@ def test_a_model_that_fails_in_its_first_batch_is_refused_by_name(tmp_path: Path
     """Whatever its code raises; a raw error would name neither model nor way out."""
     encoder(tmp_path, "bert", "mean")
     head = EmbedEngine.load_head(tmp_path, torch.device("cpu"))
-    head.model.embeddings.word_embeddings = torch.nn.Identity()
+    head.model.set_input_embeddings(torch.nn.Identity())
     with pytest.raises(UnsupportedModel, match="BertModel cannot run on this engine: it fails: "):
         EmbedEngine(head, CONTEXT)

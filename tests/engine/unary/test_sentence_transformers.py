@@ -192,7 +192,7 @@ def test_a_t5s_encoder_embeds_without_its_decoder(tmp_path: Path) -> None:
     encoder(tmp_path, "bert", "mean")
     sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 48}
     sizes |= {"vocab_size": 256, "d_model": SIZE, "n_positions": 64}
-    config = T5Config(decoder_start_token_id=0, **sizes)
+    config = T5Config(**sizes | {"decoder_start_token_id": 0})
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     write(tmp_path, {"tokenizer_config.json": TOKENIZER, POOLING: {"pooling_mode": "mean"}})
     np.testing.assert_allclose(ours(tmp_path), theirs(tmp_path), atol=1e-5)
