@@ -48,6 +48,7 @@ def test_the_table_is_what_transformers_says() -> None:
     assert json.loads(model_types.FILE.read_text()) == json.loads(json.dumps(collect()))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # an older GPTBigCode
 @pytest.mark.parametrize("model_type", CAUSAL)
 def test_what_a_worker_reads_from_a_configuration_is_refused_at_registration(
     model_type: str, tmp_path: Path
