@@ -8,6 +8,10 @@ from registry.artifact_verification import PICKLES, ArtifactRefused
 from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
 from registry.lora_inspection import WEIGHTS as ADAPTER_WEIGHTS
 
+ADAPTER_BESIDE_MODEL = (
+    f"has a model and {ADAPTER_CONFIG}: move the adapter's files to a folder of their own, and "
+    "register it with --adapter-of, or remove them"
+)
 _WHOLE = f"a model is a folder with config.json, {TOKENIZER} and weights as .safetensors"
 
 
@@ -31,10 +35,7 @@ def _find_fault(directory: Path) -> str | None:
     if not any(path.name != ADAPTER_WEIGHTS for path in directory.glob("*.safetensors")):
         return _describe_without_weights(directory)
     if (directory / ADAPTER_CONFIG).exists():
-        return (
-            f"has a model and {ADAPTER_CONFIG}: move the adapter's files to a folder of their own, "
-            "and register it with --adapter-of, or remove them"
-        )
+        return ADAPTER_BESIDE_MODEL
     if not (directory / TOKENIZER).exists():
         return (
             "has no tokenizer.json: download it, or have transformers write it from another "

@@ -56,9 +56,8 @@ class VectorLayer:
         """The path of the layer's own config.json."""
         return f"{self.path}/config.json"
 
-    @property
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors that the layer consists of, by name.
+    def read_tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors that the layer consists of, by name.
 
         Raises `ArtifactRefused` if its config.json does not say them.
         """
@@ -71,19 +70,23 @@ class VectorLayer:
         shapes: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
         if self._read_flag("bias", default=True):
             shapes["linear.bias"] = (outputs,)
-        if self.is_residual and inputs != outputs:
+        if self.has_residual() and inputs != outputs:
             shapes["residual.weight"] = (outputs, inputs)
         return shapes
 
-    @property
-    def activation(self) -> str:
-        """The name of a dense layer's activation, one of `ACTIVATIONS`."""
+    def read_activation(self) -> str:
+        """Return the name of a dense layer's activation, one of `ACTIVATIONS`.
+
+        Raises `ArtifactRefused` if its config.json names another one.
+        """
         path = self.settings.get("activation_function", "torch.nn.modules.activation.Tanh")
         return read_activation(path, self.file)
 
-    @property
-    def is_residual(self) -> bool:
-        """A dense layer's output is added to its input, or to a projection of that."""
+    def has_residual(self) -> bool:
+        """Return whether a dense layer's output is added to its input, or to a projection of it.
+
+        Raises `ArtifactRefused` if its config.json does not say so by true or false.
+        """
         return self._read_flag("use_residual", default=False)
 
     def _read_size(self, key: str) -> int:
@@ -117,12 +120,12 @@ class VectorModules:
         """
         width = len(self.modes) * hidden_size
         for layer in self.layers:
-            for name, shape in layer.tensor_shapes.items():
+            for name, shape in layer.read_tensor_shapes().items():
                 if name.endswith("weight") and shape[-1] != width:
                     reason = f"takes vectors of {shape[-1]} numbers, they have {width} there"
                     raise ArtifactRefused(layer.file, reason)
             if layer.kind == "Dense":
-                width = layer.tensor_shapes["linear.weight"][0]
+                width = layer.read_tensor_shapes()["linear.weight"][0]
         return min(width, self.truncate_dim or width)
 
 
@@ -222,8 +225,8 @@ def _check_layer(layer: VectorLayer) -> None:
             reason = f"has {key} {layer.settings[key]!r}: layers over single tokens are not run"
             raise ArtifactRefused(layer.file, reason)
     if layer.kind == "Dense":
-        assert layer.activation in ACTIVATIONS  # raises for what is not known
-    assert layer.tensor_shapes is not None
+        layer.read_activation()
+    layer.read_tensor_shapes()
 
 
 def _read_modes(pooling: VectorLayer, prompt: str) -> Iterator[PoolingMode]:

@@ -1,14 +1,15 @@
-"""What transformers knows of a model type: its classes, and what config.json may leave out.
+"""Tables of transformers' model types: their classes, and what config.json may leave out.
 
 `model_types.json` is written by `python -m tests.engine.model_types` from the transformers in
-`constraints.txt`: the registry has no transformers. `refused_architectures.json` has what only a
-worker can tell of a class; `make sweep` names those that it lacks, and counts them as wrong.
+`constraints.txt`, since the registry has none. `refused_architectures.json` has what only a worker
+can tell of a class; `make sweep` writes it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class ModelType:
 
 
 _UNKNOWN = ModelType()
+GetSetting = Callable[[str], Any]  # the value of a key of a configuration; None if it has none
 
 
 @cache
@@ -112,16 +114,53 @@ def check_architecture(config: Mapping[str, Any], engine: EngineKind) -> None:
 
     Only what config.json and the tables tell is refused: a worker may still refuse a model.
     """
+    reasons = chain(declared_reasons(config, engine), _refused_classes(config, engine))
+    if reason := next(reasons, None):
+        raise ArtifactRefused(CONFIG, reason)
+
+
+def declared_reasons(config: Mapping[str, Any], engine: EngineKind) -> Iterator[str]:
+    """Yield why an engine cannot run a configuration, by what this and its type's entry say."""
     name = config.get("model_type")
     if not isinstance(name, str):
-        raise ArtifactRefused(CONFIG, f"has the model_type {name!r}: write the type's name into it")
-    kind = read_types().get(name)
-    if kind is None:
+        yield f"has the model_type {name!r}: write the type's name into it"
+    elif kind := read_types().get(name):
+        yield from (f"{reason}; {REMOTE}" for reason in _type_reasons(config, kind, engine))
+    else:
         own_code = ", and code that comes with a model is not run" * ("auto_map" in config)
         reason = f"model_type {name!r} is none of the {len(read_types())} types that transformers "
-        raise ArtifactRefused(CONFIG, f"{reason}{_version()} has{own_code}; {REMOTE}")
-    for found in _reasons(config, kind, engine):
-        raise ArtifactRefused(CONFIG, f"{found}; {REMOTE}")
+        yield f"{reason}{_version()} has{own_code}; {REMOTE}"
+
+
+def unsupported_features(get: GetSetting) -> Iterator[str]:
+    """Yield the features of a configuration, or of its text part, that paged attention cannot run.
+
+    `get` returns the value of one of its keys.
+    """
+    layers = get("layer_types")
+    kinds = {str(each) for each in layers} if isinstance(layers, list | tuple) else set()
+    unsupported = sorted(kinds - SUPPORTED_LAYER_TYPES)
+    features = {
+        "an encoder and a decoder": get("is_encoder_decoder"),
+        "soft-capped attention": get("attn_logit_softcapping"),
+        "multi-head latent attention": get("kv_lora_rank"),
+        "bidirectional attention": get("use_bidirectional_attention"),
+        "KV shared between layers": get("num_kv_shared_layers"),
+        f"layers of type {', '.join(unsupported)}": unsupported,
+        "rotary embeddings that depend on the longest sequence of a batch": _has_longrope(get),
+        "state-space layers": get("state_size") or get("ssm_cfg"),
+    }
+    yield from (feature for feature, is_there in features.items() if is_there)
+
+
+def _has_longrope(get: GetSetting) -> bool:
+    """Return whether rotary frequencies depend on the largest position, in any type of layer."""
+    outer = [
+        each for key in ("rope_parameters", "rope_scaling") if isinstance(each := get(key), dict)
+    ]
+    inner = [part for each in outer for part in each.values() if isinstance(part, dict)]
+    kinds = {str(each.get(key)) for each in (*outer, *inner) for key in ("rope_type", "type")}
+    return "longrope" in kinds
 
 
 def _find(config: Mapping[str, Any]) -> ModelType:
@@ -133,8 +172,8 @@ def _version() -> str:
     return str(json.loads(FILE.read_text())["transformers"])
 
 
-def _reasons(config: Mapping[str, Any], kind: ModelType, engine: EngineKind) -> Iterator[str]:
-    """Yield why an engine cannot run a configuration."""
+def _type_reasons(config: Mapping[str, Any], kind: ModelType, engine: EngineKind) -> Iterator[str]:
+    """Yield why an engine cannot run a configuration of a known type."""
     name = config["model_type"]
     has_decoder = kind.defaults.get("is_encoder_decoder") or config.get("is_encoder_decoder")
     if engine == "transformers":
@@ -148,13 +187,6 @@ def _reasons(config: Mapping[str, Any], kind: ModelType, engine: EngineKind) -> 
         yield f"transformers has no base model of the type {name!r}"
     elif has_decoder and not kind.encodes:
         yield f"a sentence encoder of the type {name!r} has a decoder, too"
-    if engine != "transformers":
-        bases = (each for each in kind.architectures if each.endswith("Model"))
-        yield from (_cannot_run(base) for base in bases if base in read_refused())
-
-
-def _cannot_run(architecture: str) -> str:
-    return f"{architecture} cannot run on this engine: {read_refused()[architecture]}"
 
 
 def _generating_reasons(config: Mapping[str, Any], kind: ModelType) -> Iterator[str]:
@@ -167,34 +199,14 @@ def _generating_reasons(config: Mapping[str, Any], kind: ModelType) -> Iterator[
         own = f"{name!r} has {kind.generates}: write that, if the model is one"
         yield f"architectures names {foreign[0]}, which transformers does not have; {own}"
     for settings in (complete(config), text_settings(config)):
-        features = _unsupported_features(settings)
+        features = unsupported_features(settings.get)
         yield from (f"{kind.generates} cannot run on this engine: it has {x}" for x in features)
-    if kind.generates in read_refused():
-        yield _cannot_run(kind.generates)
 
 
-def _unsupported_features(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield features of a text model that paged attention cannot run."""
-    layers = settings.get("layer_types")
-    kinds = {str(each) for each in layers} if isinstance(layers, list) else set()
-    unsupported = sorted(kinds - SUPPORTED_LAYER_TYPES)
-    features = {
-        "an encoder and a decoder": settings.get("is_encoder_decoder"),
-        "soft-capped attention": settings.get("attn_logit_softcapping"),
-        "multi-head latent attention": settings.get("kv_lora_rank"),
-        "bidirectional attention": settings.get("use_bidirectional_attention"),
-        "KV shared between layers": settings.get("num_kv_shared_layers"),
-        f"layers of type {', '.join(unsupported)}": unsupported,
-        "rotary embeddings that depend on the longest sequence of a batch": _has_longrope(settings),
-        "state-space layers": settings.get("state_size") or settings.get("ssm_cfg"),
-    }
-    yield from (feature for feature, is_there in features.items() if is_there)
-
-
-def _has_longrope(settings: Mapping[str, Any]) -> bool:
-    """Return whether rotary frequencies depend on the largest position, in any type of layer."""
-    declared = [settings.get(key) for key in ("rope_parameters", "rope_scaling")]
-    outer = [each for each in declared if isinstance(each, dict)]
-    inner = [part for each in outer for part in each.values() if isinstance(part, dict)]
-    kinds = {str(each.get(key)) for each in (*outer, *inner) for key in ("rope_type", "type")}
-    return "longrope" in kinds
+def _refused_classes(config: Mapping[str, Any], engine: EngineKind) -> Iterator[str]:
+    """Yield why workers refuse the classes that the engine would run, of all configurations."""
+    kind = _find(config)
+    bases = [each for each in kind.architectures if each.endswith("Model")]
+    for name in [kind.generates] if engine == "transformers" else bases:
+        if reason := read_refused().get(name or ""):
+            yield f"{name} cannot run on this engine: {reason}; {REMOTE}"

@@ -78,7 +78,7 @@ def check_layer_weights(directory: Path, layer: VectorLayer) -> None:
 
     These must be all, in the declared shapes; only the file's header is read.
     """
-    expected, file = layer.tensor_shapes, f"{layer.path}/{SINGLE}"
+    expected, file = layer.read_tensor_shapes(), f"{layer.path}/{SINGLE}"
     if not expected:
         return
     if not (directory / file).exists():

@@ -14,6 +14,8 @@ from gpu_worker.engines.checkpoints.dequantization import read_generation_config
 from gpu_worker.engines.device_memory import is_out_of_memory
 from gpu_worker.engines.precision import choose_dtype
 from registry.artifact_verification import ArtifactError
+from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
+from registry.model_folder import ADAPTER_BESIDE_MODEL
 from streams.errors import MillstreamError
 
 log = structlog.get_logger()
@@ -68,11 +70,8 @@ def load_checkpoint(
     where transformers cannot load the directory, and where an adapter lies beside the model, which
     transformers would apply only if peft is installed.
     """
-    if (directory / "adapter_config.json").exists():
-        raise UnsupportedModel(
-            f"{directory} has a model and an adapter_config.json: move the adapter's files to a "
-            "directory of their own, and add it with --adapter-of"
-        )
+    if (directory / ADAPTER_CONFIG).exists():
+        raise UnsupportedModel(f"{directory} {ADAPTER_BESIDE_MODEL}")
     try:
         model_class, source = weights_source(auto_class, directory, config)
         model, report = model_class.from_pretrained(

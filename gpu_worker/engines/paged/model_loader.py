@@ -3,7 +3,9 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,9 @@ from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack, watch
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
 from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifact_verification import json_reader
+from registry.checkpoints.model_types import unsupported_features
 from registry.generation_config import read_sampling_defaults
 from streams.messages import NEUTRAL_SAMPLING, SamplingDefaults
-
-SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
@@ -144,22 +145,14 @@ def check_architecture(config: PreTrainedConfig) -> None:
     shared between layers; layer types other than full and sliding attention; `longrope`; and
     state-space layers.
     """
-    text = config.get_text_config()
-    name = name_architecture(config)
-    unsupported = set(getattr(text, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
-    reasons = {
-        "an encoder and a decoder": config.is_encoder_decoder,
-        "soft-capped attention": getattr(text, "attn_logit_softcapping", None),
-        "multi-head latent attention": getattr(text, "kv_lora_rank", None),
-        "bidirectional attention": getattr(text, "use_bidirectional_attention", False),
-        "KV shared between layers": getattr(text, "num_kv_shared_layers", 0),
-        f"layers of type {', '.join(sorted(unsupported))}": unsupported,
-        "rotary embeddings that depend on the longest sequence of a batch": _has_longrope(text),
-        "state-space layers": getattr(text, "state_size", 0) or getattr(text, "ssm_cfg", None),
-    }
-    for reason, present in reasons.items():
-        if present:
-            raise refuse_model(name, f"it has {reason}")
+    parts = (config, config.get_text_config())
+    features = (unsupported_features(partial(_get_setting, part)) for part in parts)
+    if feature := next(chain.from_iterable(features), None):
+        raise refuse_model(name_architecture(config), f"it has {feature}")
+
+
+def _get_setting(config: PreTrainedConfig, key: str) -> Any:
+    return getattr(config, key, None)
 
 
 def check_model_class(config: PreTrainedConfig) -> None:
@@ -180,13 +173,6 @@ def check_model_class(config: PreTrainedConfig) -> None:
     is_wrapper = config.get_text_config() is not config  # hands them on to the model inside
     if not takes_positions and not is_wrapper:
         raise refuse_model(name, "its forward pass takes no positions, and counts tokens itself")
-
-
-def _has_longrope(text: PreTrainedConfig) -> bool:
-    """Return whether rotary frequencies depend on the largest position, in any type of layer."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    parameter_sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return any(parameters.get("rope_type") == "longrope" for parameters in parameter_sets)
 
 
 def _freeze_rope(model: PreTrainedModel) -> None:

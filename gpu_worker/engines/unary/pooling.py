@@ -101,12 +101,12 @@ class _Dense(nn.Module):
 
     def __init__(self, layer: VectorLayer) -> None:
         super().__init__()
-        shapes = layer.tensor_shapes
+        shapes = layer.read_tensor_shapes()
         outputs, inputs = shapes["linear.weight"]
         self.linear = nn.Linear(inputs, outputs, bias="linear.bias" in shapes)
-        self.activation = build_activation(layer.activation)
+        self.activation = build_activation(layer.read_activation())
         self.residual: nn.Module | None = None
-        if layer.is_residual:
+        if layer.has_residual():
             projects = "residual.weight" in shapes
             self.residual = nn.Linear(inputs, outputs, bias=False) if projects else nn.Identity()
 
@@ -118,7 +118,7 @@ class _Dense(nn.Module):
 class _LayerNorm(nn.Module):
     def __init__(self, layer: VectorLayer) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(layer.tensor_shapes["norm.weight"])
+        self.norm = nn.LayerNorm(layer.read_tensor_shapes()["norm.weight"])
 
     def forward(self, vectors: Tensor) -> Tensor:
         made: Tensor = self.norm(vectors)

@@ -1,4 +1,4 @@
-"""Runs the sweep, and writes its tables into docs/models.md.
+"""Runs the sweep; writes tables into docs/models.md, and what the registry is to refuse.
 
 `python -m tests.engine.sweep [ARCHITECTURE …]`: with names, only these causal models are tried, and
 the table is printed instead. Exits with 1 if an architecture is wrong.
@@ -33,6 +33,7 @@ def main(names: set[str]) -> int:
     else:
         versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
         report.write(tables | {"versions": f"Last run with {versions}."})
+        report.write_refused(result for found in results.values() for result in found)
     return int(any(each.outcome == "wrong" for found in results.values() for each in found))
 
 

@@ -4,7 +4,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,9 @@ from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.engine import Engine
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model_loader import check_supported, load_model
-from registry.model_inspection import check_model
+from registry.artifact_verification import ArtifactRefused, read_json_object
+from registry.checkpoints.model_types import declared_reasons
+from registry.model_inspection import check_model, inspect_model
 from tests.engine.sweep.tiny_configs import tiny_config
 from tests.engine.tiny_models import greedy_sequence, prompt, run_to_end, save
 
@@ -35,11 +37,13 @@ class Result:
     """The outcome of one architecture.
 
     `outcome` is "equal", "refused", "wrong", or "not built"; `reason` says why, empty if equal.
+    `is_declared`: config.json and the table of types say so, too.
     """
 
     architecture: str
     outcome: str
     reason: str = ""
+    is_declared: bool = False
 
 
 def sweep(only: set[str]) -> Iterator[Result]:
@@ -88,18 +92,25 @@ def try_architecture(name: str, kind: type[PreTrainedConfig], directory: Path) -
 
 
 def compare_with_registration(result: Result, directory: Path) -> Result:
-    """Return a wrong result if `models add` accepts what a worker refuses, or the other way about.
+    """Return a result with what `models add` says; a wrong one if it refuses what a worker serves.
 
-    A refusal that config.json does not show belongs into refused_architectures.json.
+    What it accepts although a worker refuses it gets into refused_architectures.json.
     """
-    if result.outcome not in ("equal", "refused"):
-        return result
+    if result.outcome == "refused":
+        return replace(result, is_declared=_is_declared(directory))
     refusals = [each.reason for each in check_model(directory) if each.is_refusal]
-    if result.outcome == "refused" and not refusals:
-        return Result(result.architecture, "wrong", f"models add accepts it: {result.reason}")
     if result.outcome == "equal" and refusals:
-        return Result(result.architecture, "wrong", f"models add refuses it: {refusals[0]}")
+        return replace(result, outcome="wrong", reason=f"models add refuses it: {refusals[0]}")
     return result
+
+
+def _is_declared(directory: Path) -> bool:
+    """Return whether the registry refuses a model without the table of refused architectures."""
+    try:
+        engine = inspect_model(directory).engine
+    except ArtifactRefused:
+        return True
+    return any(declared_reasons(read_json_object(directory / "config.json"), engine))
 
 
 def save_random(kind: type[PreTrainedConfig], directory: Path) -> PreTrainedModel:

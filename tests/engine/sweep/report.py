@@ -1,15 +1,20 @@
-"""The table of a sweep's results in docs/models.md, between two marks."""
+"""Writes a sweep's results: tables in docs/models.md, and what the registry refuses by them."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import transformers
+
+from registry.checkpoints.model_types import REFUSED_FILE
 from tests.engine.sweep.causal import Result
 
 DOCUMENT = Path(__file__).parents[3] / "docs/models.md"
 OUTCOMES = ("equal", "refused", "not built", "wrong")
 MARK = "<!-- {name}: written by make sweep -->"
-_OWN_WORDS = re.compile(r"^.* cannot run on this engine: (it has )?|; serve it by a remote .*$")
+_OWN_WORDS = re.compile(r"^.* cannot run on this engine: |; serve it by a remote .*$")
+_HAS = "it has "
 _PATHS = re.compile(r" in /\S+")
 _NUMBERS = re.compile(r"\d[\d.e+-]*")
 REASON_CHARACTERS = 120
@@ -39,11 +44,14 @@ def merge(results: Iterable[Result]) -> list[Result]:
 
 
 def shorten(result: Result) -> str:
+    """Return the reason as `generalise` does, short enough for a table's cell."""
+    return generalise(result).removeprefix(_HAS)[:REASON_CHARACTERS].replace("|", "/")
+
+
+def generalise(result: Result) -> str:
     """Return the reason without the architecture's name, numbers, and what all refusals say."""
     reason = _PATHS.sub("", _OWN_WORDS.sub("", " ".join(result.reason.split())))
-    if result.outcome == "refused":
-        reason = _NUMBERS.sub("…", reason)
-    return reason[:REASON_CHARACTERS].replace("|", "/")
+    return _NUMBERS.sub("…", reason) if result.outcome == "refused" else reason
 
 
 def write(tables: Mapping[str, str], document: Path = DOCUMENT) -> None:
@@ -54,3 +62,14 @@ def write(tables: Mapping[str, str], document: Path = DOCUMENT) -> None:
         before, _, after = text.split(mark)
         text = f"{before}{mark}\n{table}\n{mark}{after}"
     document.write_text(text)
+
+
+def write_refused(results: Iterable[Result], file: Path = REFUSED_FILE) -> None:
+    """Write the architectures that workers refuse for what config.json does not show."""
+    refused = {
+        result.architecture: generalise(result)
+        for result in sorted(merge(results), key=lambda each: each.architecture)
+        if result.outcome == "refused" and not result.is_declared
+    }
+    content = {"transformers": transformers.__version__, "architectures": refused}
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -16,7 +16,7 @@ from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.unary.classify import ClassifyEngine
 from gpu_worker.engines.unary.embed import EmbedEngine
 from gpu_worker.engines.unary.engine import UnaryEngine
-from tests.engine.sweep.causal import Result
+from tests.engine.sweep.causal import Result, compare_with_registration
 from tests.engine.sweep.tiny_configs import tiny_config
 from tests.engine.tiny_encoders import write_pooling
 from tests.engine.tiny_models import prompt, run_to_end, save
@@ -40,7 +40,8 @@ def sweep_encoders() -> Iterator[Result]:
     """Yield the result of each encoder, whose vectors must be those of sentence-transformers."""
     for name in ENCODERS:
         with tempfile.TemporaryDirectory() as directory:
-            yield _compare(name, AutoModel, Path(directory), EmbedEngine, _sentence_vectors)
+            result = _compare(name, AutoModel, Path(directory), EmbedEngine, _sentence_vectors)
+            yield compare_with_registration(result, Path(directory))
 
 
 def sweep_rerankers() -> Iterator[Result]:
@@ -48,7 +49,8 @@ def sweep_rerankers() -> Iterator[Result]:
     for name in RERANKERS:
         auto_class = AutoModelForSequenceClassification
         with tempfile.TemporaryDirectory() as directory:
-            yield _compare(name, auto_class, Path(directory), ClassifyEngine, _scores)
+            result = _compare(name, auto_class, Path(directory), ClassifyEngine, _scores)
+            yield compare_with_registration(result, Path(directory))
 
 
 def _compare(

@@ -188,7 +188,7 @@ def test_a_dense_layer_of_another_width_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_t5s_encoder_embeds_without_its_decoder(tmp_path: Path) -> None:
-    """As sentence-t5 and GTR are saved: with the decoder's weights, which nobody reads."""
+    """Directories of sentence-t5 and GTR have the decoder's weights, too, which nobody reads."""
     encoder(tmp_path, "bert", "mean")
     sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 48}
     sizes |= {"vocab_size": 256, "d_model": SIZE, "n_positions": 64}

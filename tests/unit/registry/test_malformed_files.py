@@ -115,7 +115,7 @@ def write_all(directory: Path, engine: EngineKind) -> dict[str, Any]:
 
 
 def check_all(directory: Path) -> None:
-    """What the commands do with a directory: the checks, the record, the memory."""
+    """Run what the commands run on a directory: the checks, the record, the memory."""
     findings = check_model(directory)
     assert all(isinstance(each.path, str) for each in findings)
     if any(each.is_refusal for each in findings):

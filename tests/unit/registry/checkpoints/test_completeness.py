@@ -46,7 +46,7 @@ def renamed(rename: Callable[[str], str]) -> Callable[[Shapes], Shapes]:
 @pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.parametrize("engine", ["transformers", "classify", "embed"])
 def test_a_whole_decoder_is_accepted(tmp_path: Path, model_type: str, engine: EngineKind) -> None:
-    """As a generator, as an encoder of sentences and, if transformers can, as a classifier."""
+    """Decoders may generate, encode sentences and, if transformers has the class, classify."""
     if engine == "classify" and not read_types()[model_type].classifies:
         config = config_of(model_type) | {"architectures": ["XForSequenceClassification"]}
         found = refusals(write_model(tmp_path, config, engine=engine))

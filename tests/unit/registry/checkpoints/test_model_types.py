@@ -1,4 +1,4 @@
-"""What transformers has of a model type is known at registration: classes, defaults, refusals."""
+"""Registration knows transformers' model types: their classes, defaults and refusals."""
 
 from pathlib import Path
 from typing import Any

@@ -89,7 +89,7 @@ def test_a_template_that_cannot_be_parsed_is_refused(directory: Path, template: 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.json"])
 def test_the_refusal_names_the_file_that_has_the_template(directory: Path, file: str) -> None:
-    """It is the one to mend."""
+    """The user has to mend that one."""
     write_json(directory / file, {"chat_template": "{% x %}"})
     ((refused, reason),) = found(directory)
     assert refused

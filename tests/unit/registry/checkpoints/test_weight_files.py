@@ -71,7 +71,7 @@ def test_a_file_that_is_not_loaded_may_be_damaged(tmp_path: Path) -> None:
 
 
 def test_what_no_engine_reads_is_a_warning(tmp_path: Path) -> None:
-    """So that nobody wonders why it is not in the record."""
+    """The user learns why a file is not in the record."""
     directory = write_model(tmp_path, CONFIG)
     for name in ("eval.csv", "pytorch_model.bin", "modeling_llama.py"):
         (directory / name).write_bytes(b"x")
@@ -267,7 +267,7 @@ def test_a_dense_layer_has_the_weights_that_its_settings_ask_for(
 def test_a_norm_has_the_weights_that_its_settings_ask_for(
     tmp_path: Path, settings: dict[str, Any], shapes: Shapes | None, reason: str
 ) -> None:
-    """As a dense layer has."""
+    """A norm's weight and bias are checked like a dense layer's."""
     found = refusal(write_layer(tmp_path, "LayerNorm", settings, shapes))
     assert reason in found
     assert bool(found) == bool(reason)
