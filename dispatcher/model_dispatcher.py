@@ -32,10 +32,11 @@ from dispatcher.workers.failure_detector import CHECK_SECONDS, FailureDetector
 from dispatcher.workers.placed_requests import Stage
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import messages, subjects, topology
+from streams import messages, signals, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, MessageHandler, StoreRefused
 from streams.broker.pull_loop import Delivery, PullLoop
+from streams.coordination.signal_handler import SignalHandler
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.messages import Heartbeat, LedgerRecord, Pressure
@@ -128,11 +129,13 @@ class ModelDispatcher:
             stack.push_async_callback(subscription.unsubscribe)
 
     def _event_handlers(self) -> dict[str, MessageHandler]:
+        gone = SignalHandler(signals.parse_gone, self._on_gone)
+        cancels = SignalHandler(signals.parse_cancel, self._on_cancel)
         return {
             subjects.fleet_of(self.model): self._on_beat,
-            subjects.GONE: self._on_gone,
+            subjects.heard(subjects.GONE): gone.receive,
             subjects.ledger_of(self.model): self._on_ledger,
-            subjects.ALL_CANCELS: self._on_cancel,
+            subjects.heard(subjects.ALL_CANCELS): cancels.receive,
             dead_letters.MAX_DELIVERIES_ADVISORIES: self._on_advisory,
         }
 
@@ -182,10 +185,14 @@ class ModelDispatcher:
             self.state.remove_worker(beat.worker)
             log.info("worker_drained", model=self.model, worker=beat.worker, **beat.drained)
 
-    async def _on_gone(self, msg: Msg) -> None:
-        worker = msg.data.decode()
-        if worker in self.state.fleet:
+    async def _on_gone(self, worker: str) -> None:
+        """Remove a worker that is said to have died, unless it answers."""
+        if worker not in self.state.fleet:
+            return
+        if await self._failure_detector.is_dead(worker):
             await self._handle_dead_worker(worker)
+        else:
+            log.warning("worker_not_dead", model=self.model, worker=worker)
 
     async def _handle_dead_worker(self, worker: str) -> None:
         """Have the broker deliver again what a dead worker held."""
@@ -202,8 +209,8 @@ class ModelDispatcher:
         self.state.settle(record.request_id, spent, time.monotonic())
         self._dispatch_loop.wake()
 
-    async def _on_cancel(self, msg: Msg) -> None:
-        tenant, request_id = subjects.parse_request_id(msg.subject)
+    async def _on_cancel(self, cancelled: tuple[str, str]) -> None:
+        tenant, request_id = cancelled
         self._recent_cancels.add(_cancel_key(tenant, request_id), time.monotonic())
         self._cancel(tenant, request_id)
 

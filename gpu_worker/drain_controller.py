@@ -1,50 +1,40 @@
 """A worker's drain: the deadline that a signal or `millstream drain` sets, and the final report."""
 
 import asyncio
-import json
-from typing import NamedTuple
 
 import structlog
-from nats.aio.msg import Msg
 
-from streams import subjects
+from streams import signals, subjects
 from streams.broker.broker_client import Broker
+from streams.coordination.signal_handler import SignalHandler
 from streams.errors import BrokerUnavailable
+from streams.signals import DrainAccepted, DrainReport
 
 log = structlog.get_logger()
-
-
-class DrainReport(NamedTuple):
-    """Counts of the requests that a worker held when its drain began, by what became of them.
-
-    `finished` ended on this worker; `handed_over` were returned to the broker for other workers.
-    """
-
-    finished: int = 0
-    handed_over: int = 0
 
 
 class DrainController:
     """The drain deadline of one worker process; `started` is set once there is a deadline.
 
-    The process's stop signal and operators' requests each set a deadline, of which the soonest
-    counts. An operator's drain request gets two replies: the seconds left as soon as the request
-    arrives, and the `DrainReport` when the worker is empty.
+    The process's stop signal and operators' orders each set a deadline, of which the soonest
+    counts. An order is answered twice on `subjects.draining`: with the seconds left
+    (`DrainAccepted`) as soon as it is heard, and with the `DrainReport` when the worker is empty.
     """
 
     def __init__(self, broker: Broker, worker: str) -> None:
         self.started = asyncio.Event()
         self._broker, self._worker = broker, worker
         self._deadline = float("inf")  # loop time
-        self._reply_subjects: list[str] = []
+        self._answers_to = subjects.draining(worker)
 
     async def listen(self) -> None:
-        """Subscribe to operators' drain requests, until the connection closes.
+        """Subscribe to operators' drain orders, until the connection closes.
 
         Returns once subscribed. Raises `BrokerUnavailable` if the broker does not confirm the
         subscription.
         """
-        await self._broker.subscribe(subjects.drain(self._worker), self._on_drain)
+        handler = SignalHandler(signals.parse_drain, self._on_order)
+        await self._broker.subscribe(subjects.heard(subjects.drain(self._worker)), handler.receive)
 
     async def drain_on_stop(self, stop: asyncio.Event, seconds: float) -> None:
         """Wait until `stop` is set, then start a drain that ends within `seconds`, and return.
@@ -68,19 +58,18 @@ class DrainController:
         return max(0.0, self._deadline - asyncio.get_running_loop().time())
 
     async def send_report(self, report: DrainReport) -> None:
-        """Send the report to every operator who has asked for the drain.
+        """Tell the report to every operator who has ordered the drain.
 
         Best effort: if the broker is unavailable, that is logged and nothing is raised.
         """
-        payload = json.dumps(report._asdict()).encode()
+        await self._answer(report)
+
+    async def _on_order(self, seconds: float) -> None:
+        self.start_within(seconds)
+        await self._answer(DrainAccepted(round(self.seconds_left(), 1)))
+
+    async def _answer(self, answer: DrainAccepted | DrainReport) -> None:
         try:
-            for reply_subject in self._reply_subjects:
-                await self._broker.publish(reply_subject, payload)
+            await self._broker.publish(self._answers_to, signals.pack_drain_answer(answer))
         except BrokerUnavailable as error:
             log.warning("drain_not_reported", reason=str(error))
-
-    async def _on_drain(self, msg: Msg) -> None:
-        self.start_within(json.loads(msg.data)["within"])
-        self._reply_subjects.append(msg.reply)
-        answer = json.dumps({"within": round(self.seconds_left(), 1)}).encode()
-        await self._broker.publish(msg.reply, answer)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import structlog
 from nats.aio.msg import Msg
 
-from gpu_worker.drain_controller import DrainController, DrainReport
+from gpu_worker.drain_controller import DrainController
 from gpu_worker.engines import factory
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.metrics import ENGINE_STATS, observe_finished, observe_heartbeat
@@ -23,12 +23,14 @@ from gpu_worker.pool.model_server import ModelServer
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
 from registry.store import Registry
-from streams import messages, subjects, topology
+from streams import messages, signals, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, BrokerSubscription, connect
 from streams.broker.clock_sync import sync_clock
+from streams.coordination.signal_handler import SignalHandler
 from streams.metrics_server import not_yet, serve_metrics
 from streams.records.token_log_cache import RecordsQuery
+from streams.signals import DrainReport
 
 log = structlog.get_logger()
 
@@ -142,15 +144,14 @@ def _build_server(
 
 
 async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) -> BrokerSubscription:
-    """Answer the questions asked of this worker or of all workers, until the connection closes.
+    """Hear cancels, and answer the questions asked of this worker or of all, while connected.
 
     Returns the subscription to "who serves this request?", which a drained worker ends first.
     """
 
-    async def on_cancel(msg: Msg) -> None:
-        tenant, request_id = subjects.parse_request_id(msg.subject)
+    async def on_cancel(cancelled: tuple[str, str]) -> None:
         for server in servers:
-            server.cancel(tenant, request_id)
+            server.cancel(*cancelled)
 
     async def on_find(msg: Msg) -> None:
         if any(server.has_request(*subjects.parse_request_id(msg.subject)) for server in servers):
@@ -169,7 +170,8 @@ async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) ->
     await broker.subscribe(subjects.alive(worker), on_alive)
     await broker.subscribe(subjects.written(worker), on_written)
     await broker.subscribe(subjects.WRITTEN_BY_ANY, on_written)
-    await broker.subscribe(subjects.ALL_CANCELS, on_cancel)
+    cancels = SignalHandler(signals.parse_cancel, on_cancel)
+    await broker.subscribe(subjects.heard(subjects.ALL_CANCELS), cancels.receive)
     return await broker.subscribe(subjects.ALL_FINDS, on_find)
 
 
@@ -198,8 +200,8 @@ async def _serve(
         log.info("draining", attempts=held, at_most_seconds=round(drain.seconds_left(), 1))
         handed_over = sum(await asyncio.gather(*(s.drain(drain.seconds_left) for s in servers)))
         report = DrainReport(held - handed_over, handed_over)
-        log.info("drained", **report._asdict())
-        await asyncio.gather(*(s.announce_drained(report._asdict()) for s in servers))
+        log.info("drained", **vars(report))
+        await asyncio.gather(*(s.announce_drained(vars(report)) for s in servers))
         await finds.unsubscribe()
         for task in (*serving, managing, exporting):
             task.cancel()

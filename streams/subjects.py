@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 ANY = "any"  # the placement of work that every worker of the pool may pull
 PREFIX = "infer"
+_OURS, _HEARD = f"{PREFIX}.", f"{PREFIX}.heard."
 OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
@@ -262,8 +263,17 @@ def reply_on_any_route(tenant: str, request_id: str) -> str:
     return f"{PREFIX}.reply.{token(tenant)}.*.{token(request_id)}"
 
 
+def heard(signal: str) -> str:
+    """Return the subject (or filter) on which listeners hear a signal that was stored.
+
+    `signal` is the subject (or filter) on which it is sent: of a cancel, a drain order, or `GONE`.
+    The broker copies each signal there once the stream SIGNALS holds it.
+    """
+    return f"{_HEARD}{signal.removeprefix(_OURS)}"
+
+
 def cancel(tenant: str, request_id: str) -> str:
-    """Return the subject on which a message asks the services to cancel a request.
+    """Return the subject of the signal that asks the services to cancel a request.
 
     Raises `InvalidToken` for a name that cannot be part of a subject.
     """
@@ -289,6 +299,8 @@ def find(tenant: str, request_id: str) -> str:
 def parse_request_id(subject: str) -> tuple[str, str]:
     """Return tenant and request id, the last two parts of a `cancel`, `reader` or `find` subject.
 
+    The subject on which a cancel is heard has them, too.
+
     Raises ValueError for a subject with fewer than two parts.
     """
     tenant, request_id = subject.split(".")[-2:]
@@ -296,11 +308,20 @@ def parse_request_id(subject: str) -> tuple[str, str]:
 
 
 def drain(worker: str) -> str:
-    """Return the subject on which a worker is told to drain: finish or hand over its work, and end.
+    """Return the subject of the signal that orders a worker to drain.
+
+    That is to finish its work or hand it over, and to end. Raises `InvalidToken` for a name that
+    cannot be part of a subject.
+    """
+    return f"{PREFIX}.drain.{token(worker)}"
+
+
+def draining(worker: str) -> str:
+    """Return the subject on which a worker says that it drains, and then that it is empty.
 
     Raises `InvalidToken` for a name that cannot be part of a subject.
     """
-    return f"{PREFIX}.drain.{token(worker)}"
+    return f"{PREFIX}.draining.{token(worker)}"
 
 
 def alive(worker: str) -> str:
@@ -489,9 +510,11 @@ ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
-ALL_CANCELS = f"{PREFIX}.cancel.>"
+ALL_CANCELS = f"{PREFIX}.cancel.*.*"
+ALL_DRAINS = f"{PREFIX}.drain.*"
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
-GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is its name
+GONE = f"{PREFIX}.gone"  # the signal that a worker has died; the payload is its name
+SIGNALS = (ALL_CANCELS, ALL_DRAINS, GONE)
 ALL_FINDS = f"{PREFIX}.find.>"
 WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes the log answers
 ALL_READERS = f"{PREFIX}.reader.>"

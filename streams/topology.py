@@ -20,23 +20,29 @@ REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS = "CHECKPOINTS"
 USAGE, RATES = "USAGE", "RATES"
+SIGNALS = "SIGNALS"
 MAX_DEADLINE_SECONDS = 600
 # A token log outlives its request: the longest deadline, and then time to resume reading.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
 # A safety net: workers give a request up sooner (streams/records/attempt_history.py), where drains
 # and hand-overs do not count.
 MAX_DELIVERIES = 20
+SIGNAL_SECONDS = 10.0  # nobody reads a signal later: it was heard when it was stored
+MAX_SIGNAL_BYTES = 1024  # with headers; a drain order has some 20
 RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it and the next one
 IDLE_CONSUMER_SECONDS = 3600.0
 MONTH_SECONDS = 30 * 86400
 MIB = 2**20
+SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
 # Reserved in the broker's store for each tenant that publishes: four of the largest submissions
 INGRESS_BYTES = 4 * MIB
 # Of escaped names in a consumer's name, which has at most 255 characters: the rest is a word and a
 # worker's name or a priority
 _MAX_NAMED = 180
-_LEAST_DUPLICATE_WINDOW = 0.1  # seconds; 0 would mean two minutes
+# Seconds; 0 would mean two minutes. For streams to which strangers publish: the broker drops a
+# message whose `Nats-Msg-Id` came before, without a word.
+_LEAST_DUPLICATE_WINDOW = 0.1
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
         _attempts(),
         _checkpoints(),
+        _signals(),
         _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
     ]
@@ -139,6 +146,25 @@ def _checkpoints() -> StreamConfig:
     config = _records(CHECKPOINTS, "infer.checkpoint.*", 64 * MIB, MONTH_SECONDS)
     config.max_msgs_per_subject = 1
     return config
+
+
+def _signals() -> StreamConfig:
+    """Configure the stream SIGNALS, whose messages the broker copies to listeners of any account.
+
+    It is no record: nothing is read back, so direct gets are not allowed.
+    """
+    return StreamConfig(
+        name=SIGNALS,
+        subjects=list(subjects.SIGNALS),
+        republish=RePublish(
+            src=f"{subjects.PREFIX}.>", dest=subjects.heard(f"{subjects.PREFIX}.>")
+        ),
+        max_age=SIGNAL_SECONDS,
+        max_bytes=SIGNALS_BYTES,
+        max_msg_size=MAX_SIGNAL_BYTES,
+        duplicate_window=_LEAST_DUPLICATE_WINDOW,
+        storage=StorageType.MEMORY,
+    )
 
 
 def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> StreamConfig:

@@ -15,6 +15,7 @@ CHECK_SECONDS = 0.1
 DEAD_AFTER_SECONDS = 0.5  # a worker whose broker has died reconnects to another one sooner
 SETTLE_SECONDS = 2.0  # after this process connected itself, until others have reconnected, too
 _ANSWER_SECONDS = 0.25
+_CONFIRM_TRIES = 4  # for a broker that has yet to notice that a connection is closed
 
 
 class FailureDetector:
@@ -29,6 +30,19 @@ class FailureDetector:
         self._broker = broker
         self._absent_since: dict[str, float] = {}  # monotonic seconds, by worker
 
+    async def is_dead(self, worker: str) -> bool:
+        """Return whether the broker confirms at once that a worker said to have died is gone.
+
+        False if the worker answers, and if for a second neither it nor the broker does: it may be
+        frozen or cut off. Whoever tells of a death may do so before the broker has noticed it, so
+        the question is repeated.
+        """
+        for _ in range(_CONFIRM_TRIES):
+            listens = await self._broker.has_listener(subjects.alive(worker), _ANSWER_SECONDS)
+            if listens is not None:
+                return not listens
+        return False
+
     async def find_dead(self, late: Sequence[str], now: float) -> list[str]:
         """Return those of the `late` workers that were not connected for `DEAD_AFTER_SECONDS`.
 
@@ -41,9 +55,7 @@ class FailureDetector:
         if now - self._broker.connected_at < SETTLE_SECONDS:
             late = ()
         asked = [self._broker.has_listener(subjects.alive(w), _ANSWER_SECONDS) for w in late]
-        connected = await asyncio.gather(*asked)
-        absent = [
-            worker for worker, is_connected in zip(late, connected, strict=True) if not is_connected
-        ]
+        listening = await asyncio.gather(*asked)
+        absent = [worker for worker, it in zip(late, listening, strict=True) if it is False]
         self._absent_since = {worker: self._absent_since.get(worker, now) for worker in absent}
         return [w for w, since in self._absent_since.items() if now - since >= DEAD_AFTER_SECONDS]

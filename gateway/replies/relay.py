@@ -31,9 +31,9 @@ from gateway.replies.log_subscription import (
 )
 from gateway.replies.subscription_deadlines import SubscriptionDeadlines
 from streams import messages, subjects, topology
-from streams.broker.broker_client import Broker, BrokerSubscription
+from streams.broker.broker_client import Broker, BrokerSubscription, StoreRefused
 from streams.broker.retry import broker_timeout
-from streams.errors import BrokerUnavailable, RequestNotFound
+from streams.errors import BrokerUnavailable, MillstreamError, RequestNotFound
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.subjects import LogAddress
 
@@ -239,22 +239,15 @@ class Relay:
                 except TimeoutError:
                     pass
                 self._wake.clear()
-                try:
-                    await self._check(time.monotonic(), tasks)
-                except BrokerUnavailable as error:
-                    log.warning("relay_interrupted", reason=str(error))
-                    await asyncio.sleep(CHECK_SECONDS)
+                self._check(time.monotonic(), tasks)
 
     async def close(self) -> None:
         """Send the cancel messages that are due, at the gateway's end; a failure is only logged.
 
         All other requests run on, and can be resumed at another gateway.
         """
-        try:
-            self._pending_cancels.update(self._list_subscriptions())
-            await self._send_due_cancels(time.monotonic())
-        except BrokerUnavailable as error:
-            log.warning("cancels_not_sent", reason=str(error))
+        self._pending_cancels.update(self._list_subscriptions())
+        await self._send_cancels(self._pop_due_cancels(time.monotonic()))
 
     def _list_subscriptions(self) -> list[LogSubscription]:
         return [*self._own.values(), *self._attached]
@@ -309,11 +302,12 @@ class Relay:
             subscription.mark_stale()
             self._catchup.schedule(subscription)
 
-    async def _check(self, now: float, tasks: asyncio.TaskGroup) -> None:
+    def _check(self, now: float, tasks: asyncio.TaskGroup) -> None:
         if now >= self._next_check_at:
             self._next_check_at = now + CHECK_SECONDS
             self._check_all(now, tasks)
-        await self._send_due_cancels(now)
+        if due := self._pop_due_cancels(now):
+            tasks.create_task(self._send_cancels(due), name="cancels")
 
     def _check_all(self, now: float, tasks: asyncio.TaskGroup) -> None:
         for subscription in self._list_subscriptions():
@@ -324,13 +318,26 @@ class Relay:
                 self._pending_cancels.add(subscription)
             self._end_overdue(subscription, now, tasks)
 
-    async def _send_due_cancels(self, now: float) -> None:
-        while self._pending_cancels:
-            subscription = self._pending_cancels.pop()
-            if subscription.needs_cancel(now):
-                source = subscription.source
-                await self._broker.publish(subjects.cancel(source.tenant, source.request_id))
-                subscription.deadlines.mark_cancel_sent(now)
+    def _pop_due_cancels(self, now: float) -> list[str]:
+        """Return the subjects of the cancels that are due, and note that they are sent."""
+        due = [each for each in self._pending_cancels if each.needs_cancel(now)]
+        self._pending_cancels.clear()
+        for subscription in due:
+            subscription.deadlines.mark_cancel_sent(now)
+        return [subjects.cancel(each.source.tenant, each.source.request_id) for each in due]
+
+    async def _send_cancels(self, due: list[str]) -> None:
+        """Send cancels, all at once; failures are only logged, since cancels are repeated."""
+        errors = await asyncio.gather(*(self._try_to_send(subject) for subject in due))
+        if failures := [error for error in errors if error]:
+            log.warning("cancels_not_sent", count=len(failures), reason=str(failures[0]))
+
+    async def _try_to_send(self, subject: str) -> MillstreamError | None:
+        try:
+            await self._broker.store(subject, b"")
+        except (BrokerUnavailable, StoreRefused) as error:
+            return error
+        return None
 
     def _end_overdue(
         self, subscription: LogSubscription, now: float, tasks: asyncio.TaskGroup

@@ -18,7 +18,7 @@ from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
 from registry.tenants import Tenants
 from streams import subjects
-from streams.broker.broker_client import connect
+from streams.broker.broker_client import StoreRefused, connect
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()
@@ -150,8 +150,12 @@ async def _announce_death(plan: LaunchPlan, worker: str) -> None:
             asyncio.timeout(ANNOUNCE_SECONDS),
             connect(plan.nats_url, "millstream-up") as broker,
         ):
-            await broker.publish(subjects.GONE, worker.encode())
-    except (BrokerUnavailable, TimeoutError) as error:  # the dispatcher will detect the death
+            await broker.store(subjects.GONE, worker.encode(), repeats=True)
+    except (
+        BrokerUnavailable,
+        StoreRefused,
+        TimeoutError,
+    ) as error:  # the dispatcher will detect the death
         log.warning("worker_death_unannounced", worker=worker, reason=repr(error))
 
 

@@ -65,17 +65,18 @@ class ReconnectingClient:
             return False
         return True
 
-    async def has_listener(self, subject: str, seconds: float) -> bool:
-        """Send an empty request; return False only if the server says that nobody listens.
+    async def has_listener(self, subject: str, seconds: float) -> bool | None:
+        """Send an empty request; return True if a listener answers.
 
-        Returns True if a listener answers, and also if no answer comes within `seconds`.
+        Returns False if the server says that nobody listens, and None if no answer comes within
+        `seconds`.
         """
         try:
             await self._client.request(subject, timeout=seconds)
         except nats.errors.NoRespondersError:
             return False
         except (nats.errors.Error, OSError, TimeoutError):
-            return True
+            return None
         return True
 
     async def open(self, seconds: float = OPEN_SECONDS) -> None:

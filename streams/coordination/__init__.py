@@ -1,7 +1,8 @@
-"""Who leads and who is alive, by values in a KV bucket that expire unless they are renewed.
+"""Who leads and who is alive, and what processes tell each other at once.
 
-lease_bucket  the bucket: in memory, each value lives for one lease
-lease         one holder at a time: a process runs `Lease.run` and leads while `is_held`
-membership    the live members of a group; calls `on_change` when one comes or goes
-A broker connection comes in; leadership and the set of members go out.
+lease_bucket    the KV bucket, in memory: each value expires after one lease unless it is renewed
+lease           one holder at a time: a process runs `Lease.run` and leads while `is_held`
+membership      the live members of a group; calls `on_change` when one comes or goes
+signal_handler  acts on signals (cancel, drain, gone) that were heard, and ignores what is none
+A broker connection comes in; leadership, the set of members and checked signals go out.
 """

@@ -34,7 +34,7 @@ async def kill_and_report(cluster: Cluster, name: str) -> None:
     """A worker is killed, and its supervisor sees it (`millstream/up/supervisor.py`)."""
     await kill(cluster, name)
     async with connect(cluster.brokers.direct, "supervisor") as broker:
-        await broker.publish(subjects.GONE, name.encode())
+        await broker.store(subjects.GONE, name.encode(), repeats=True)
 
 
 async def fail_engine(cluster: Cluster, name: str) -> None:

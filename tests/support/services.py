@@ -142,7 +142,7 @@ class BrokerClient:
 
     async def cancel(self, request_id: str) -> None:
         tenant = self.tenants[request_id]
-        await self.broker.publish(subjects.cancel(tenant, request_id))
+        await self.broker.store(subjects.cancel(tenant, request_id), b"")
 
     def terminal(self, request_id: str) -> dict[str, Any] | None:
         last = self.records.get(request_id, [{"type": ""}])[-1]

@@ -18,6 +18,7 @@ from dispatcher.workers.failure_detector import DEAD_AFTER_SECONDS, SETTLE_SECON
 from dispatcher.workers.fleet import LATE_HEARTBEAT_SECONDS
 from streams import subjects
 from streams.messages import Heartbeat
+from streams.topology import MAX_DELIVERIES
 from tests.support.eventually import eventually
 from tests.support.service_process import ServiceProcess, worker_process
 from tests.support.services import BrokerClient, broker_client, dispatcher_settings, running
@@ -74,9 +75,42 @@ async def test_whoever_has_seen_it_die_says_so(
             await eventually(lambda: w1.has_logged("model_ready") and w2.has_logged("model_ready"))
             request, holder = await begun(c)
             {"w1": w1, "w2": w2}[holder].kill()
-            await c.broker.publish(subjects.GONE, b"a stranger")
-            await c.broker.publish(subjects.GONE, holder.encode())
+            await c.broker.store(subjects.GONE, b"stranger")
+            await eventually(lambda: reported_until_taken_over(c, holder, request))
             await goes_on(c, request)
+
+
+async def reported_until_taken_over(c: BrokerClient, worker: str, request: str) -> bool:
+    """Say that a worker has died; return whether another one has claimed its request.
+
+    It is said again while the broker has not noticed that the worker's connection is closed.
+    """
+    await c.broker.store(subjects.GONE, worker.encode())
+    return c.attempts(request) == [1, 2]
+
+
+async def test_a_living_worker_is_not_dead_because_somebody_says_so(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """Repeated often enough it would use up the deliveries of all that the worker holds."""
+    async with cell(nats_url) as c:
+        with worker(nats_url, tmp_path, "w1") as w1, worker(nats_url, tmp_path, "w2") as w2:
+            await eventually(lambda: w1.has_logged("model_ready") and w2.has_logged("model_ready"))
+            request, holder = await begun(c)
+            with capture_logs() as logged:
+                for said in range(1, MAX_DELIVERIES + 1):
+                    await c.broker.store(subjects.GONE, holder.encode())
+                    await eventually(lambda said=said: refuted(logged, holder) == said)  # type: ignore[misc]
+            index = len(c.tokens(request))
+            await eventually(lambda: len(c.tokens(request)) > index + 3)
+            await ended(c, request)
+            assert c.attempts(request) == [1]
+
+
+def refuted(logged: list[MutableMapping[str, Any]], worker: str) -> int:
+    """How often the leader of the model has found a worker alive that was said to have died."""
+    found = [event for event in logged if event["event"] == "worker_not_dead"]
+    return len([event for event in found if event["worker"] == worker])
 
 
 async def test_who_has_died_unseen_is_missed(nats_url: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
+from nats.aio.msg import Msg
 
 import dispatcher.service
 import gpu_worker.service
@@ -13,6 +14,7 @@ from gpu_worker.engines.engine import Output, Sequence
 from gpu_worker.engines.mock import MockEngine
 from gpu_worker.settings import WorkerSettings
 from streams import messages, subjects, topology
+from streams.messages import Heartbeat
 from streams.records import attempt_history, dead_letters
 from streams.records.attempt_history import FaultScope
 from streams.records.token_log import TokenLog
@@ -158,15 +160,17 @@ async def test_a_suspect_whose_worker_is_wrongly_taken_for_dead_is_not_convicted
     ):
         suspect = await c.send("a prompt", max_tokens=20)
         await _failed_twice(c, suspect)
+        deliveries = await _deliveries(c)
         async with running(
             gpu_worker.service, worker_settings(nats_url, id="w1", beat_seconds=0.2)
         ):
-            await eventually(lambda: c.attempts(suspect) == [1, 2, 3])
+            await eventually(lambda: deliveries and c.attempts(suspect) == [1, 2, 3])
             await eventually(partial(_on_trial, c, suspect))
             async with running(
                 gpu_worker.service, worker_settings(nats_url, id="w2", beat_seconds=0.2)
             ):
-                await eventually(partial(_taken_for_dead, c, suspect))
+                await c.broker.publish(deliveries[0], b"-NAK")
+                await eventually(lambda: c.attempts(suspect) == [1, 2, 3, 4])
                 terminal = await eventually(lambda: c.terminal(suspect))
         assert terminal.get("finish_reason") == "length", terminal
         assert (await faults(c, suspect))[:3] == [
@@ -186,10 +190,17 @@ async def _failed_twice(c: BrokerClient, request: str) -> None:
         )
 
 
-async def _taken_for_dead(c: BrokerClient, request: str) -> bool:
-    """The dispatcher is told so, as soon as it knows what the worker holds: another has begun."""
-    await c.broker.publish(subjects.GONE, b"w1")
-    return c.attempts(request) == [1, 2, 3, 4]
+async def _deliveries(c: BrokerClient) -> list[str]:
+    """The reply subjects of what workers accept from now on, as they say: by a nak the broker
+    delivers it to another one, as when the ack wait is over.
+    """
+    taken: list[str] = []
+
+    async def on_beat(msg: Msg) -> None:
+        taken.extend(Heartbeat.unpack(msg.data).taken)
+
+    await c.broker.subscribe(subjects.fleet_of("mock"), on_beat)
+    return taken
 
 
 async def _on_trial(c: BrokerClient, request: str) -> bool:

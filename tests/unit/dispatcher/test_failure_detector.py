@@ -17,8 +17,12 @@ class Connections(Broker):
     def __init__(self) -> None:
         super().__init__("nats://nowhere", "test")
         self.there = set[str]()
+        self.silent = 0  # questions from now on that nobody answers
 
-    async def has_listener(self, subject: str, seconds: float) -> bool:
+    async def has_listener(self, subject: str, seconds: float) -> bool | None:
+        if self.silent:
+            self.silent -= 1
+            return None
         return subject in {subjects.alive(worker) for worker in self.there}
 
 
@@ -62,3 +66,22 @@ async def test_nobody_is_missed_before_all_can_have_connected(broker: Connection
     settled = SOON + SETTLE_SECONDS
     assert await detector.find_dead(["w"], settled) == []
     assert await detector.find_dead(["w"], settled + DEAD_AFTER_SECONDS) == ["w"]
+
+
+async def test_a_death_that_is_told_is_confirmed(broker: Connections) -> None:
+    """Whoever says so may lie, or may know it before the broker does."""
+    detector = FailureDetector(broker)
+    broker.there = {"lives"}
+    assert not await detector.is_dead("lives")
+    assert await detector.is_dead("died")
+    broker.silent = 2
+    assert await detector.is_dead("died")
+
+
+async def test_who_does_not_answer_is_not_known_to_be_dead(broker: Connections) -> None:
+    """It may be frozen, and the broker's silence is none of its own."""
+    detector = FailureDetector(broker)
+    broker.silent = 100
+    assert not await detector.is_dead("w")
+    assert await detector.find_dead(["w"], NOW) == []
+    assert await detector.find_dead(["w"], LATER) == []
