@@ -218,7 +218,7 @@ FAULTS = {
             "streams-deleted",
             FEW_SEQUENCES,
             LOAD_THROUGHOUT,
-            each("delete", ("WORK", "TOKENS_0", "REQUESTS", "ATTEMPTS"), 4, 4, 0),
+            each("delete", ("WORK", "TOKENS_0", "REQUESTS", "ATTEMPTS", "SIGNALS"), 4, 4, 0),
             excused=LOST,
             forgets=True,
         ),

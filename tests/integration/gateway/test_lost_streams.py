@@ -57,7 +57,9 @@ async def test_every_stream_that_is_deleted_comes_back(nats_url: str) -> None:
         assert await readiness(gateway) == (200, [])
 
 
-@pytest.mark.parametrize("stream", ["WORK", "TOKENS_0", "REQUESTS", "LEDGER", "ATTEMPTS"])
+@pytest.mark.parametrize(
+    "stream", ["WORK", "TOKENS_0", "REQUESTS", "LEDGER", "ATTEMPTS", "SIGNALS"]
+)
 async def test_a_stream_deleted_under_load_loses_no_end(nats_url: str, stream: str) -> None:
     """Each running request goes on or ends with an error; none waits for its deadline."""
     async with cell(nats_url, mock=SLOW) as (gateway,), operator(nats_url) as broker:
