@@ -11,6 +11,7 @@ refuses clients that come back, since the broker does not answer, grace periods 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -242,12 +243,12 @@ class Relay:
                 self._check(time.monotonic(), tasks)
 
     async def close(self) -> None:
-        """Send the cancel messages that are due, at the gateway's end; a failure is only logged.
+        """Send each cancel once more, at the gateway's end; a failure is only logged.
 
         All other requests run on, and can be resumed at another gateway.
         """
         self._pending_cancels.update(self._list_subscriptions())
-        await self._send_cancels(self._pop_due_cancels(time.monotonic()))
+        await self._send_cancels(self._pop_due_cancels(math.inf))
 
     def _list_subscriptions(self) -> list[LogSubscription]:
         return [*self._own.values(), *self._attached]
@@ -318,24 +319,26 @@ class Relay:
                 self._pending_cancels.add(subscription)
             self._end_overdue(subscription, now, tasks)
 
-    def _pop_due_cancels(self, now: float) -> list[str]:
-        """Return the subjects of the cancels that are due, and note that they are sent."""
+    def _pop_due_cancels(self, now: float) -> list[LogSubscription]:
+        """Return the subscriptions whose cancel is due, and note that it is sent."""
         due = [each for each in self._pending_cancels if each.needs_cancel(now)]
         self._pending_cancels.clear()
         for subscription in due:
             subscription.deadlines.mark_cancel_sent(now)
-        return [subjects.cancel(each.source.tenant, each.source.request_id) for each in due]
+        return due
 
-    async def _send_cancels(self, due: list[str]) -> None:
+    async def _send_cancels(self, due: list[LogSubscription]) -> None:
         """Send cancels, all at once; failures are only logged, since cancels are repeated."""
-        errors = await asyncio.gather(*(self._try_to_send(subject) for subject in due))
+        errors = await asyncio.gather(*(self._try_to_cancel(each) for each in due))
         if failures := [error for error in errors if error]:
             log.warning("cancels_not_sent", count=len(failures), reason=str(failures[0]))
 
-    async def _try_to_send(self, subject: str) -> MillstreamError | None:
+    async def _try_to_cancel(self, subscription: LogSubscription) -> MillstreamError | None:
+        source = subscription.source
         try:
-            await self._broker.store(subject, b"")
+            await self._broker.store(subjects.cancel(source.tenant, source.request_id), b"")
         except (BrokerUnavailable, StoreRefused) as error:
+            subscription.deadlines.mark_cancel_failed(time.monotonic())
             return error
         return None
 

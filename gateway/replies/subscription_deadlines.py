@@ -87,3 +87,8 @@ class SubscriptionDeadlines:
         """
         self.cancel_at = now + self.cancel_retry_seconds
         self.cancel_retry_seconds = min(2 * self.cancel_retry_seconds, MAX_CANCEL_SECONDS)
+
+    def mark_cancel_failed(self, now: float) -> None:
+        """Note at `now` that the broker took no cancel; the next one is due in 0.25 s."""
+        self.cancel_at = now + FIRST_CANCEL_SECONDS
+        self.cancel_retry_seconds = FIRST_CANCEL_SECONDS

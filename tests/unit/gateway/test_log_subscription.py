@@ -315,6 +315,16 @@ def test_cancels_become_rare_but_do_not_stop() -> None:
     assert 15 < len(cancels) < 25
 
 
+def test_a_cancel_that_the_broker_did_not_take_is_sent_again_soon() -> None:
+    """After an outage a client must not wait for as long as if the cancels had been heard."""
+    deadlines = following(Sink()).deadlines
+    for now in (0.0, 0.25, 0.75, 1.75):
+        deadlines.mark_cancel_sent(now)
+    deadlines.mark_cancel_failed(4.0)
+    assert not deadlines.needs_cancel(4.2)
+    assert deadlines.needs_cancel(4.25)
+
+
 def test_only_one_end_is_told() -> None:
     """A failure of ours and the terminal may both come."""
     log, sink = Log.of(records([1])), Sink()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
+from structlog.testing import capture_logs
 
 from gateway import service
 from gateway.entrypoints.websocket_reply import WebSocketReply
@@ -416,4 +417,26 @@ async def test_a_cancel_is_repeated_until_the_end_has_come(nats_url: str) -> Non
         await eventually(lambda: len(cancels) >= 3)
         await log.append(messages.done_record("cancelled", messages.openai_usage(1, 1), {}))
         await eventually(lambda: len(relayed) == 0)
+        housekeeping.cancel()
+
+
+async def test_a_cancel_that_the_broker_refuses_is_heard_once_it_takes_it(nats_url: str) -> None:
+    """An operator has deleted the stream of signals, which is made anew."""
+    async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        cancels: list[str] = []
+
+        async def on_cancel(msg: Msg) -> None:
+            cancels.append(msg.subject)
+
+        await broker.subscribe(subjects.heard(subjects.ALL_CANCELS), on_cancel)
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        following, _ = await followed(broker, relayed, reader)
+        await broker.js.delete_stream(topology.SIGNALS)
+        with capture_logs() as logged:
+            relayed.cancel(following)
+            await eventually(lambda: [e for e in logged if e["event"] == "cancels_not_sent"])
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
+        await eventually(lambda: cancels)
         housekeeping.cancel()
