@@ -3,29 +3,43 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
-from starlette.types import Scope
+from starlette.types import Scope as AsgiScope
 
+from api.authentication.authenticator import Authenticator, Principal
+from api.authentication.principal_watches import Cut, PrincipalWatches
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
-from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
+from gateway.key_use_counts import KeyUseCounts
+from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED, count_refused
+from gateway.refusal_log import RefusalLog
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
 from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
+from registry.credentials.keys import Keys
 from registry.store import Registry
-from registry.tenant_records import Tenant
+from registry.tenant_records import Scope
 from registry.tenants import Tenants, hash_key
 from streams.broker.broker_client import Broker
 from streams.broker.stream_reconciler import StreamReconciler
-from streams.errors import Refused, TooManyWrongKeys, Unauthenticated
+from streams.errors import (
+    AddressNotAllowed,
+    CredentialExpired,
+    CredentialRevoked,
+    Forbidden,
+    MillstreamError,
+    Refused,
+    Unauthenticated,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,8 @@ class GatewayContext:
     broker: Broker
     registry: Registry
     tenants: Tenants
+    keys: Keys
+    authenticator: Authenticator
     tokenizers: TokenizerCache
     validator: SubmissionValidator
     submitter: Submitter
@@ -47,37 +63,54 @@ class GatewayContext:
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses
-    key_checks: set[Callable[[], None]] = field(default_factory=set)  # of open WebSockets
+    principal_watches: PrincipalWatches = field(default_factory=PrincipalWatches)
+    key_uses: KeyUseCounts = field(default_factory=KeyUseCounts)
+    refusal_log: RefusalLog = field(default_factory=RefusalLog)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def authenticate(self, key: str | None, scope: Scope) -> Tenant:
-        """Return the tenant of an API key; raises `Unauthenticated` for none or an unknown one.
+    async def authenticate(
+        self, credential: str | None, scope: AsgiScope, needed: Scope
+    ) -> Principal:
+        """Return the principal of an API key or token, if it may do what needs this scope.
 
-        `scope` is that of the request or handshake. Raises `TooManyWrongKeys` if too many wrong
+        `scope` is that of the request or handshake. Raises `Unauthenticated` or `Forbidden`, each
+        with the code of its reason, `IssuerUnreachable`, or `TooManyWrongKeys` if too many wrong
         keys came from its address.
         """
+        address = (scope.get("client") or ("",))[0]
         try:
-            return self._authenticate(key, (scope.get("client") or ("",))[0])
-        except (Unauthenticated, TooManyWrongKeys):
-            UNAUTHENTICATED.labels(scope["type"]).inc()
+            principal = await self._authenticate(credential, address)
+            principal.check(needed)
+        except MillstreamError as error:
+            if isinstance(error, Forbidden) and not isinstance(error, AddressNotAllowed):
+                count_refused(principal.tenant.name, error.code)
+            else:
+                UNAUTHENTICATED.labels(scope["type"]).inc()
+            self.refusal_log.record(scope["type"], address, error.code, time.monotonic())
             raise
+        self.key_uses.record(principal.tenant.name, principal.key)
+        return principal
 
-    def _authenticate(self, key: str | None, address: str) -> Tenant:
-        if not key:
+    async def _authenticate(self, credential: str | None, address: str) -> Principal:
+        if not credential:
             raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
-        digest, now = hash_key(key), time.monotonic()
+        digest, now = hash_key(credential), time.monotonic()
         self.wrong_keys.check(address, digest, now)
-        tenant = self.tenants.find_key_holder(digest)
-        if tenant is None:
+        try:
+            principal = await self.authenticator.authenticate(credential, address)
+        except (CredentialExpired, CredentialRevoked):
+            raise  # nobody guesses these
+        except Unauthenticated:
             self.wrong_keys.record_wrong(address, digest, now)
-            raise Unauthenticated("this API key is not known")
+            raise
         self.wrong_keys.record_right(address, digest)
-        return tenant
+        return principal
 
-    def check_keys(self) -> None:
-        """Have every WebSocket check its API key; called after each change of tenants or keys."""
-        for check in [*self.key_checks]:
-            check()
+    def watching(
+        self, principal: Principal, needed: Scope, cut: Cut
+    ) -> AbstractContextManager[None]:
+        """Call `cut` with the reason if the principal ends while the block runs."""
+        return self.principal_watches.watching(principal, needed, self.broker.clock.now, cut)
 
     def check_not_draining(self) -> None:
         """Raise `Refused` if this gateway is shutting down: another one must take the request."""

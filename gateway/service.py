@@ -8,6 +8,9 @@ from functools import partial
 import structlog
 from nats.js.api import StreamConfig
 
+from api.authentication.authenticator import Authenticator
+from api.authentication.identity_provider import IdentityProvider
+from api.authentication.key_set_cache import KeySetCache
 from api.grammar_checker import GrammarChecker
 from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
@@ -24,6 +27,9 @@ from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
+from registry.credentials.key_pepper import read_pepper
+from registry.credentials.key_strength import MIN_BITS
+from registry.credentials.keys import Keys
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
@@ -31,19 +37,41 @@ from streams.base_settings import TenantSettings
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
 from streams.broker.stream_reconciler import StreamReconciler
-from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
+from streams.errors import (
+    BrokerMisconfigured,
+    BrokerUnavailable,
+    Ended,
+    MillstreamError,
+    Overloaded,
+)
 from streams.metrics_server import serve_metrics
+from streams.records.key_use import add_uses
 from streams.topology import Scale
 
 log = structlog.get_logger()
+
+KEY_USE_SECONDS = 60.0
+
+
+class WeakKeys(MillstreamError):
+    """API keys that could be guessed would open a gateway that strangers can reach."""
+
+    def __init__(self, host: str, keys: list[tuple[str, str]]) -> None:
+        shown = ", ".join(f"{name!r} of tenant {tenant!r}" for tenant, name in keys[:5])
+        super().__init__(
+            f"these API keys are shorter than {MIN_BITS} bits or are examples: {shown}. A gateway "
+            f"on {host}, which others can reach, does not start with them: give keys like that of "
+            "`openssl rand -hex 24`, or --host 127.0.0.1"
+        )
+        self.host, self.keys = host, keys
 
 
 async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve clients until `stop` is set; then take no new requests and finish those under way.
 
     Those that are not finished when the time to drain is nearly over can be resumed at another
-    gateway. Raises `AddressInUse` if the address cannot be bound, and `BrokerUnavailable` if the
-    broker does not answer at the start.
+    gateway. Raises `WeakKeys`, `PepperUnreadable`, `AddressInUse` if the address cannot be bound,
+    and `BrokerUnavailable` if the broker does not answer at the start.
     """
     listener = listen(settings)
     scale = Scale(settings.replicas, settings.shards)
@@ -54,10 +82,16 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(tenants.close)
+        keys = await Keys.open(broker, replicas=settings.replicas, restores=True)
+        stack.push_async_callback(keys.close)
         await _declare_tenants(tenants, settings)
+        _refuse_weak_keys(tenants, settings)
         streams = StreamReconciler(broker, scale, partial(_stream_configs, tenants, scale))
         await streams.declare_all()
-        context = await _build_context(stack, settings, broker, registry, tenants, streams)
+        authenticator = _build_authenticator(stack, settings, broker, tenants, keys)
+        context = await _build_context(
+            stack, settings, broker, registry, tenants, keys, authenticator, streams
+        )
         checks = context.readiness_checks
         stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
         await sync_clock(broker)
@@ -75,12 +109,44 @@ async def _declare_tenants(tenants: Tenants, settings: GatewaySettings) -> None:
         await tenants.apply_api_key(settings.api_key)
 
 
+def _refuse_weak_keys(tenants: Tenants, settings: GatewaySettings) -> None:
+    """Raise `WeakKeys` if strangers could reach this gateway with a key that can be guessed."""
+    weak = [key for key in tenants.keys if key.is_weak]
+    if weak and not settings.is_on_loopback:
+        raise WeakKeys(settings.host, [(key.tenant, key.name) for key in weak])
+
+
+def _build_authenticator(
+    stack: AsyncExitStack,
+    settings: GatewaySettings,
+    broker: Broker,
+    tenants: Tenants,
+    keys: Keys,
+) -> Authenticator:
+    pepper = read_pepper(settings.key_pepper_file) if settings.key_pepper_file else None
+    providers = [
+        IdentityProvider(name, each, KeySetCache(each)) for name, each in settings.oidc.items()
+    ]
+    for provider in providers:
+        stack.push_async_callback(provider.close)
+    return Authenticator(
+        tenants,
+        keys,
+        pepper,
+        providers,
+        broker.clock.now,
+        refuses_weak=not settings.is_on_loopback,
+    )
+
+
 async def _build_context(
     stack: AsyncExitStack,
     settings: GatewaySettings,
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
+    keys: Keys,
+    authenticator: Authenticator,
     streams: StreamReconciler,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
@@ -100,6 +166,8 @@ async def _build_context(
         broker,
         registry,
         tenants,
+        keys,
+        authenticator,
         tokenizers,
         validator,
         submitter,
@@ -109,7 +177,8 @@ async def _build_context(
         streams,
         offload_thread,
     )
-    tenants.on_change(context.check_keys)
+    for records in (tenants, keys):  # after the authenticator, which must have noticed the change
+        records.on_change(context.principal_watches.check_all)
     streams.on_change = partial(_handle_unusable_streams, context)
     streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)
@@ -132,7 +201,7 @@ def _handle_unusable_streams(context: GatewayContext) -> None:
 
 def _check_bucket(context: GatewayContext, stream: str) -> None:
     """Have a bucket restored whose stream was deleted."""
-    for view in (context.registry, context.tenants):
+    for view in (context.registry, context.tenants, context.keys):
         view.check_bucket(stream)
 
 
@@ -152,6 +221,7 @@ async def _serve(
         declaring = tasks.create_task(context.streams.run(), name="streams")
         tracking = tasks.create_task(_follow_tenants(context, scale), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
+        storing = tasks.create_task(_store_key_uses(context), name="key-uses")
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port, route=context.relay.route)
@@ -164,7 +234,7 @@ async def _serve(
             queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
-        for task in (relaying, counting, declaring):
+        for task in (relaying, counting, declaring, storing):
             task.cancel()
         await context.relay.close()
 
@@ -203,6 +273,17 @@ async def _follow_tenants(context: GatewayContext, scale: Scale) -> None:
             if has_unused:
                 has_unused = not await _remove_unused_streams(context, names)
             await changed.wait()
+
+
+async def _store_key_uses(context: GatewayContext) -> None:
+    """Add up each minute which keys were used; uses that the broker did not count are let go."""
+    while True:
+        await asyncio.sleep(KEY_USE_SECONDS)
+        for (tenant, key_id), uses in context.key_uses.take().items():
+            try:
+                await add_uses(context.broker, tenant, key_id, uses)
+            except (BrokerUnavailable, Overloaded) as error:
+                log.warning("key_use_not_stored", key=key_id, reason=str(error))
 
 
 async def _remove_unused_streams(context: GatewayContext, publishing: set[str]) -> bool:

@@ -1,9 +1,11 @@
 """Settings of `millstream gateway`."""
 
 from ipaddress import ip_address
+from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from api.authentication.oidc_settings import OidcSettings
 from streams.base_settings import Port, ServiceSettings, Slug, TenantSettings
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
@@ -17,6 +19,12 @@ class GatewaySettings(ServiceSettings):
         False, description="serve /metrics, with tenants' names, on the public port too"
     )
     api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
+    key_pepper_file: Path | None = Field(
+        None,
+        description="file with the secret under which managed API keys are sealed, the same for "
+        "all gateways; without it such keys are refused",
+    )
+    oidc: dict[Slug, OidcSettings] = Field({}, description="issuers whose tokens are accepted")
     tenants: dict[Slug, TenantSettings] = Field({}, description="who may come in")
     grace_seconds: float = Field(
         10, ge=0, description="time that requests live on after their connection dropped"
@@ -41,7 +49,12 @@ class GatewaySettings(ServiceSettings):
     @property
     def has_public_metrics(self) -> bool:
         """True if /metrics is on the public port: on loopback, or where that is wished."""
-        return self.public_metrics or _is_loopback(self.host)
+        return self.public_metrics or self.is_on_loopback
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """True if only this machine can reach the gateway."""
+        return _is_loopback(self.host)
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,6 +7,9 @@ from pydantic import Field
 from registry.models import Record
 
 Source = Literal["config", "api_key", "api"]
+Scope = Literal["infer", "models:read", "usage:read", "jobs", "operator", "admin"]
+# Of keys in configurations, and of records that were stored before keys had scopes
+DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "models:read", "usage:read", "jobs")
 
 
 class QuotaLimits(Record):
@@ -28,22 +31,32 @@ class QuotaLimits(Record):
 
 
 class ApiKey(QuotaLimits):
-    """Record of an API key, stored under the key's hash: its tenant and the key's own limits.
+    """Record of an API key: its tenant, what it may do, and the key's own limits.
 
     The key's limits apply in addition to the tenant's; None means that only the tenant's limit
-    applies.
+    applies. `models` and `networks` (CIDR) are empty where all are allowed. `expires_at` is in
+    epoch seconds; None means never. A weak key is one that could be guessed.
     """
 
     tenant: str
+    id: str = ""  # of a managed key, or of an identity provider's token; "": known by its hash
+    scopes: tuple[Scope, ...] = DEFAULT_SCOPES
+    models: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    expires_at: float | None = None
+    is_weak: bool = False
     max_connections: int | None = None  # at each gateway
     frames_per_second: int | None = None  # at each gateway
     name: str = ""  # "": stored by a release that did not name keys
     source: Source = "config"
 
-    @property
-    def has_connection_limits(self) -> bool:
-        """True if the key has a limit of its own on connections or on frames per second."""
-        return self.max_connections is not None or self.frames_per_second is not None
+    def allows_model(self, name: str, model: str, *, is_adapter: bool) -> bool:
+        """Return True if requests may ask for `name`, which means `model` or an adapter of it.
+
+        A model that is allowed may be asked for by its aliases and pinned versions, too; an adapter
+        by its own name alone.
+        """
+        return not self.models or name in self.models or (model in self.models and not is_adapter)
 
 
 class Tenant(QuotaLimits):
@@ -59,5 +72,5 @@ class Tenant(QuotaLimits):
     max_output_tokens: int | None = None
     publishes: bool = False  # may submit over NATS: it gets an ingress stream
     source: Source = "config"
-    # The key that authenticated the request, if it has its own limits; not stored.
+    # The key that authenticated the request; not stored.
     key: ApiKey | None = Field(default=None, exclude=True)

@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import SecretStr
 
+from registry.credentials.key_strength import is_weak
 from registry.kv_view import OPEN_SECONDS, KvView
 from registry.tenant_records import ApiKey, Source, Tenant
 from streams.base_settings import KeySettings, TenantSettings
@@ -77,9 +78,9 @@ class Tenants:
     def authenticate(self, key: str) -> Tenant | None:
         """Return the tenant that an API key belongs to; None if there is none.
 
-        That is so for an unknown key, and for a tenant that was removed. If the key has limits of
-        its own, they are in the result's `key`. The key's hash is looked up, so the time this takes
-        says nothing about any key.
+        That is so for an unknown key, and for a tenant that was removed. The key's record is in the
+        result's `key`. The key's hash is looked up, so the time this takes says nothing about any
+        key.
         """
         return self.find_key_holder(hash_key(key))
 
@@ -89,15 +90,9 @@ class Tenants:
         if not isinstance(record, ApiKey):
             return None
         tenant = self.get(record.tenant)
-        if tenant and (record.has_limits or record.has_connection_limits):
-            return tenant.model_copy(update={"key": record})
-        return tenant
-
-    def has_key(self, tenant: str, digest: str) -> bool:
-        """True while the API key with this `hash_key` belongs to `tenant`, and that exists."""
-        record = self._view.values.get(_KEY + digest)
-        is_holder = isinstance(record, ApiKey) and record.tenant == tenant
-        return is_holder and self.get(tenant) is not None
+        if not record.name:
+            record = record.model_copy(update={"name": digest[:_SHORT_DIGEST]})
+        return tenant.model_copy(update={"key": record}) if tenant else None
 
     def check_bucket(self, stream: str) -> None:
         """Look soon whether the bucket is there, if `stream` is its stream."""
@@ -174,10 +169,12 @@ def _make_records(tenant: Tenant, keys: Iterable[KeySettings]) -> dict[str, Tena
     """Make the bucket's records, by key, for a tenant and some of its API keys."""
     records: dict[str, Tenant | ApiKey] = {_TENANT + token(tenant.name): tenant}
     for settings in keys:
-        digest = hash_key(settings.key.get_secret_value())
+        key = settings.key.get_secret_value()
+        digest = hash_key(key)
         records[_KEY + digest] = ApiKey(
             **settings.model_dump(exclude={"key", "name"}),
             tenant=tenant.name,
+            is_weak=is_weak(key),
             name=settings.name or digest[:_SHORT_DIGEST],
             source=tenant.source,
         )

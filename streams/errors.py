@@ -4,7 +4,10 @@
     ├── BadRequest           change the request
     │   ├── UnknownField, UnsupportedValue, TokenOutOfRange, BadGrammar
     │   ├── ContextLengthExceeded, InputTooLong, OutputTooLong
-    │   ├── Unauthenticated, Forbidden
+    │   ├── Unauthenticated
+    │   │   └── TokenRefused, CredentialExpired, CredentialRevoked
+    │   ├── Forbidden
+    │   │   └── InsufficientScope, ModelNotAllowed, AddressNotAllowed
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   ├── PayloadTooLarge, UnsupportedMediaType, HeadTooLarge, TooSlow
     │   └── LargerThanQuota
@@ -34,7 +37,13 @@ HTTP_STATUS: dict[str, int] = {
     "larger_than_quota": 400,
     "bad_grammar": 400,
     "invalid_api_key": 401,
+    "invalid_token": 401,
+    "key_expired": 401,
+    "key_revoked": 401,
     "forbidden": 403,
+    "insufficient_scope": 403,
+    "model_not_allowed": 403,
+    "address_not_allowed": 403,
     "not_found": 404,
     "model_not_found": 404,
     "request_not_found": 404,
@@ -59,6 +68,7 @@ HTTP_STATUS: dict[str, int] = {
     "upstream_failed": 502,
     "overloaded": 503,
     "no_workers": 503,
+    "issuer_unreachable": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "work_lost": 503,
@@ -181,10 +191,58 @@ class Unauthenticated(BadRequest):
     code = "invalid_api_key"
 
 
+class TokenRefused(Unauthenticated):
+    """The bearer token is none of a configured issuer, or claims something that is not accepted."""
+
+    code = "invalid_token"
+
+
+class CredentialExpired(Unauthenticated):
+    """The API key or token was good, and its time is over."""
+
+    code = "key_expired"
+
+
+class CredentialRevoked(Unauthenticated):
+    """The API key was revoked, disabled or removed, its tenant was, or the token is denied."""
+
+    code = "key_revoked"
+
+
 class Forbidden(BadRequest):
     """The API key is valid, but its tenant is not allowed to do what the request asks for."""
 
     code = "forbidden"
+
+
+class InsufficientScope(Forbidden):
+    """The API key or token lacks the scope that the request needs."""
+
+    code = "insufficient_scope"
+
+    def __init__(self, needed: str, held: tuple[str, ...]) -> None:
+        super().__init__(f"this needs the scope {needed!r}; the key has: {', '.join(held) or '-'}")
+        self.needed, self.held = needed, held
+
+
+class ModelNotAllowed(Forbidden):
+    """The API key is limited to other models than the one that was asked for."""
+
+    code = "model_not_allowed"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"this key may not use the model {name!r}", "model")
+        self.name = name
+
+
+class AddressNotAllowed(Forbidden):
+    """The API key is limited to other networks than the one that the request came from."""
+
+    code = "address_not_allowed"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"this key may not be used from the address {address or 'unknown'}")
+        self.address = address
 
 
 class ModelNotFound(BadRequest):

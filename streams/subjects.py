@@ -390,6 +390,11 @@ def usage_on(day: str) -> str:
     return f"{PREFIX}.usage.*.*.*.{token(day)}"
 
 
+def usage_of(meter: str) -> str:
+    """Return the filter (a subject with wildcards) for all usage counters of one meter."""
+    return f"{PREFIX}.usage.*.*.{meter}.*"
+
+
 def rate(tenant: str, scope: str, meter: str, slot: int) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, uses in a short time.
 

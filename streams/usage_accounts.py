@@ -18,6 +18,7 @@ class Meter(StrEnum):
     TOKENS = "tokens"
     OPEN = "open"  # requests that have not ended
     SPEND = "spend"
+    USES = "uses"  # of an API key, also for what is no request for inference
 
 
 def key_scope(name: str) -> str:

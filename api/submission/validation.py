@@ -13,7 +13,7 @@ from registry.store import Registry
 from registry.tenant_records import Tenant
 from streams import headers
 from streams.broker.broker_client import Broker
-from streams.errors import PayloadTooLarge
+from streams.errors import ModelNotAllowed, PayloadTooLarge
 from streams.headers import Envelope
 from streams.subjects import Lane
 
@@ -86,11 +86,15 @@ class SubmissionValidator:
         """Return one validated request for each choice of the submission, in order.
 
         Raises a subclass of `BadRequest` that says what the client must change, such as
-        `ModelNotFound`, `ContextLengthExceeded` or `PayloadTooLarge`. Raises `ArtifactChanged` if
-        the model's tokeniser cannot be read on this machine.
+        `ModelNotFound`, `ModelNotAllowed`, `ContextLengthExceeded` or `PayloadTooLarge`. Raises
+        `ArtifactChanged` if the model's tokeniser cannot be read on this machine.
         """
         started_at = time.monotonic()
         model, version, adapter = self._registry.resolve_target(submission.model)
+        if tenant.key and not tenant.key.allows_model(
+            submission.model, model.name, is_adapter=adapter is not None
+        ):
+            raise ModelNotAllowed(submission.model)
         seconds = self._deadlines.deadline_seconds(submission)
         check_tools(submission, model)
         await self._check_sampling(model, submission)

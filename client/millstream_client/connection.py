@@ -7,12 +7,25 @@ from collections.abc import Callable
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from millstream_client.errors import (
+    BY_CODE,
+    Forbidden,
+    MillstreamError,
+    Unauthenticated,
+    error_of,
+)
+
 log = logging.getLogger(__name__)
 
 PING_SECONDS = 2.0
 PONG_SECONDS = 3.0  # a gateway that does not answer a ping for longer is frozen or unreachable
 _TOO_BIG, _PROTOCOL_ERROR = 1009, 1002
-_KEY_REVOKED = (1008, "key_revoked")
+_POLICY_VIOLATION = 1008
+
+_REFUSALS = {
+    "key_revoked": "this API key was revoked",
+    "key_expired": "this API key or token has expired",
+}
 
 OnMessage = Callable[[str | bytes], None]
 
@@ -38,9 +51,14 @@ class Connection:
         return self._socket.close_code == _TOO_BIG
 
     @property
-    def was_key_revoked(self) -> bool:
-        """True if the gateway closed the connection because its API key is not valid any more."""
-        return (self._socket.close_code, self._socket.close_reason) == _KEY_REVOKED
+    def refusal(self) -> MillstreamError | None:
+        """Why the gateway closed the connection, if its API key is not good for it any more."""
+        code = str(self._socket.close_reason)
+        named = BY_CODE.get(code, MillstreamError)
+        is_refused = issubclass(named, (Unauthenticated, Forbidden))
+        if self._socket.close_code != _POLICY_VIOLATION or not is_refused:
+            return None
+        return error_of({"code": code, "message": _REFUSALS.get(code, "this API key was refused")})
 
     def send(self, text: str) -> None:
         """Queue a frame and return at once; `run` sends the frames in order.

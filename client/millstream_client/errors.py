@@ -3,12 +3,16 @@
     MillstreamError
     ├── BadRequest           change the request
     │   ├── UnknownField, UnsupportedValue, ContextLengthExceeded, TokenOutOfRange, BadGrammar
-    │   ├── Unauthenticated, Forbidden
+    │   ├── Unauthenticated
+    │   │   └── KeyExpired, KeyRevoked, TokenRefused
+    │   ├── Forbidden
+    │   │   └── InsufficientScope, ModelNotAllowed, AddressNotAllowed
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   └── PayloadTooLarge, LargerThanQuota
     ├── Refused              try again later; the client has retried those with `retry_after`
     │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog
-    │   └── NoWorkers, BrokerUnavailable, NotConnected, TooManyConnections, TooManyWrongKeys
+    │   ├── NoWorkers, BrokerUnavailable, NotConnected, IssuerUnreachable
+    │   └── TooManyConnections, TooManyWrongKeys
     └── Ended                accepted, and ended without its full answer
         ├── DeadlineExceeded, Cancelled
         ├── EngineFailed, AdapterFailed, AttemptsExhausted, LogLost, WorkLost
@@ -84,10 +88,46 @@ class Unauthenticated(BadRequest):
     code = "invalid_api_key"
 
 
+class KeyExpired(Unauthenticated):
+    """The API key or token was good, and its time is over."""
+
+    code = "key_expired"
+
+
+class KeyRevoked(Unauthenticated):
+    """The API key, its tenant or the token was withdrawn."""
+
+    code = "key_revoked"
+
+
+class TokenRefused(Unauthenticated):
+    """The bearer token is not one that the gateway accepts; `message` says why."""
+
+    code = "invalid_token"
+
+
 class Forbidden(BadRequest):
     """The API key is valid but lacks the permission for this request."""
 
     code = "forbidden"
+
+
+class InsufficientScope(Forbidden):
+    """The API key lacks the scope that the request needs."""
+
+    code = "insufficient_scope"
+
+
+class ModelNotAllowed(Forbidden):
+    """The API key is limited to other models."""
+
+    code = "model_not_allowed"
+
+
+class AddressNotAllowed(Forbidden):
+    """The API key is limited to other networks."""
+
+    code = "address_not_allowed"
 
 
 class ModelNotFound(BadRequest):
@@ -177,6 +217,12 @@ class TenantBacklog(Refused):
     """The tenant's own queued requests would make this one wait too long."""
 
     code = "tenant_backlog"
+
+
+class IssuerUnreachable(Refused):
+    """The gateway cannot get the public keys by which it would verify the token."""
+
+    code = "issuer_unreachable"
 
 
 class NoWorkers(Refused):

@@ -28,7 +28,6 @@ from millstream_client.errors import (
     NotConnected,
     PayloadTooLarge,
     RequestNotFound,
-    Unauthenticated,
     error_of,
 )
 from millstream_client.request_state import AbandonedRequest, RequestState
@@ -202,8 +201,8 @@ class Session:
     def _on_connection_lost(self, connection: Connection) -> None:
         if connection.was_frame_too_big:
             self._fail_largest(PayloadTooLarge("the gateway does not take a frame of this size"))
-        if connection.was_key_revoked:
-            self._fail_all([*self._requests], Unauthenticated("this API key was revoked"))
+        if refusal := connection.refusal:
+            self._fail_all([*self._requests], refusal)
         for request in self._open_by_id.values():
             request.waiting_since = self._loop.time()
         if self._next_connection or not self._closed:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
+from api.authentication.authenticator import Principal
 from api.schemas.websocket_frames import MAX_IDEMPOTENCY_KEY
 from api.submission.submission_record import Submission
 from api.submission.validation import ValidatedRequest
@@ -106,7 +107,7 @@ class ChoiceFanout:
 async def submit_choices(
     context: GatewayContext,
     request: Request,
-    tenant: Tenant,
+    principal: Principal,
     *submissions: Submission,
     resumes: bool = False,
 ) -> AsyncIterator[ChoiceFanout]:
@@ -114,12 +115,19 @@ async def submit_choices(
 
     If one is refused none is left running, and the refusal is raised. A request with an idempotency
     key can be asked for again, so it is given up with a grace period; any other is cancelled at
-    once, since nobody can get its answer any more. With `resumes`, a request that its idempotency
-    key does not lead to is refused: `RequestNotFound`.
+    once, since nobody can get its answer any more. So is every one whose principal ends: the
+    records that wait come first, then `Ended` with the reason. With `resumes`, a request that
+    its idempotency key does not lead to is refused: `RequestNotFound`.
     """
-    arrived = time.perf_counter()
-    tickets: list[Ticket] = []
     queue = RecordQueue(lambda: _unpause(context, tickets))
+    tickets: list[Ticket] = []
+    is_cut = asyncio.Event()
+
+    def cut(reason: MillstreamError) -> None:
+        is_cut.set()
+        queue.close(Ended(reason.code, reason.message))
+
+    arrived, tenant = time.perf_counter(), principal.tenant
     context.record_queues.add(queue)
     try:
         context.check_not_draining()
@@ -128,6 +136,7 @@ async def submit_choices(
             await _check_known(context, tenant, key, submissions)
         validate = context.validator.validate
         validated = [each for s in submissions for each in await validate(tenant, s)]
+        principal.check("infer")  # it may have ended while the body came or was tokenised
         tickets += await _submit_all(context, validated, queue, key)
     except MillstreamError as error:
         count_refused(tenant.name, error.code)
@@ -138,10 +147,11 @@ async def submit_choices(
     metrics = [RequestMetrics(tenant.name, each.model.name, priority, arrived) for each in tickets]
     watching = asyncio.create_task(_watch_client(request, queue), name="client")
     try:
-        yield ChoiceFanout(tickets, queue, metrics)
+        with context.watching(principal, "infer", cut):
+            yield ChoiceFanout(tickets, queue, metrics)
     finally:
         watching.cancel()
-        _release(context, tickets, metrics, cancel=key is None)
+        _release(context, tickets, metrics, cancel=key is None or is_cut.is_set())
 
 
 async def _check_known(

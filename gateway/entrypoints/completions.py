@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from api import completion_events, event_ids, openai_bodies
+from api.authentication.authenticator import Principal
 from api.event_ids import ChoicePosition, EventNumbering, StreamPosition
 from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage, total_usage
 from api.schemas.completions import ChatRequest, CompletionRequest
@@ -30,7 +31,6 @@ from gateway.entrypoints.choice_fanout import ChoiceFanout, submit_choices
 from gateway.entrypoints.endpoint import collect_stages, format_server_timing, json_response
 from gateway.replies.record_queue import ClientGone
 from registry.models import Model
-from registry.tenant_records import Tenant
 from streams.errors import Ended
 from streams.messages import Record
 
@@ -81,7 +81,7 @@ async def serve(
     endpoint: CompletionEndpoint,
     context: GatewayContext,
     request: Request,
-    tenant: Tenant,
+    principal: Principal,
     body: CompletionBody,
     submissions: Sequence[Submission],
     send: Send,
@@ -93,7 +93,7 @@ async def serve(
     """
     had = _position_of_client(request, body, sum(each.choices for each in submissions))
     async with submit_choices(
-        context, request, tenant, *submissions, resumes=had is not None
+        context, request, principal, *submissions, resumes=had is not None
     ) as fanout:
         if not body.stream:
             return await _respond_whole(endpoint, fanout, body)

@@ -10,13 +10,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from api import openai_bodies
+from api.authentication.authenticator import Principal
 from api.schemas.classify_rerank import ClassificationBody, ClassifyRequest, RerankRequest
 from api.schemas.embeddings import EmbeddingBody, EmbeddingRequest
 from api.submission.submission_record import Submission
 from gateway.context import GatewayContext
 from gateway.entrypoints.choice_fanout import ChoiceFanout, submit_choices
 from gateway.entrypoints.endpoint import response_headers
-from registry.tenant_records import Tenant
 
 MIN_PIECE_BYTES = 32_768  # of all pieces but the last
 
@@ -55,7 +55,7 @@ def to_submissions(body: EmbeddingBody | ClassificationBody | RerankRequest) -> 
 async def serve_embeddings(
     context: GatewayContext,
     request: Request,
-    tenant: Tenant,
+    principal: Principal,
     body: EmbeddingRequest,
     submissions: Sequence[Submission],
     send: Send,
@@ -65,7 +65,7 @@ async def serve_embeddings(
     Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
     leaves.
     """
-    async with submit_choices(context, request, tenant, *submissions) as fanout:
+    async with submit_choices(context, request, principal, *submissions) as fanout:
         result = await ResultRows.collect(fanout)
     encoding = body.encoding_format or "float"
     parts = openai_bodies.embeddings(
@@ -77,7 +77,7 @@ async def serve_embeddings(
 async def serve_classify(
     context: GatewayContext,
     request: Request,
-    tenant: Tenant,
+    principal: Principal,
     body: ClassifyRequest,
     submissions: Sequence[Submission],
     send: Send,
@@ -88,7 +88,7 @@ async def serve_classify(
     of the inputs. Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if
     the client leaves.
     """
-    async with submit_choices(context, request, tenant, *submissions) as fanout:
+    async with submit_choices(context, request, principal, *submissions) as fanout:
         result = await ResultRows.collect(fanout)
     head = openai_bodies.classification_head(
         fanout.ticket.request_id, body.model, int(time.time()), result.usage
@@ -105,7 +105,7 @@ async def serve_classify(
 async def serve_rerank(
     context: GatewayContext,
     request: Request,
-    tenant: Tenant,
+    principal: Principal,
     body: RerankRequest,
     submissions: Sequence[Submission],
     send: Send,
@@ -115,7 +115,7 @@ async def serve_rerank(
     Raises `MillstreamError` if the request is refused or fails, and `ClientGone` if the client
     leaves.
     """
-    async with submit_choices(context, request, tenant, *submissions) as fanout:
+    async with submit_choices(context, request, principal, *submissions) as fanout:
         result = await ResultRows.collect(fanout)
     documents = None if body.return_documents is False else body.documents
     head = openai_bodies.rerank_head(fanout.ticket.request_id, body.model, result.usage)

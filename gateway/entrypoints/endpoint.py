@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from api.authentication.authenticator import Principal
 from api.content_encoding import decode_content
 from api.schemas.fields import Body
 from api.schemas.parsing import decode, parse
@@ -34,7 +35,7 @@ _MAX_DISCARDED_FACTOR = 16  # of a body, times its limit: more is not read to it
 B = TypeVar("B", bound=Body)
 ToSubmissions = Callable[[B], list[Submission]]
 Serve = Callable[
-    [GatewayContext, Request, Tenant, B, list[Submission], Send], Awaitable[Response | None]
+    [GatewayContext, Request, Principal, B, list[Submission], Send], Awaitable[Response | None]
 ]
 
 
@@ -58,22 +59,22 @@ class Endpoint(Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            tenant = self._context.authenticate(request_key(request), scope)
-            with self._context.connection_limits.admit(tenant) as rate_limiter:
-                await self._answer(request, tenant, rate_limiter, send)
+            principal = await self._context.authenticate(request_key(request), scope, "infer")
+            with self._context.connection_limits.admit(principal.tenant) as rate_limiter:
+                await self._answer(request, principal, rate_limiter, send)
         except ClientGone:
             log.info("client_left", path=scope["path"])
         except MillstreamError as error:
             await error_responses.error_response(error)(scope, receive, send)
 
     async def _answer(
-        self, request: Request, tenant: Tenant, rate_limiter: FrameRateLimiter, send: Send
+        self, request: Request, principal: Principal, rate_limiter: FrameRateLimiter, send: Send
     ) -> None:
-        send = _add_rate_limit_headers(self._context.submitter.quotas, tenant, send)
+        send = _add_rate_limit_headers(self._context.submitter.quotas, principal.tenant, send)
         try:
             body = await self._read_decoded_body(request)
             await _wait_for_rate(rate_limiter, len(body))
-            response = await self._respond(request, tenant, body, send)
+            response = await self._respond(request, principal, body, send)
         except MillstreamError as error:
             response = error_responses.error_response(error)
         if response is not None:
@@ -89,11 +90,11 @@ class Endpoint(Generic[B]):
         return await self._context.offload_thread.run(limit, decode_content, body, encoding, limit)
 
     async def _respond(
-        self, request: Request, tenant: Tenant, data: bytes, send: Send
+        self, request: Request, principal: Principal, data: bytes, send: Send
     ) -> Response | None:
         context = self._context
         body, submissions = await context.offload_thread.run(len(data), self._parse_body, data)
-        return await self._serve(context, request, tenant, body, submissions, send)
+        return await self._serve(context, request, principal, body, submissions, send)
 
     def _parse_body(self, data: bytes) -> tuple[B, list[Submission]]:
         body = parse(self._schema, decode(data))

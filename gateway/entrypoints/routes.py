@@ -28,7 +28,7 @@ from gateway.entrypoints import (
     websocket,
 )
 from gateway.entrypoints.endpoint import Endpoint, request_key
-from streams.errors import MillstreamError
+from streams.errors import MillstreamError, ModelNotAllowed
 
 log = structlog.get_logger()
 
@@ -139,27 +139,36 @@ class _WebSocketApp:
 
 
 async def _list_models(context: GatewayContext, request: Request) -> Response:
-    context.authenticate(request_key(request), request.scope)
-    models, aliases = context.registry.models, context.registry.aliases
-    workers = context.worker_counts
-    cards = [openai_bodies.model_card(model, workers[model.name]) for model in models.values()]
+    principal = await context.authenticate(request_key(request), request.scope, "models:read")
+    models, workers, allows = (
+        context.registry.models,
+        context.worker_counts,
+        principal.key.allows_model,
+    )
+    cards = [
+        openai_bodies.model_card(model, workers[name])
+        for name, model in models.items()
+        if allows(name, name, is_adapter=False)
+    ]
     cards += [
         openai_bodies.adapter_card(models[adapter.model], workers[adapter.model], adapter)
         for adapter in context.registry.adapters.values()
-        if adapter.model in models
+        if adapter.model in models and allows(adapter.id, adapter.model, is_adapter=True)
     ]
     cards += [
         openai_bodies.model_card(models[alias.model], workers[alias.model], name)
-        for name, alias in aliases.items()
-        if alias.model in models
+        for name, alias in context.registry.aliases.items()
+        if alias.model in models and allows(name, alias.model, is_adapter=False)
     ]
     return _json_response(openai_bodies.model_list(cards))
 
 
 async def _show_model(context: GatewayContext, request: Request) -> Response:
-    context.authenticate(request_key(request), request.scope)
+    principal = await context.authenticate(request_key(request), request.scope, "models:read")
     name = request.path_params["model"]
     model, _, adapter = context.registry.resolve_target(name)
+    if not principal.key.allows_model(name, model.name, is_adapter=adapter is not None):
+        raise ModelNotAllowed(name)
     workers = context.worker_counts[model.name]
     if adapter:
         return _json_response(openai_bodies.adapter_card(model, workers, adapter, name))

@@ -16,6 +16,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from api import error_bodies
+from api.authentication.authenticator import Principal
 from api.schemas.parsing import Encoding, decode, find_frame_id, parse_frame
 from api.schemas.websocket_frames import CancelFrame, ResumeFrame, WorkFrame
 from api.submission.submission_record import Submission
@@ -29,8 +30,6 @@ from gateway.replies.log_cursor import LogCursor
 from gateway.replies.log_subscription import LogSubscription
 from gateway.replies.send_buffer import EncodedFrame, SendBuffer
 from gateway.server.connection_limits import FrameRateLimiter, frame_cost
-from registry.tenant_records import Tenant
-from registry.tenants import hash_key
 from streams.errors import (
     BadRequest,
     MillstreamError,
@@ -47,7 +46,8 @@ SUBPROTOCOLS: dict[str, Encoding] = {
 }
 BEARER_PREFIX = "bearer."
 MAX_OPEN_REQUESTS = 1024  # of one socket
-_DRAINED, _KEY_REVOKED = (1001, "draining"), (1008, "key_revoked")  # close code and reason
+_DRAINED = (1001, "draining")  # close code and reason
+_POLICY_VIOLATION = 1008  # the close code with the code of the error for which a client was cut
 
 
 def _encode_json(frame: dict[str, Any]) -> str:
@@ -74,14 +74,14 @@ async def serve_websocket(
     try:
         context.check_not_draining()
         credential = _find_credential(scope, offered)
-        tenant = context.authenticate(credential, scope)
+        principal = await context.authenticate(credential, scope, "infer")
         protocol = _choose_subprotocol(offered)
-        with context.connection_limits.admit(tenant) as rate_limiter:
+        with context.connection_limits.admit(principal.tenant) as rate_limiter:
             await send({"type": "websocket.accept", "subprotocol": protocol})
             encoding = SUBPROTOCOLS[protocol or "millstream.v1.json"]
             with OPEN_WEBSOCKETS.track_inprogress():
-                connection = WebSocketConnection(context, tenant, rate_limiter, encoding, send)
-                with connection.checking_key(hash_key(credential or "")):
+                connection = WebSocketConnection(context, principal, rate_limiter, encoding, send)
+                with context.watching(principal, "infer", connection.cut):
                     await connection.serve(receive)
     except MillstreamError as error:
         await error_responses.deny_websocket(send, error)
@@ -112,34 +112,19 @@ class WebSocketConnection:
     def __init__(
         self,
         context: GatewayContext,
-        tenant: Tenant,
+        principal: Principal,
         rate_limiter: FrameRateLimiter,
         encoding: Encoding,
         send: Send,
     ) -> None:
-        self._context, self._tenant = context, tenant
+        self._context, self._principal = context, principal
         self._rate_limiter, self._send = rate_limiter, send
         self._encoding: Encoding = encoding
         self._encode = ENCODERS[encoding]
         self._requests: dict[str, WebSocketReply] = {}
         self._send_buffer = SendBuffer(self._unpause_requests)
         self._bytes_in_flight = ByteBudget(context.settings.max_body_bytes)
-        self._closing = _DRAINED
-
-    @contextmanager
-    def checking_key(self, digest: str) -> Iterator[None]:
-        """Close the socket if its key, or the key's tenant, is removed while the block runs."""
-
-        def check() -> None:
-            if not self._context.tenants.has_key(self._tenant.name, digest):
-                self._revoke()
-
-        self._context.key_checks.add(check)
-        try:
-            check()
-            yield
-        finally:
-            self._context.key_checks.discard(check)
+        self._closing, self._is_cut = _DRAINED, False
 
     async def serve(self, receive: Receive) -> None:
         """Read and write until the client leaves, or is closed by a drain or a revoked key."""
@@ -167,7 +152,7 @@ class WebSocketConnection:
             data = text.encode() if text is not None else event["bytes"]
             if wait_seconds := self._rate_limiter.reserve(time.monotonic(), frame_cost(len(data))):
                 await asyncio.sleep(wait_seconds)
-            if self._closing is not _KEY_REVOKED:
+            if not self._is_cut:
                 await self._handle_frame(data, text is not None, tasks)
 
     async def _handle_frame(self, data: bytes, is_text: bool, tasks: asyncio.TaskGroup) -> None:
@@ -180,6 +165,7 @@ class WebSocketConnection:
         size, offload = len(data), self._context.offload_thread.run
         try:
             self._check_frame(size, is_text)
+            self._rate_limiter.update_limits(self._principal.check("infer"))
             wire = await offload(size, decode, data, self._encoding)
             frame = await offload(size, parse_frame, wire)
             match frame:
@@ -217,12 +203,13 @@ class WebSocketConnection:
         return request
 
     async def _submit(self, request: WebSocketReply, frame: WorkFrame, size: int) -> None:
-        arrived, tenant = time.perf_counter(), self._tenant
+        arrived, tenant = time.perf_counter(), self._principal.tenant
         sink = partial(self._deliver_record, request)
         with self._reporting_errors(request):
             self._context.check_not_draining()
             submission = await self._context.offload_thread.run(size, Submission.from_body, frame)
             (validated,) = await self._context.validator.validate(tenant, submission)
+            self._principal.check("infer")  # it may have ended while the prompt was tokenised
             ticket = await self._context.client_requests.submit(
                 validated, sink, frame.idempotency_key
             )
@@ -230,7 +217,7 @@ class WebSocketConnection:
             self._accept_request(request, ticket.subscription, metrics, ticket.admit_ms)
 
     async def _resume(self, request: WebSocketReply, frame: ResumeFrame) -> None:
-        tenant, sink = self._tenant.name, partial(self._deliver_record, request)
+        tenant, sink = self._principal.tenant.name, partial(self._deliver_record, request)
         with self._reporting_errors(request):
             self._context.check_not_draining()
             subscription = await self._context.relay.resume(
@@ -244,11 +231,11 @@ class WebSocketConnection:
         try:
             yield
         except MillstreamError as error:
-            count_refused(self._tenant.name, error.code)
+            count_refused(self._principal.tenant.name, error.code)
             self._close_request(request)
             self._enqueue_error(request.id, error)
         except Exception:
-            log.exception("websocket_request_failed", tenant=self._tenant.name)
+            log.exception("websocket_request_failed", tenant=self._principal.tenant.name)
             self._close_request(request)
             self._enqueue_error(request.id, MillstreamError("the gateway failed; its log says why"))
 
@@ -315,9 +302,9 @@ class WebSocketConnection:
             await asyncio.sleep(0.05)
         self._send_buffer.finish()
 
-    def _revoke(self) -> None:
+    def cut(self, reason: MillstreamError) -> None:
         """Cancel the open requests, and close the socket behind the frames that wait for it."""
-        self._closing = _KEY_REVOKED
+        self._closing, self._is_cut = (_POLICY_VIOLATION, reason.code), True
         for request in self._requests.values():
             request.is_cancel_requested = True
             if request.subscription:

@@ -20,7 +20,12 @@ const SILENT_MS = 3000; // a gateway that does not answer for so long is frozen,
 const PROBE = { type: "cancel", id: "are you there" }; // pages cannot ping; an error answers this
 const MOST_OPEN = 1000; // the gateway takes 1024 of one socket
 const TOO_BIG = 1009;
-const KEY_REVOKED = "key_revoked"; // the reason of a close with 1008
+const REFUSALS = { // by the reason of a close with 1008
+  key_revoked: "This API key was revoked.",
+  key_expired: "This API key or token has expired.",
+  insufficient_scope: "This API key may no longer send requests.",
+  address_not_allowed: "This API key may no longer be used from here.",
+};
 
 /**
  * Sends requests to the gateways of one cell, of which one is used at a time. Fires `connection`
@@ -175,8 +180,8 @@ export class Client extends EventTarget {
       this.#failLargest(new MillstreamError("payload_too_large", "The gateway does not take a frame of this size."));
     }
     this.#hangUp();
-    if (reason === KEY_REVOKED) {
-      const error = new MillstreamError("invalid_api_key", "This API key was revoked.");
+    if (Object.hasOwn(REFUSALS, reason)) {
+      const error = new MillstreamError(reason, REFUSALS[reason]);
       for (const stream of [...this.#streams.keys()]) this.#fail(stream, error);
     }
     this.#tell("lost");

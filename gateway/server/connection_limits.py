@@ -27,11 +27,14 @@ class _ConnectionOwner:
     rate_limiter: RateLimiter | None = None
     connections: int = 0
 
-    def update_limits(self, limited: Tenant | ApiKey) -> None:
-        """Take over the limits as they are now; raises `TooManyConnections` if they are reached."""
-        max_connections, per_second = limited.max_connections, limited.frames_per_second
-        if max_connections is not None and self.connections >= max_connections:
-            raise TooManyConnections(self.name, max_connections)
+    def check_room(self, limited: Tenant | ApiKey) -> None:
+        """Raise `TooManyConnections` if there are as many connections as there may be."""
+        limit = limited.max_connections
+        if limit is not None and self.connections >= limit:
+            raise TooManyConnections(self.name, limit)
+
+    def set_rate(self, per_second: int | None) -> None:
+        """Take over the limit on frames as it is now; what was counted stays counted."""
         if per_second is None:
             self.rate_limiter = None
         elif self.rate_limiter is None:
@@ -47,8 +50,22 @@ class FrameRateLimiter:
     key at this gateway.
     """
 
-    def __init__(self, owners: list[_ConnectionOwner]) -> None:
-        self._owners = owners
+    def __init__(self, owners: list[_ConnectionOwner], tenant: Tenant) -> None:
+        self._owners, self._tenant = owners, tenant
+        self._set_rates()
+
+    def update_limits(self, tenant: Tenant) -> None:
+        """Take over the limits of the tenant and of its key as they are now.
+
+        While they have not changed it is the same object, and this returns at once.
+        """
+        if tenant is not self._tenant:
+            self._tenant = tenant
+            self._set_rates()
+
+    def _set_rates(self) -> None:
+        for owner, limited in zip(self._owners, _list_limited(self._tenant), strict=True):
+            owner.set_rate(limited.frames_per_second)
 
     def reserve(self, now: float, frames: int = 1) -> float:
         """Count `frames`, and return for how many seconds the connection must not read on.
@@ -77,15 +94,15 @@ class ConnectionLimits:
         Yields the limiter of its frame rate. Raises `TooManyConnections` if tenant or key has as
         many connections here as it may have; then nothing is counted.
         """
-        limited: list[Tenant | ApiKey] = [tenant, tenant.key] if tenant.key else [tenant]
+        limited = _list_limited(tenant)
         owners = [self._find_owner(_owner_name(tenant, each)) for each in limited]
         for owner, each in zip(owners, limited, strict=True):
-            owner.update_limits(each)
+            owner.check_room(each)
         for owner in owners:
             self._owners[owner.name] = owner
             owner.connections += 1
         try:
-            yield FrameRateLimiter(owners)
+            yield FrameRateLimiter(owners, tenant)
         finally:
             for owner in owners:
                 self._remove_connection(owner)
@@ -97,6 +114,10 @@ class ConnectionLimits:
         owner.connections -= 1
         if not owner.connections:
             del self._owners[owner.name]
+
+
+def _list_limited(tenant: Tenant) -> list[Tenant | ApiKey]:
+    return [tenant, tenant.key] if tenant.key else [tenant]
 
 
 def _owner_name(tenant: Tenant, limited: Tenant | ApiKey) -> str:

@@ -1,4 +1,4 @@
-"""The data directory of `millstream up`: logs, streams and API key, with one owner at a time."""
+"""The data directory of `millstream up`: logs, streams and secrets, with one owner at a time."""
 
 import os
 import secrets
@@ -11,9 +11,10 @@ from millstream.up.file_lock import try_lock
 from streams.errors import MillstreamError
 
 API_KEY_FILE = "api-key"
+KEY_PEPPER_FILE = "key-pepper"
 LOCK_FILE = "lock"
 # What `up` makes there; files that replace others have the suffix `.new` in place of `.json`
-_OWN_ENTRIES = {API_KEY_FILE, LOCK_FILE, "logs", "nats", "state", "state.json"}
+_OWN_ENTRIES = {API_KEY_FILE, KEY_PEPPER_FILE, LOCK_FILE, "logs", "nats", "state", "state.json"}
 _OWNER_ONLY_UMASK, _OWNER_ONLY = 0o077, 0o700
 
 
@@ -27,7 +28,7 @@ class DataDirectoryInUse(MillstreamError):
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The data directory of a running `millstream up`: its logs, streams and API key.
+    """The data directory of a running `millstream up`: its logs, streams, API key and pepper.
 
     Obtained from `open_data_directory`, which ensures that no other process uses it. `path` is
     absolute.
@@ -49,6 +50,20 @@ class DataDirectory:
     def api_key_file(self) -> Path:
         """The file that holds the API key, readable by its owner alone."""
         return self.path / API_KEY_FILE
+
+    def mint_key_pepper(self) -> Path:
+        """Return the file with the pepper of managed keys, made at the first start.
+
+        Only its owner can read it. It is never replaced: without it all managed keys are lost.
+        """
+        file = self.path / KEY_PEPPER_FILE
+        if not file.exists():
+            new_file = file.with_suffix(".new")
+            new_file.unlink(missing_ok=True)
+            with open(new_file, "x", opener=_open_owner_only) as out:
+                out.write(f"{secrets.token_hex(32)}\n")
+            new_file.replace(file)
+        return file
 
     def load_api_key(self) -> str:
         """Return the saved API key, or a new random one if none is saved.

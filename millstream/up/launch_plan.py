@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from millstream.up import nats_server
 from millstream.up.child_process import Program
+from millstream.up.data_directory import KEY_PEPPER_FILE
 from millstream.up.settings import UpSettings
 from streams.base_settings import ENV_PREFIX
 
@@ -76,6 +77,7 @@ class LaunchPlan:
             "host": self.settings.host,
             "port": self.port,
             "api_key": self.api_key,
+            "key_pepper_file": self.settings.data_dir.expanduser().resolve() / KEY_PEPPER_FILE,
             "metrics_port": self._metrics_port(self.settings.workers + 1),
             "public_metrics": self.settings.public_metrics,
         }

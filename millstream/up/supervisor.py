@@ -52,6 +52,7 @@ def _make_plan(
     settings: UpSettings, directory: DataDirectory, models: tuple[str, ...]
 ) -> LaunchPlan:
     key = settings.api_key.get_secret_value() if settings.api_key else directory.load_api_key()
+    directory.mint_key_pepper()
     port = nats_server.claim_port(settings.host, settings.port, "--port")
     nats_port = nats_server.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
     return LaunchPlan(settings, port, nats_port, key, models)

@@ -318,7 +318,7 @@ def test_a_revoked_key_ends_every_request_and_is_not_tried_again(browser: Browse
         return [codes, sockets.length];
         """
     )
-    assert (codes, count) == (["invalid_api_key", "invalid_api_key"], 1)
+    assert (codes, count) == (["key_revoked", "key_revoked"], 1)
 
 
 def test_closing_the_client_between_two_sockets_cancels_on_the_next(browser: Browser) -> None:

@@ -15,6 +15,8 @@ WEBSOCKET = (ROOT / "docs/websocket.md").read_text()
 HTTP_ONLY = {
     "unsupported_media_type",
     "invalid_api_key",
+    "invalid_token",
+    "issuer_unreachable",
     "forbidden",
     "not_found",
     "method_not_allowed",

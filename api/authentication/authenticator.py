@@ -1,0 +1,168 @@
+"""Authentication: an API key or a bearer token becomes a principal, which is kept current."""
+
+import hmac
+import math
+from collections.abc import Callable, Iterable
+
+from api.authentication.identity_provider import IdentityProvider, read_issuer
+from api.authentication.token_claims import VerifiedToken
+from registry.credentials.key_format import PREFIX, KeyText
+from registry.credentials.key_pepper import Pepper
+from registry.credentials.key_records import ManagedKey, is_in_networks
+from registry.credentials.keys import Keys
+from registry.tenant_records import ApiKey, Scope, Tenant
+from registry.tenants import Tenants, hash_key
+from streams.errors import (
+    AddressNotAllowed,
+    CredentialExpired,
+    CredentialRevoked,
+    InsufficientScope,
+    TokenRefused,
+    Unauthenticated,
+)
+
+FindTenant = Callable[[], Tenant]
+
+
+class Principal:
+    """One authenticated client: its tenant, and under `tenant.key` what its credential may do.
+
+    It stays the same object while the client is connected; `check` notices when tenants, keys or
+    the deny-list have changed since, and when the credential has expired.
+    """
+
+    def __init__(self, authenticator: "Authenticator", find: FindTenant, address: str) -> None:
+        self._authenticator, self._find, self._address = authenticator, find, address
+        self._load()
+
+    @property
+    def expires_at(self) -> float:
+        """When the credential expires, in epoch seconds; infinite if it never does."""
+        return self._expires_at
+
+    def check(self, needed: Scope) -> Tenant:
+        """Return the tenant as it is now; cheap enough for every frame.
+
+        Raises `CredentialRevoked` or `CredentialExpired` if the credential has ended, and
+        `AddressNotAllowed` or `InsufficientScope` if it may not do what needs this scope.
+        """
+        authenticator = self._authenticator
+        if self._generation != authenticator.generation:
+            self._load()
+        if authenticator.now() >= self._expires_at:
+            raise CredentialExpired("this API key or token has expired")
+        if needed not in self.key.scopes:
+            raise InsufficientScope(needed, self.key.scopes)
+        return self.tenant
+
+    def _load(self) -> None:
+        """Look the credential up again, since records have changed."""
+        self.tenant = self._find()
+        assert self.tenant.key
+        self.key: ApiKey = self.tenant.key
+        if not is_in_networks(self._address, self.key.networks):
+            raise AddressNotAllowed(self._address)
+        self._expires_at = math.inf if self.key.expires_at is None else self.key.expires_at
+        self._generation = self._authenticator.generation
+
+
+class Authenticator:
+    """Finds the principal of a credential: a key of the configuration, a managed key, or a token.
+
+    `now` returns epoch seconds. Without a pepper managed keys are refused. With `refuses_weak`
+    keys that could be guessed are unknown.
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        keys: Keys,
+        pepper: Pepper | None,
+        providers: Iterable[IdentityProvider],
+        now: Callable[[], float],
+        *,
+        refuses_weak: bool,
+    ) -> None:
+        self._tenants, self._keys, self._pepper = tenants, keys, pepper
+        self._providers = {each.issuer: each for each in providers}
+        self._refuses_weak, self.now = refuses_weak, now
+        self.generation = 0  # counts changes of tenants, keys and denials
+        tenants.on_change(self._notice_change)
+        keys.on_change(self._notice_change)
+
+    def _notice_change(self) -> None:
+        self.generation += 1
+
+    async def authenticate(self, credential: str, address: str) -> Principal:
+        """Return the principal of a credential that came from an IP address.
+
+        Raises `Unauthenticated` for one that is not known, or the subclass that says why it is not
+        accepted; `AddressNotAllowed` if it may not be used from there; `IssuerUnreachable` if the
+        keys of a token's issuer cannot be had. Comparing takes the same time for all wrong keys.
+        """
+        if issuer := self._providers and read_issuer(credential):
+            token = await self._verify_token(credential, issuer)
+            principal = Principal(self, lambda: self._find_by_token(token), address)
+        elif parts := KeyText.parse(credential):
+            record = self._find_sealed(parts)
+            principal = Principal(self, lambda: self._find_by_id(record.id), address)
+        else:
+            digest = hash_key(credential)
+            if self._tenants.find_key_holder(digest) is None:
+                raise Unauthenticated(_describe_unknown(credential))
+            principal = Principal(self, lambda: self._find_by_hash(digest), address)
+        if self.now() >= principal.expires_at:
+            raise CredentialExpired("this API key or token has expired")
+        return principal
+
+    async def _verify_token(self, token: str, issuer: str) -> VerifiedToken:
+        provider = self._providers.get(issuer)
+        if provider is None:
+            raise TokenRefused("the issuer of this token is not one that is configured here")
+        return await provider.verify(token, self.now())
+
+    def _find_sealed(self, parts: KeyText) -> ManagedKey:
+        """Return the record of a key whose secret is right."""
+        if self._pepper is None:
+            raise Unauthenticated("this gateway takes no managed keys: it was given no pepper")
+        record = self._keys.get(parts.id)
+        if record is None:
+            raise Unauthenticated("this API key is not known")
+        if record.pepper != self._pepper.fingerprint:
+            raise Unauthenticated("this API key was made under another pepper: create a new one")
+        if not hmac.compare_digest(record.seal, self._pepper.seal(parts.id, parts.secret)):
+            raise Unauthenticated("this API key is not known")
+        return record
+
+    def _find_by_hash(self, digest: str) -> Tenant:
+        tenant = self._tenants.find_key_holder(digest)
+        if tenant is None:
+            raise CredentialRevoked("this API key, or its tenant, was removed")
+        if self._refuses_weak and tenant.key and tenant.key.is_weak:
+            raise Unauthenticated("this API key could be guessed: it works on loopback alone")
+        return tenant
+
+    def _find_by_id(self, id: str) -> Tenant:
+        record = self._keys.get(id)
+        if record is None or record.revoked_at is not None:
+            raise CredentialRevoked("this API key was revoked")
+        if record.is_disabled:
+            raise CredentialRevoked("this API key is disabled for now")
+        return self._find_tenant(record)
+
+    def _find_by_token(self, token: VerifiedToken) -> Tenant:
+        if self._keys.is_denied(token.issuer, token.subject, token.token_id, token.issued_at):
+            raise CredentialRevoked("this token was revoked")
+        return self._find_tenant(token.key)
+
+    def _find_tenant(self, key: ApiKey) -> Tenant:
+        tenant = self._tenants.get(key.tenant)
+        if tenant is None:
+            raise CredentialRevoked("the tenant of this credential does not exist")
+        return tenant.model_copy(update={"key": key})
+
+
+def _describe_unknown(credential: str) -> str:
+    if credential.startswith(PREFIX):
+        return "this API key is not whole: its checksum does not match"
+    return "this API key is not known"
