@@ -7,7 +7,7 @@ from typing import Any
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-MAX_KEYS = 64
+MAX_KEYS, MAX_UNNAMED = 64, 4
 MIN_RSA_BITS = 2048
 
 
@@ -36,10 +36,15 @@ class KeySet:
         """Return True if there is a key with this id."""
         return kid in self._keys
 
-    def find(self, kid: str, algorithm: str) -> list[PyJWK]:
-        """Return the keys with this id that can verify a signature of this algorithm."""
-        found = (_read(each, algorithm) for each in self._keys.get(kid, ()))
-        return [key for key in found if key]
+    def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
+        """Return the keys with this id that can verify a signature of this algorithm.
+
+        For a token that names no key (None) these are all, but at most `MAX_UNNAMED`.
+        """
+        ids = [kid] if kid is not None else [*self._keys]
+        named = (each for id in ids for each in self._keys.get(id, ()))
+        found = [key for each in named if (key := _read(each, algorithm))]
+        return found if kid is not None else found[:MAX_UNNAMED]
 
 
 def _signs(key: dict[str, Any]) -> bool:

@@ -70,36 +70,43 @@ class KeySetCache:
     `FIRST_RETRY_SECONDS` until the first has succeeded.
     """
 
-    def __init__(self, settings: OidcSettings, fetch: Fetch = fetch_document) -> None:
-        self._settings, self._fetch = settings, fetch
+    def __init__(
+        self,
+        settings: OidcSettings,
+        fetch: Fetch = fetch_document,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._fetch, self._monotonic = settings, fetch, monotonic
         self._keys: KeySet | None = None
         self._fetched_at = self._tried_at = -float("inf")  # monotonic seconds
         self._fetching: asyncio.Task[None] | None = None
 
-    async def find(self, kid: str) -> KeySet:
-        """Return the key set, fetched anew if it is old or lacks this id.
+    async def find(self, kid: str | None) -> KeySet:
+        """Return the key set, fetched anew if it is old or lacks this id (None: any will do).
 
         Cancelling leaves a fetch running for others. Raises `IssuerUnreachable` if no key set was
         ever had.
         """
         if self._is_wanted(kid):
             self._start_fetch()
-        if self._fetching and (self._keys is None or not self._keys.has(kid)):
+        if self._fetching and self._lacks(kid):
             await asyncio.shield(self._fetching)
         if self._keys is None:
             raise IssuerUnreachable(self._settings.issuer)
         return self._keys
 
-    def _is_wanted(self, kid: str) -> bool:
-        now = time.monotonic()
+    def _lacks(self, kid: str | None) -> bool:
+        return self._keys is None or (kid is not None and not self._keys.has(kid))
+
+    def _is_wanted(self, kid: str | None) -> bool:
+        now = self._monotonic()
         is_old = now - self._fetched_at >= REFRESH_SECONDS
-        is_unknown = self._keys is None or not self._keys.has(kid)
         pause = RETRY_SECONDS if self._keys else FIRST_RETRY_SECONDS
-        return (is_old or is_unknown) and now - self._tried_at >= pause
+        return (is_old or self._lacks(kid)) and now - self._tried_at >= pause
 
     def _start_fetch(self) -> None:
         if self._fetching is None:
-            self._tried_at = time.monotonic()
+            self._tried_at = self._monotonic()
             self._fetching = asyncio.create_task(self._refresh(), name="key-set")
 
     async def _refresh(self) -> None:
@@ -108,7 +115,7 @@ class KeySetCache:
         except (OSError, ValueError) as error:
             log.warning("key_set_unreachable", issuer=self._settings.issuer, error=repr(error))
         else:
-            self._keys, self._fetched_at = found, time.monotonic()
+            self._keys, self._fetched_at = found, self._monotonic()
             log.info("key_set_loaded", issuer=self._settings.issuer, keys=len(found))
         finally:
             self._fetching = None

@@ -16,6 +16,7 @@ from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
+from registry.credentials.key_pepper import read_pepper
 
 
 def plan_of(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:
@@ -123,6 +124,16 @@ def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "api-key").stat().st_mode) == 0o600
     home.save_api_key("sk-given")
     assert DataDirectory(tmp_path).load_api_key() == "sk-given"
+
+
+def test_the_pepper_is_made_once_and_never_replaced(tmp_path: Path) -> None:
+    """Without it all managed keys are worthless; the gateway reads it where `up` has made it."""
+    file = DataDirectory(tmp_path).mint_key_pepper()
+    pepper = read_pepper(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert read_pepper(DataDirectory(tmp_path).mint_key_pepper()) == pepper
+    gateway = plan_of(data_dir=tmp_path).gateway_program()
+    assert gateway.environment["MILLSTREAM_KEY_PEPPER_FILE"] == str(file.resolve())
 
 
 def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:

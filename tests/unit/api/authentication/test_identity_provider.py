@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from pydantic import ValidationError
 
-from api.authentication import key_set_cache
 from api.authentication.identity_provider import IdentityProvider, read_issuer
 from api.authentication.key_set_cache import IssuerUnreachable, KeySetCache
 from api.authentication.oidc_settings import OidcSettings
@@ -64,9 +63,11 @@ class Issuer:
         return json.dumps(self.discovery if is_discovery else {"keys": self.keys}).encode()
 
 
-def provider_of(issuer: Issuer, **settings: Any) -> IdentityProvider:
+def provider_of(
+    issuer: Issuer, monotonic: Callable[[], float] = lambda: 0.0, **settings: Any
+) -> IdentityProvider:
     made = OidcSettings(**{**SETTINGS, **settings})
-    return IdentityProvider("corp", made, KeySetCache(made, issuer.fetch))
+    return IdentityProvider("corp", made, KeySetCache(made, issuer.fetch, monotonic))
 
 
 def token(key: Any = RSA, algorithm: str = "RS256", kid: str = "k1", **claims: Any) -> str:
@@ -133,9 +134,7 @@ def hs256_with_public_key() -> str:
         (lambda: token(org={"org-17": 1}), "no tenant"),
     ],
 )
-async def test_what_is_not_right_is_refused(
-    make: Callable[[], str], why: str, recwarn: pytest.WarningsRecorder
-) -> None:
+async def test_what_is_not_right_is_refused(make: Callable[[], str], why: str) -> None:
     """Each with its own sentence."""
     provider = provider_of(Issuer(public(RSA, "k1"), public(SHORT_RSA, "short")))
     with pytest.raises(TokenRefused, match=why):
@@ -161,14 +160,11 @@ async def test_keys_with_one_id_are_all_tried() -> None:
         await provider.verify(token(rsa.generate_private_key(65537, 2048)), NOW)
 
 
-async def test_a_new_key_is_fetched_and_the_last_good_ones_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_new_key_is_fetched_and_the_last_good_ones_are_kept() -> None:
     """At most one fetch in 30 s for ids that are not known; none that fails takes a key away."""
     now = [0.0]
-    monkeypatch.setattr(key_set_cache.time, "monotonic", lambda: now[0])
     issuer = Issuer(public(RSA, "k1"))
-    provider = provider_of(issuer, jwks_url=f"{ISSUER}/keys")
+    provider = provider_of(issuer, lambda: now[0], jwks_url=f"{ISSUER}/keys")
     await provider.verify(token(), NOW)
     issuer.keys = [public(RSA, "k1"), public(EC, "k2")]
     for _ in range(3):
@@ -183,13 +179,12 @@ async def test_a_new_key_is_fetched_and_the_last_good_ones_are_kept(
     await provider.verify(token(EC, "ES256", "k2", sub="eve"), NOW)
 
 
-async def test_without_any_keys_the_client_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_any_keys_the_client_may_come_again() -> None:
     """The token may be right: this is a 503, and not a 401."""
     now = [0.0]
-    monkeypatch.setattr(key_set_cache.time, "monotonic", lambda: now[0])
     issuer = Issuer()
     issuer.keys = None
-    provider = provider_of(issuer)
+    provider = provider_of(issuer, lambda: now[0])
     for _ in range(2):
         with pytest.raises(IssuerUnreachable, match="id.example.com"):
             await provider.verify(token(), NOW)
