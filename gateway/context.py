@@ -17,12 +17,12 @@ from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
-from gateway.key_use_counts import KeyUseCounts
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED, count_refused
-from gateway.refusal_log import RefusalLog
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
 from gateway.server.connection_limits import ConnectionLimits
+from gateway.server.key_use_counts import KeyUseCounts
+from gateway.server.refusal_log import RefusalLog
 from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
 from registry.credentials.keys import Keys

@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from gateway.refusal_log import RefusalLog
+from gateway.server.refusal_log import RefusalLog
 
 
 def test_one_event_a_second_tells_of_all() -> None:
