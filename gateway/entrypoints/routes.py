@@ -34,7 +34,8 @@ log = structlog.get_logger()
 
 PAGE_DIRECTORY = Path(__file__).parents[1] / "page"
 PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -71,7 +72,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
-            Mount("/page", StaticFiles(directory=PAGE_DIRECTORY)),
+            Mount("/page", _PageFiles(directory=PAGE_DIRECTORY)),
         ],
         exception_handlers={
             HTTPException: _handle_http_exception,
@@ -207,6 +208,15 @@ async def _metrics(context: GatewayContext, request: Request) -> Response:
 
 async def _openapi(request: Request) -> Response:
     return _json_response(openapi.build_document())
+
+
+class _PageFiles(StaticFiles):
+    """The files of the page, each with the headers of the page itself."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(PAGE_HEADERS)
+        return response
 
 
 async def _index_page(request: Request) -> Response:
