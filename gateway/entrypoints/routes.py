@@ -187,17 +187,17 @@ async def _serve_not_found(scope: Scope, receive: Receive, send: Send) -> None:
 async def _readyz(context: GatewayContext, request: Request) -> Response:
     """Answer 200 if the broker is connected, some model has or had a worker, and no drain runs.
 
-    Else, or while the broker refuses a stream, the status is 503. The body has the facts either
-    way.
+    Else, or while the broker refuses a stream, the status is 503. Where `/metrics` is served the
+    body has the facts, too: they name models and streams, which is for operators to know.
     """
-    workers, unusable = context.worker_counts, sorted(context.streams.unusable)
     ready = all(check() for check in context.readiness_checks.values())
-    facts = {
-        "ready": ready,
-        "nats": context.broker.is_connected,
-        "unusable_streams": unusable,
-        "workers": workers,
-    }
+    facts: dict[str, object] = {"ready": ready}
+    if context.settings.has_public_metrics:
+        facts |= {
+            "nats": context.broker.is_connected,
+            "unusable_streams": sorted(context.streams.unusable),
+            "workers": context.worker_counts,
+        }
     return _json_response(facts, 200 if ready else 503)
 
 

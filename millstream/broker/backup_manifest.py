@@ -66,9 +66,10 @@ class BackupManifest(BaseModel):
 def check_free_folder(folder: Path) -> None:
     """Make `folder` if it is missing; raise `BackupUnusable` unless a backup may be written there.
 
-    It may be empty, or have the files of a backup that was interrupted, which are overwritten.
+    It may be empty, or have the files of a backup that was interrupted, which are overwritten. A
+    new folder is its owner's alone.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     names = {path.name for path in folder.iterdir()}
     if MANIFEST in names:
         raise BackupUnusable(folder, "is a backup already: name another folder, or remove it")
@@ -83,7 +84,7 @@ def write_manifest(folder: Path, manifest: BackupManifest) -> None:
     """
     new_file = folder / (MANIFEST + PARTIAL_SUFFIX)
     try:
-        with new_file.open("w") as out:
+        with open(new_file, "w", opener=open_owner_only) as out:
             out.write(manifest.model_dump_json(indent=2))
             out.flush()
             os.fsync(out.fileno())
@@ -91,6 +92,11 @@ def write_manifest(folder: Path, manifest: BackupManifest) -> None:
         raise BackupUnusable(folder, f"cannot be finished: {error.strerror}") from None
     new_file.replace(folder / MANIFEST)
     sync_folder(folder)
+
+
+def open_owner_only(path: str, flags: int) -> int:
+    """Open a file that only its owner may read once it is made: an `opener` of `open`."""
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,12 @@ from typing import Any
 import orjson
 from nats.aio.msg import Msg
 
-from millstream.broker.backup_manifest import PARTIAL_SUFFIX, SNAPSHOT_SUFFIX, StreamBackup
+from millstream.broker.backup_manifest import (
+    PARTIAL_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    StreamBackup,
+    open_owner_only,
+)
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable, MillstreamError
 
@@ -104,7 +109,7 @@ async def _write_chunks(
 ) -> tuple[int, str]:
     """Write all chunks to a file, each answered once it is there; return bytes and sha256."""
     size, digest = 0, hashlib.sha256()
-    with path.open("wb") as out:
+    with os.fdopen(open_owner_only(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as out:
         while (chunk := await _next_chunk(chunks, name)).data:
             out.write(chunk.data)
             digest.update(chunk.data)

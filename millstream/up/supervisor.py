@@ -166,5 +166,10 @@ async def _is_ready(plan: LaunchPlan) -> bool:
     answer = await health_probe.send_probe(host, plan.port, "/readyz", PROBE_SECONDS)
     if answer is None or not answer.is_healthy:
         return False
-    workers = json.loads(answer.text)["workers"]
+    listed = await health_probe.send_probe(
+        host, plan.port, "/v1/models", PROBE_SECONDS, plan.api_key
+    )
+    if listed is None or not listed.is_healthy:
+        return False
+    workers = {card["id"]: card["workers"] for card in json.loads(listed.text)["data"]}
     return all(workers.get(model) for model in plan.models)
