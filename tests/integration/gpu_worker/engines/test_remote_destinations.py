@@ -135,7 +135,7 @@ def test_a_redirect_is_not_followed() -> None:
         with running_upstream(away) as server, open_engine(server.url) as engine:
             code, message = only_error(run_to_end(engine, make_sequence())["r"])
         assert (code, other.calls) == ("upstream_failed", [])
-    assert "307, a redirect: none is followed" in message
+    assert "307, a redirect, and none is followed" in message
 
 
 def test_a_proxy_of_the_environment_is_not_followed_and_the_log_says_so(
