@@ -21,8 +21,10 @@ from nats.js.errors import APIError
 from millstream.broker.backup_commands import backup, restore
 from millstream.broker.backup_manifest import BackupUnusable, read_manifest
 from millstream.broker.backup_settings import BackupSettings, RestoreSettings
-from millstream.broker.stream_snapshots import CHUNK_BYTES, SnapshotFailed
+from millstream.broker.stream_snapshots import CHUNK_BYTES, SnapshotFailed, list_streams
+from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
+from tests.support.gateways import cell
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.stored_streams import (
@@ -108,6 +110,33 @@ async def test_a_restored_broker_has_what_was_backed_up(
         assert (after.first_payload, after.counter) == (before.first_payload, before.counter)
         assert after.consumer[0] == before.consumer[0]
         assert not (await store_again(client)).duplicate  # as docs/backup.md says
+
+
+async def test_a_cell_goes_on_at_another_broker(
+    nats_url: str, other_server: NatsServer, tmp_path: Path
+) -> None:
+    """Every stream and bucket of the topology, as services make them, and services behind it."""
+    async with cell(nats_url) as (gateway,):
+        assert (await gateway.complete()).status == 200
+    async with connect(nats_url, "test") as broker:
+        before = {each["config"]["name"]: each for each in await list_streams(broker)}
+    await run_backup(nats_url, tmp_path / "backup")
+    await run_restore(other_server.url, tmp_path / "backup")
+    async with connect(other_server.url, "test") as broker:
+        after = {each["config"]["name"]: each for each in await list_streams(broker)}
+    on_disk = {name for name, each in before.items() if each["config"]["storage"] == "file"}
+    assert on_disk == set(after)
+    for name, each in after.items():
+        assert each["state"]["last_seq"] == before[name]["state"]["last_seq"], name
+        assert each["state"]["messages"] == before[name]["state"]["messages"], name
+        del each["config"]["metadata"]["millstream.backup"]
+        assert each["config"] == before[name]["config"], name
+    async with cell(other_server.url) as (gateway,):
+        assert (await gateway.complete()).status == 200
+        async with client_of(other_server.url) as client:
+            ledger = (await client.jetstream().stream_info(LEDGER)).state
+            await run_restore(other_server.url, tmp_path / "backup")  # has nothing to do
+            assert (await client.jetstream().stream_info(LEDGER)).state == ledger
 
 
 async def test_lines_say_the_same_as_json(

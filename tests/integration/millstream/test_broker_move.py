@@ -13,10 +13,12 @@ from pathlib import Path
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.js.api import StorageType
 
 from millstream.broker import store_move
 from millstream.broker.store_move import MoveRefused
 from millstream.up.data_directory import open_data_directory
+from tests.support.gateways import cell
 from tests.support.minted_accounts import MintedAccounts
 from tests.support.nats_server import NatsServer
 from tests.support.stored_streams import (
@@ -134,6 +136,32 @@ async def test_everything_is_there_behind_a_move(
         )
         counter = await clients[USAGE].jetstream().get_msg(USAGE, added.seq)
         assert json.loads(counter.data or b"") == {"val": "20"}
+
+
+async def test_the_store_of_a_cell_is_moved_whole(tmp_path: Path) -> None:
+    """Every stream and bucket as services make them, with what is in it."""
+    store = StoppedStore(tmp_path)
+    store.table.write_text(json.dumps({"*": store.accounts.key("CONTROL")}))
+    server = NatsServer(store.nats)
+    try:
+        async with cell(server.url) as (gateway,):
+            assert (await gateway.complete()).status == 200
+        client = await nats.connect(server.url)
+        before = {each.config.name: each for each in await client.jetstream().streams_info()}
+        await client.close()
+    finally:
+        _stop(server)
+    assert (await asyncio.to_thread(store.run)).returncode == 0
+    async with store.started_with_accounts() as clients:
+        found = await clients[LEDGER].jetstream(timeout=10).streams_info()
+    after = {each.config.name: each for each in found}
+    stored = {name for name, each in before.items() if each.config.storage == StorageType.FILE}
+    assert stored == set(after)
+    assert len(stored) > 10
+    for name, each in after.items():
+        assert each.config == before[name].config, name
+        assert each.state.messages == before[name].state.messages, name
+        assert each.state.last_seq == before[name].state.last_seq, name
 
 
 def test_a_dry_run_says_it_and_changes_nothing(store: StoppedStore) -> None:
