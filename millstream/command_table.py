@@ -120,6 +120,24 @@ COMMANDS = (
         "millstream.dead.commands:drop",
     ),
     Command(
+        "broker backup",
+        "write all streams of a NATS server or cluster to a folder",
+        "millstream.broker.backup_settings:BackupSettings",
+        "millstream.broker.backup_commands:backup",
+    ),
+    Command(
+        "broker restore",
+        "make the streams of a backup in a broker that lacks them",
+        "millstream.broker.backup_settings:RestoreSettings",
+        "millstream.broker.backup_commands:restore",
+    ),
+    Command(
+        "broker move",
+        "give the streams of one stopped server to the accounts that own them",
+        "millstream.broker.backup_settings:MoveSettings",
+        "millstream.broker.backup_commands:move",
+    ),
+    Command(
         "bench",
         "put load on a gateway and report latencies",
         "millstream.bench.settings:BenchSettings",

@@ -45,6 +45,7 @@ POSITIONAL: JsonDict = {"positional": True}
 FLAG_ONLY: JsonDict = {"flag_only": True}  # given with one call; not read from file or environment
 DATA_DIR = Path("~/.millstream")
 ENV_PREFIX = "MILLSTREAM_"
+UPSTREAM_PREFIX = ENV_PREFIX + "UPSTREAM_"  # variables with API keys of remote models' servers
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
@@ -68,7 +69,9 @@ class Settings(BaseModel):
     An unknown key or a value of the wrong type raises pydantic's ValidationError.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+    )
 
     config: Path | None = Field(
         None, description="TOML file with settings, ./millstream.toml if it exists"
@@ -133,7 +136,7 @@ class QuotaSettings(BaseModel):
     Each quota applies to the sum over all gateways.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     requests_per_minute: int | None = Field(None, ge=1, description="requests in a minute")
     tokens_per_minute: int | None = Field(

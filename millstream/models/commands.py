@@ -11,11 +11,10 @@ from millstream.admin.console_output import make_console, make_whole_table
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifact_verification import SHORT_DIGEST
-from registry.checkpoints.findings import Finding
 from registry.lora_inspection import adapter_from
 from registry.model_inspection import make_record, require_servable
 from registry.models import INHERITED_FIELDS, Adapter, Model
-from registry.remote_models import RemoteServer, remote_model
+from registry.remote_models import RemoteServer, find_needed_settings, remote_model
 from registry.store import NameTaken, Registry
 from streams.broker.broker_client import connect
 from streams.errors import ModelNotFound
@@ -59,14 +58,14 @@ async def _add_model(settings: AddSettings) -> None:
             await registry.set_alias(settings.alias, settings.name)
         console = make_console()
         for warning in warnings:
-            console.print(f"warning: {warning.path}: {warning.reason}")
+            console.print(f"warning: {warning}")
         console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
 
 
-def _make_model(settings: AddSettings) -> tuple[Model, list[Finding]]:
-    """Return the record of what is to be registered, and warnings about its files."""
+def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:
+    """Return the record of what is to be registered, and warnings about files or server."""
     if settings.path:
-        warnings = require_servable(settings.path)
+        warnings = [f"{each.path}: {each.reason}" for each in require_servable(settings.path)]
         return make_record(settings.path, settings.name, settings.version), warnings
     assert settings.remote, "the settings require a path or a server"
     server = RemoteServer(
@@ -86,7 +85,7 @@ def _make_model(settings: AddSettings) -> tuple[Model, list[Finding]]:
         context=settings.context_length,
         version=settings.version,
     )
-    return model, []
+    return model, [f"at the worker's start: {need}" for need in find_needed_settings(server)]
 
 
 async def _add_adapter(settings: AddSettings, base: str) -> None:

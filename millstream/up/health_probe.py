@@ -1,4 +1,4 @@
-"""Health probes: one HTTP GET of `/readyz` or `/healthz` with a timeout."""
+"""Health probes: one HTTP GET with a timeout."""
 
 import asyncio
 from contextlib import closing
@@ -12,17 +12,21 @@ class ProbeResult(NamedTuple):
     text: str
 
 
-async def send_probe(host: str, port: int, path: str, seconds: float) -> ProbeResult | None:
-    """Send one HTTP GET for `path` to `host` and `port`, and return the answer.
+async def send_probe(
+    host: str, port: int, path: str, seconds: float, api_key: str = ""
+) -> ProbeResult | None:
+    """Send one HTTP GET for `path` to `host` and `port`, with the API key if one is given.
 
-    Returns None, and raises nothing, if the connection is refused or breaks or the whole answer has
-    not come within `seconds`. An answer with an error status is returned as unhealthy.
+    Returns the answer; None, and raises nothing, if the connection is refused or breaks or the
+    whole answer has not come within `seconds`. An answer with an error status is returned as
+    unhealthy.
     """
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(host, port)
             with closing(writer):
-                writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+                key_line = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n{key_line}\r\n".encode())
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     except OSError:  # includes TimeoutError
         return None

@@ -7,13 +7,14 @@ command line; that names only the service.
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from millstream.up import nats_server
 from millstream.up.child_process import Program
 from millstream.up.settings import UpSettings
-from streams.base_settings import ENV_PREFIX
+from streams.base_settings import ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
@@ -41,7 +42,7 @@ class LaunchPlan:
     port: int
     nats_port: int
     api_key: str
-    models: tuple[str, ...]
+    models: Mapping[str, str]  # the source of each, by name
 
     @property
     def nats_url(self) -> str:
@@ -103,12 +104,28 @@ class LaunchPlan:
         name = f"worker-{number}"
         settings = {
             "id": name,
-            "model": json.dumps(self.models),
+            "model": json.dumps(list(self.models)),
+            **self._worker_destinations(),
             "threads": self._worker_threads(),
             "metrics_port": self._metrics_port(number),
         }
-        allocator = {} if self.models == ("mock",) else ALLOCATOR_ENVIRONMENT
+        allocator = {} if list(self.models) == ["mock"] else ALLOCATOR_ENVIRONMENT
         return self._make_program("worker", name, settings, allocator)
+
+    def _worker_destinations(self) -> dict[str, str]:
+        """What registry records may decide for a worker, with the models that `up` itself names."""
+        settings = self.settings
+        roots = [str(root.expanduser()) for root in settings.model_root]
+        if roots:
+            sources = map(Path, self.models.values())
+            roots += [str(source.resolve()) for source in sources if source.is_dir()]
+            roots.append(str(cache_directory()))
+        given = {
+            "upstream_host": settings.upstream_host,
+            "upstream_key_variable": settings.upstream_key_variable,
+            "model_root": roots,
+        }
+        return {key: json.dumps(values) for key, values in given.items()}
 
     def _worker_threads(self) -> int:
         shared = max(1, (os.cpu_count() or 1) // self.settings.workers)
@@ -136,14 +153,16 @@ class LaunchPlan:
             settings["config"] = self.settings.config.resolve()
         environment = {
             **(allocator or {}),
-            **_inherited_environment(),
+            **_inherited_environment(service),
             **dict(_to_variables(settings.items())),
         }
         return Program(name, (sys.executable, "-m", "millstream", service), environment)
 
 
-def _inherited_environment() -> dict[str, str]:
+def _inherited_environment(service: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+    if service != "worker":  # which alone calls other servers, with their API keys
+        kept = {name: value for name, value in kept.items() if not name.startswith(UPSTREAM_PREFIX)}
     # Without the safe path a folder called `gateway` in the working directory would be imported.
     return {**kept, "PYTHONSAFEPATH": "1"}
 

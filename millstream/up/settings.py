@@ -4,19 +4,14 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from registry.destination_policy import DestinationSettings
 from registry.models import GenerationConfig
-from streams.base_settings import (
-    DATA_DIR,
-    Port,
-    Settings,
-    Slug,
-    TenantSettings,
-)
+from streams.base_settings import DATA_DIR, Port, Slug, TenantSettings
 
 CLOSING_SECONDS = 4.5  # for all services to close their connections, one after the other
 
 
-class UpSettings(Settings):
+class UpSettings(DestinationSettings):
     """Settings of `millstream up`: all services on one machine."""
 
     model: tuple[str, ...] = Field(

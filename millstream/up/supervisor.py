@@ -39,7 +39,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     models = model_registration.resolve_models(settings)
     await asyncio.to_thread(model_registration.check_folders, models.values())
     with open_data_directory(settings.data_dir) as directory:
-        plan = _make_plan(settings, directory, tuple(models))
+        plan = _make_plan(settings, directory, models)
         async with asyncio.TaskGroup() as tasks:
             manager = ProcessManager(tasks, directory, plan)
             service = tasks.create_task(_run_services(manager, models), name="serve")
@@ -49,7 +49,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
 
 
 def _make_plan(
-    settings: UpSettings, directory: DataDirectory, models: tuple[str, ...]
+    settings: UpSettings, directory: DataDirectory, models: dict[str, str]
 ) -> LaunchPlan:
     key = settings.api_key.get_secret_value() if settings.api_key else directory.load_api_key()
     port = nats_server.claim_port(settings.host, settings.port, "--port")
@@ -170,5 +170,10 @@ async def _is_ready(plan: LaunchPlan) -> bool:
     answer = await health_probe.send_probe(host, plan.port, "/readyz", PROBE_SECONDS)
     if answer is None or not answer.is_healthy:
         return False
-    workers = json.loads(answer.text)["workers"]
+    listed = await health_probe.send_probe(
+        host, plan.port, "/v1/models", PROBE_SECONDS, plan.api_key
+    )
+    if listed is None or not listed.is_healthy:
+        return False
+    workers = {card["id"]: card["workers"] for card in json.loads(listed.text)["data"]}
     return all(workers.get(model) for model in plan.models)

@@ -1,0 +1,9 @@
+"""`millstream broker`: what operators do to the NATS servers' stored streams.
+
+backup_commands, backup_settings  `backup`, `restore` and `move`, as the command line calls them
+backup_manifest                   what a backup consists of: the folder's files and their checksums
+stream_snapshots                  one stream to a file and back, by JetStream's API
+stream_restore                    a whole backup into a broker; can be repeated after a kill
+store_move                        a stopped server's streams to the folders of their accounts
+stream_owners                     which account owns which stream                           (pure)
+"""
