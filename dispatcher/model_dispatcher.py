@@ -131,7 +131,7 @@ class ModelDispatcher:
         return {
             subjects.fleet_of(self.model): self._on_beat,
             subjects.GONE: self._on_gone,
-            subjects.ledger_of(self.model): self._on_ledger,
+            subjects.billed_of(self.model): self._on_ledger,
             subjects.ALL_CANCELS: self._on_cancel,
             dead_letters.MAX_DELIVERIES_ADVISORIES: self._on_advisory,
         }

@@ -352,6 +352,14 @@ def ledger(tenant: str, model: str) -> str:
     return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
 
 
+def billed_of(model: str) -> str:
+    """Return the filter for usage records of one model as they are heard once they are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.billed.*.{escape(model)}"
+
+
 def usage(tenant: str, scope: str, meter: str, day: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
 
@@ -489,6 +497,7 @@ ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
+ALL_BILLED = f"{PREFIX}.billed.>"  # ledger records, once they are stored
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is its name

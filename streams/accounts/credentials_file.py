@@ -13,6 +13,7 @@ from pathlib import Path
 
 from streams.accounts.claims_token import Claims, InvalidClaims, decode
 from streams.accounts.nkeys import InvalidKey, KeyKind, KeyPair
+from streams.accounts.private_file import write_whole
 from streams.errors import BrokerMisconfigured
 
 _PART = re.compile(r"-{3,}BEGIN [^-\n]+-{3,}\s*(?P<text>[^\s-][^\s]*)\s*-{3,}END [^-\n]+-{3,}")
@@ -51,6 +52,11 @@ class UserCredentials:
     account: str
     issued_at: int
     expires_at: int | None
+
+    @property
+    def inbox_prefix(self) -> str:
+        """What the user's inboxes begin with: it may subscribe to no others."""
+        return f"_INBOX.{self.name}"
 
     @property
     def user(self) -> str:
@@ -132,11 +138,4 @@ def _utc(seconds: float) -> str:
 
 def write_credentials(path: str | os.PathLike[str], credentials: UserCredentials) -> None:
     """Write a credentials file that its owner alone may read; replaces one that is there."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(credentials.text())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
+    write_whole(Path(path), credentials.text())
