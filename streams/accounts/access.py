@@ -14,7 +14,14 @@ from functools import cache
 
 from streams import subjects, topology
 from streams.accounts.claims import Export, Permissions
-from streams.accounts.rights import JETSTREAM_ACKS, JETSTREAM_API, STORES, Account, Right, fill
+from streams.accounts.rights import (
+    JETSTREAM_ACKS,
+    JETSTREAM_API,
+    STORES,
+    BrokerAccount,
+    Right,
+    fill,
+)
 from streams.topology import Scale
 
 REGISTRY, TENANTS, LEASES = "KV_registry", "KV_tenants", "KV_leases"
@@ -37,19 +44,19 @@ class UserClass(StrEnum):
 
 
 ACCOUNT_OF = {
-    UserClass.ADMIN: Account.ADMIN,
-    UserClass.GATEWAY: Account.SERVICES,
-    UserClass.DISPATCHER: Account.SERVICES,
-    UserClass.WORKER: Account.WORKERS,
-    UserClass.OPERATOR: Account.OPERATORS,
-    UserClass.SYSTEM: Account.SYSTEM,
+    UserClass.ADMIN: BrokerAccount.ADMIN,
+    UserClass.GATEWAY: BrokerAccount.SERVICES,
+    UserClass.DISPATCHER: BrokerAccount.SERVICES,
+    UserClass.WORKER: BrokerAccount.WORKERS,
+    UserClass.OPERATOR: BrokerAccount.OPERATORS,
+    UserClass.SYSTEM: BrokerAccount.SYSTEM,
 }
 _ANSWERERS = (UserClass.ADMIN, UserClass.GATEWAY, UserClass.DISPATCHER, UserClass.WORKER)
 
 
-def store_of(stream: str) -> Account:
+def store_of(stream: str) -> BrokerAccount:
     """Return the account that stores a stream."""
-    return Account.CONTROL if stream in CONTROL_STREAMS else Account.WORK
+    return BrokerAccount.CONTROL if stream in CONTROL_STREAMS else BrokerAccount.WORK
 
 
 def api_prefix(user_class: UserClass, stream: str) -> str:
@@ -77,12 +84,12 @@ class _Rights:
     """Makes lines of the table for a cell with so many shards of token logs."""
 
     shards: int
-    own: Account
+    own: BrokerAccount
 
-    def publishes(self, owner: Account, reason: str, *patterns: str) -> list[Right]:
+    def publishes(self, owner: BrokerAccount, reason: str, *patterns: str) -> list[Right]:
         return [Right("publish", owner, pattern, reason) for pattern in patterns]
 
-    def hears(self, owner: Account, reason: str, *patterns: str) -> list[Right]:
+    def hears(self, owner: BrokerAccount, reason: str, *patterns: str) -> list[Right]:
         return [Right("subscribe", owner, pattern, reason) for pattern in patterns]
 
     def writes(self, stream: str, reason: str, *patterns: str) -> list[Right]:
@@ -107,7 +114,7 @@ class _Rights:
         """Follow a bucket: read it, and hear its changes."""
         names = (bucket.removeprefix("KV_") for bucket in buckets)
         changes = [f"{subjects.PREFIX}.changed.{name}.>" for name in names]
-        return self.reads(*buckets) + self.hears(Account.CONTROL, "changes", *changes)
+        return self.reads(*buckets) + self.hears(BrokerAccount.CONTROL, "changes", *changes)
 
     def pulls(self, stream: str, consumer: str, pattern: str, *more: str) -> list[Right]:
         """Make a consumer whose name and filter are these, pull from it, and acknowledge."""
@@ -127,12 +134,14 @@ class _Rights:
 
     def everyone(self) -> list[Right]:
         """What each process does: the broker's time, and asking for streams that it misses."""
-        api = Right("publish", Account.WORK, f"{JETSTREAM_API}INFO", "is there JetStream")
+        api = Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream")
         return [
             api,
             *self.sees(topology.REQUESTS),
             *self.publishes(self.own, "ask for missing streams", subjects.DECLARE),
-            *self.hears(Account.ADMIN, "which streams there are", f"{subjects.PREFIX}.streams"),
+            *self.hears(
+                BrokerAccount.ADMIN, "which streams there are", f"{subjects.PREFIX}.streams"
+            ),
         ]
 
 
@@ -145,18 +154,20 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(IDEMPOTENCY, "idempotency keys"),
         *make.writes(make.logs()[0], "accept or refuse a submission"),
         *make.writes(topology.LEDGER, "count refusals", "infer.outcome.*.*"),
-        *make.publishes(Account.WORK, "cancel", "infer.cancel.*.*"),
+        *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
         *make.sees(topology.WORK, topology.RATES, topology.USAGE),
         *make.views(REGISTRY, TENANTS),
         *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
-        *make.hears(Account.WORK, "replies", "infer.reply.*.*.*"),
-        *make.hears(Account.CONTROL, "quotas", subjects.ALL_BILLED),
+        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.*.*"),
+        *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
         *make.hears(make.own, "load", "infer.pressure.*"),
         *make.hears(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
         *make.publishes(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
-        *make.publishes(Account.WORKERS, "whose request it is", "infer.find.*.*"),
-        *make.publishes(Account.WORKERS, "missed records", "infer.written.*", "infer.written"),
+        *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
+        *make.publishes(
+            BrokerAccount.WORKERS, "missed records", "infer.written.*", "infer.written"
+        ),
         *make.publishes(make.own, "ask a leader", "infer.report.*"),
     ]
 
@@ -181,16 +192,16 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.pulls(topology.REQUESTS, "*", "infer.request.*.*.*", "DELETE", "RESET"),
         *make.pulls(topology.WORK, "*", "infer.work.*.*.*.*", "DELETE", "PAUSE"),
         *make.views(REGISTRY, TENANTS),
-        *make.hears(Account.WORKERS, "heartbeats", "infer.fleet.*.*"),
-        *make.hears(Account.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.gone"),
-        *make.hears(Account.WORK, "work that nobody finished", advisories),
-        *make.hears(Account.CONTROL, "ended requests", subjects.ALL_BILLED),
+        *make.hears(BrokerAccount.WORKERS, "heartbeats", "infer.fleet.*.*"),
+        *make.hears(BrokerAccount.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.gone"),
+        *make.hears(BrokerAccount.WORK, "work that nobody finished", advisories),
+        *make.hears(BrokerAccount.CONTROL, "ended requests", subjects.ALL_BILLED),
         *make.hears(make.own, "questions", "infer.find.*.*", "infer.report.*"),
         *make.publishes(make.own, "load", "infer.pressure.*"),
         *make.publishes(make.own, "whose request it is", "infer.find.*.*"),
-        *make.publishes(Account.WORKERS, "whose request it is", "infer.find.*.*"),
-        *make.publishes(Account.WORKERS, "is a worker alive", "infer.alive.*"),
-        *make.publishes(Account.WORKERS, "ask for heartbeats", "infer.muster.*"),
+        *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
+        *make.publishes(BrokerAccount.WORKERS, "is a worker alive", "infer.alive.*"),
+        *make.publishes(BrokerAccount.WORKERS, "ask for heartbeats", "infer.muster.*"),
     ]
 
 
@@ -206,7 +217,9 @@ def _worker(make: _Rights) -> list[Right]:
         *make.sees(topology.WORK, topology.LEDGER, topology.USAGE, topology.DEAD),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),
-        *make.hears(Account.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.drain.{id}"),
+        *make.hears(
+            BrokerAccount.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.drain.{id}"
+        ),
         *make.hears(make.own, "questions", "infer.alive.{id}", "infer.find.*.*"),
         *make.hears(make.own, "missed records", "infer.written.{id}", "infer.written"),
         *make.hears(make.own, "heartbeats", "infer.muster.{model}", "infer.fleet.{model}.*"),
@@ -220,10 +233,10 @@ def _operator(make: _Rights) -> list[Right]:
     letters = (topology.DEAD, topology.REPLAYS)
     return [
         *make.everyone(),
-        *make.publishes(Account.ADMIN, "ask the admin service", "infer.admin.>"),
-        *make.publishes(Account.SERVICES, "ask a leader", "infer.report.*"),
-        *make.publishes(Account.WORK, "signals", *signals),
-        *make.hears(Account.WORKERS, "how a drain goes", "infer.draining.*"),
+        *make.publishes(BrokerAccount.ADMIN, "ask the admin service", "infer.admin.>"),
+        *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
+        *make.publishes(BrokerAccount.WORK, "signals", *signals),
+        *make.hears(BrokerAccount.WORKERS, "how a drain goes", "infer.draining.*"),
         *make.reads(topology.USAGE, topology.RATES, topology.LEDGER, *letters, *make.logs()),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.GET.{}")),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.DELETE.{}")),
@@ -236,9 +249,9 @@ def _operator(make: _Rights) -> list[Right]:
 def _admin(make: _Rights) -> list[Right]:
     whole = f"{JETSTREAM_API}>"
     deleted = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
-    asking = (Account.SERVICES, Account.WORKERS, Account.OPERATORS)
+    asking = (BrokerAccount.SERVICES, BrokerAccount.WORKERS, BrokerAccount.OPERATORS)
     return [
-        Right("publish", Account.WORK, f"{JETSTREAM_API}INFO", "is there JetStream"),
+        Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream"),
         *(Right("publish", s, whole, "declare", local=f"{s}.API.>") for s in STORES),
         *(right for s in STORES for right in make.hears(s, "deleted streams", deleted)),
         *(right for a in asking for right in make.hears(a, "missing streams", subjects.DECLARE)),
@@ -251,20 +264,20 @@ def _admin(make: _Rights) -> list[Right]:
         *make.writes(REGISTRY, "models and aliases"),
         *make.writes(TENANTS, "tenants and keys"),
         *make.writes(LEASES, "lead"),
-        *make.hears(Account.CONTROL, "changes", "infer.changed.registry.>"),
-        *make.hears(Account.CONTROL, "changes", "infer.changed.tenants.>"),
-        *make.publishes(Account.SERVICES, "ask a leader", "infer.report.*"),
-        *make.publishes(Account.WORK, "signals", "infer.cancel.*.*", "infer.drain.*"),
+        *make.hears(BrokerAccount.CONTROL, "changes", "infer.changed.registry.>"),
+        *make.hears(BrokerAccount.CONTROL, "changes", "infer.changed.tenants.>"),
+        *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
+        *make.publishes(BrokerAccount.WORK, "signals", "infer.cancel.*.*", "infer.drain.*"),
     ]
 
 
 def _tenant(make: _Rights) -> list[Right]:
     by_subject = f"{JETSTREAM_API}DIRECT.GET.*.infer.token.*.{{tenant}}.*.*"
     return [
-        *make.publishes(Account.WORK, "submit", "infer.submit.{tenant}.*.*"),
-        *make.publishes(Account.WORK, "cancel", "infer.cancel.{tenant}.*"),
-        *make.publishes(Account.WORK, "the last stored record of a request", by_subject),
-        *make.hears(Account.WORK, "replies", "infer.reply.{tenant}.*.*"),
+        *make.publishes(BrokerAccount.WORK, "submit", "infer.submit.{tenant}.*.*"),
+        *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
+        *make.publishes(BrokerAccount.WORK, "the last stored record of a request", by_subject),
+        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.*.*"),
     ]
 
 
@@ -289,11 +302,11 @@ def rights_of(user_class: UserClass, shards: int = 1) -> tuple[Right, ...]:
     """
     if user_class not in _TABLE:
         return ()
-    own = ACCOUNT_OF.get(user_class, Account.WORK)
+    own = ACCOUNT_OF.get(user_class, BrokerAccount.WORK)
     return tuple(dict.fromkeys(_TABLE[user_class](_Rights(shards, own))))
 
 
-def roles_of(account: Account, shards: int = 1) -> dict[str, Permissions]:
+def roles_of(account: BrokerAccount, shards: int = 1) -> dict[str, Permissions]:
     """Return what the users of each of an account's classes may do, to be filled in by servers.
 
     A user called X has its inboxes under `_INBOX.X.`: nobody else in the account hears them.
@@ -327,10 +340,10 @@ def _permissions(
     )
 
 
-def imports_of(account: Account, shards: int = 1) -> list[Right]:
+def imports_of(account: BrokerAccount, shards: int = 1) -> list[Right]:
     """Return what an account imports: what its classes of users need of other accounts."""
     classes = [each for each, own in ACCOUNT_OF.items() if own is account]
-    found: dict[tuple[str, Account, str, str | None], Right] = {}
+    found: dict[tuple[str, BrokerAccount, str, str | None], Right] = {}
     for right in (r for each in classes for r in rights_of(each, shards)):
         if right.owner is not account:
             key = (right.kind, right.owner, right.imported(), right.local)
@@ -338,7 +351,7 @@ def imports_of(account: Account, shards: int = 1) -> list[Right]:
     return list(found.values())
 
 
-def exports_of(account: Account, shards: int = 1) -> list[Export]:
+def exports_of(account: BrokerAccount, shards: int = 1) -> list[Export]:
     """Return what an account exports: what users of other accounts, tenants' too, need of it."""
     others: Sequence[UserClass] = [c for c in _TABLE if ACCOUNT_OF.get(c) is not account]
     rights: Iterable[Right] = (r for each in others for r in rights_of(each, shards))

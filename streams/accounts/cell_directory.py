@@ -26,7 +26,7 @@ from streams.accounts.credentials_file import UserCredentials, read_credentials,
 from streams.accounts.minting import CLASS_TAG, Mint, NewUser
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.private_file import write_new, write_whole
-from streams.accounts.rights import Account, Pins
+from streams.accounts.rights import BrokerAccount, Pins
 from streams.accounts.server_configuration import AccountsBlock
 from streams.errors import BrokerMisconfigured
 from streams.subjects import token
@@ -100,9 +100,9 @@ class CellDirectory:
             )
         operator, signing = self._make_pair(_OPERATOR, KeyKind.OPERATOR)
         state = CellState(operator.public, (signing.public,), shards)
-        for account in Account:
+        for account in BrokerAccount:
             state = state.with_account(self._make_account(account))
-        system = state.accounts[Account.SYSTEM].public
+        system = state.accounts[BrokerAccount.SYSTEM].public
         claims = operator_claims("millstream", operator.public, [signing.public], system)
         token = encode({**claims, "iat": int(time.time())}, operator)
         write_new(self.path / f"{_OPERATOR}.jwt", token)
@@ -111,7 +111,7 @@ class CellDirectory:
     def _make_account(self, name: str) -> AccountState:
         identity, signing = self._make_pair(name, KeyKind.ACCOUNT)
         roles = [each for each in ROLES if ACCOUNT_OF[each] == name]
-        keys = {
+        keys: dict[str, tuple[str, ...]] = {
             role: (self._make_key(_SIGNING, _role_file(role), KeyKind.ACCOUNT).public,)
             for role in roles
         }
@@ -164,16 +164,16 @@ class CellDirectory:
     def mint(self) -> Mint:
         """Return what signs this cell's accounts and users; raises `InvalidCellDirectory`."""
         state = self.read()
-        keys = {str(each): self._signing_key(each, KeyKind.ACCOUNT) for each in Account}
+        keys = {str(each): self._signing_key(each, KeyKind.ACCOUNT) for each in BrokerAccount}
         operator = self._signing_key(_OPERATOR, KeyKind.OPERATOR)
         return Mint(operator, keys, state.accounts, state.shards)
 
     def accounts_block(self) -> AccountsBlock:
         """Return what every server's configuration says of accounts."""
         mint = self.mint()
-        tokens = {mint.states[each].public: mint.account_token(each) for each in Account}
+        tokens = {mint.states[each].public: mint.account_token(each) for each in BrokerAccount}
         operator = (self.path / f"{_OPERATOR}.jwt").read_text()
-        return AccountsBlock(operator, mint.states[Account.SYSTEM].public, tokens)
+        return AccountsBlock(operator, mint.states[BrokerAccount.SYSTEM].public, tokens)
 
     def write_node(self, name: str, text: str) -> Path:
         """Write a server's configuration and return the file; it holds no secret key."""
@@ -271,7 +271,7 @@ class CellDirectory:
     def account_tokens(self) -> Sequence[str]:
         """Return the tokens of all accounts, tenants' too, for servers that have lost theirs."""
         mint = self.mint()
-        own = [mint.account_token(each) for each in Account]
+        own = [mint.account_token(each) for each in BrokerAccount]
         tenants = [
             mint.tenant_token(name.removeprefix(TENANT_PREFIX), state)
             for name, state in mint.states.items()
@@ -301,7 +301,7 @@ def class_names() -> list[str]:
 
 def _renewed(state: CellState, now: float) -> CellState:
     """Return the state with a new time for the claims of all of the cell's own accounts."""
-    for account in Account:
+    for account in BrokerAccount:
         known = state.accounts[account]
         issued_at = next_issued_at(known.issued_at, now)
         state = state.with_account(replace(known, issued_at=issued_at))

@@ -21,7 +21,7 @@ from streams.accounts.claims import (
 from streams.accounts.claims_token import Claims, decode, encode
 from streams.accounts.credentials_file import UserCredentials, credentials_of
 from streams.accounts.nkeys import KeyPair
-from streams.accounts.rights import STORES, Account, Pins, Right
+from streams.accounts.rights import STORES, BrokerAccount, Pins, Right
 from streams.errors import BrokerMisconfigured
 
 CLASS_TAG = "class:"
@@ -44,7 +44,7 @@ class Mint:
     states: Mapping[str, AccountState]
     shards: int
 
-    def account_token(self, account: Account) -> str:
+    def account_token(self, account: BrokerAccount) -> str:
         """Return the claims of one of the cell's own accounts, as its state says, signed."""
         state = self.states[account]
         claims = account_claims(

@@ -27,7 +27,7 @@ _WHOLE_EXPORTS = (
 )
 
 
-class Account(StrEnum):
+class BrokerAccount(StrEnum):
     """The accounts of a cell, but for those of tenants that publish to NATS themselves."""
 
     SYSTEM = "SYS"  # the servers' own: claims, health
@@ -39,7 +39,7 @@ class Account(StrEnum):
     OPERATORS = "OPERATORS"  # the command line
 
 
-STORES = (Account.CONTROL, Account.WORK)
+STORES = (BrokerAccount.CONTROL, BrokerAccount.WORK)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Right:
     """
 
     action: Literal["publish", "subscribe"]
-    owner: Account
+    owner: BrokerAccount
     subject: str
     reason: str
     local: str | None = None

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import StorageType, StreamConfig
+from nats.js.api import RePublish, StorageType, StreamConfig
 from nats.js.errors import ServiceUnavailableError
 
-from registry.kv_view import _bucket_config
 from streams import topology
 from streams.accounts import access
 from streams.accounts.access import UserClass, api_prefix
@@ -166,13 +166,12 @@ class AccountsCell:
         async with self.client(UserClass.ADMIN, "declarer") as client:
             for config in self._configs():
                 config.num_replicas = self._count
-                await eventually(lambda config=config: _declares(client, config))
+                await eventually(partial(_declares, client, config))
 
     def _configs(self) -> list[StreamConfig]:
         shards = self.directory.read().shards
         declared = topology.stream_configs(Scale(shards=shards), 100)
-        names = [each.removeprefix("KV_") for each in access.BUCKETS]
-        buckets = [_bucket_config(name, 1, None) for name in names]
+        buckets = [_bucket(each.removeprefix("KV_")) for each in access.BUCKETS]
         for config in (*declared, *buckets):
             config.storage, config.max_bytes = StorageType.MEMORY, 1_000_000
         return [*declared, *buckets]
@@ -184,6 +183,16 @@ class AccountsCell:
     def close(self) -> None:
         for node in self.nodes:
             node.kill()
+
+
+def _bucket(name: str) -> StreamConfig:
+    return StreamConfig(
+        name=f"KV_{name}",
+        subjects=[f"$KV.{name}.>"],
+        max_msgs_per_subject=8,
+        allow_direct=True,
+        republish=RePublish(src=f"$KV.{name}.>", dest=f"infer.changed.{name}.>"),
+    )
 
 
 def admin_api(client: Client, stream: str) -> JetStreamContext:
