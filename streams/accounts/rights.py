@@ -18,6 +18,7 @@ from streams.accounts.claims import Export, Kind
 from streams.subjects import PoolKey, Priority, escape
 
 _ANY_POOL = ("*", "*")
+_ANYTHING = {"pool": ("*.*",)}  # a pool is two tokens, model and version
 _PIN = re.compile(r"\{(\w+)\}")
 JETSTREAM_API, JETSTREAM_ACKS = "$JS.API.", "$JS.ACK."
 # Exported once as a whole: what is imported of them is told by each activation.
@@ -87,9 +88,9 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def fill(subject: str, values: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a subject with its pins filled in, in all combinations; `*` for those not given."""
+    """Return a subject with its pins filled in, in all combinations; wildcards for others."""
     names = dict.fromkeys(_PIN.findall(subject))
-    combinations = product(*(values.get(name) or ("*",) for name in names))
+    combinations = product(*(values.get(name) or _ANYTHING.get(name, ("*",)) for name in names))
     return [subject.format(**dict(zip(names, each, strict=True))) for each in combinations]
 
 

@@ -22,7 +22,10 @@ from streams import topology
 from streams.accounts import access
 from streams.accounts.access import UserClass, api_prefix
 from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.claims import EVERYTHING
 from streams.accounts.credentials_file import UserCredentials, read_credentials
+from streams.accounts.minting import NewUser
+from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
 from streams.accounts.server_configuration import node_configuration
 from streams.topology import Scale
@@ -119,6 +122,14 @@ class AccountsCell:
         file = self.directory.add_user(name or str(user_class), user_class, pins=pins)
         async with self.connected(read_credentials(file, time.time()), node) as client:
             yield client
+
+    def insider(self, account: str) -> UserCredentials:
+        """A user who may do all that an account can, as whoever has stolen its key."""
+        seed = (self.directory.path / "keys/signing" / f"{account}.seed").read_text()
+        state = self.directory.read().accounts[account]
+        user = NewUser(UserClass.SYSTEM, "insider", KeyPair.generate(KeyKind.USER))
+        signer = KeyPair.from_seed(seed)
+        return user.sign(state.public, signer, time.time(), permissions=EVERYTHING)
 
     @asynccontextmanager
     async def connected(
