@@ -159,10 +159,10 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.sees(topology.WORK, topology.RATES, topology.USAGE),
         *make.views(REGISTRY, TENANTS),
         *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
-        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.*.*"),
+        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
-        *make.hears(make.own, "load", "infer.pressure.*"),
-        *make.hears(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
+        *make.hears(make.own, "load", subjects.ALL_PRESSURE),
+        *make.hears(make.own, "whose request it is", subjects.ALL_READERS, subjects.ALL_FINDS),
         *make.publishes(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
         *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
         *make.publishes(
@@ -196,7 +196,7 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.hears(BrokerAccount.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.gone"),
         *make.hears(BrokerAccount.WORK, "work that nobody finished", advisories),
         *make.hears(BrokerAccount.CONTROL, "ended requests", subjects.ALL_BILLED),
-        *make.hears(make.own, "questions", "infer.find.*.*", "infer.report.*"),
+        *make.hears(make.own, "questions", subjects.ALL_FINDS, "infer.report.*"),
         *make.publishes(make.own, "load", "infer.pressure.*"),
         *make.publishes(make.own, "whose request it is", "infer.find.*.*"),
         *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
@@ -220,7 +220,7 @@ def _worker(make: _Rights) -> list[Right]:
         *make.hears(
             BrokerAccount.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.drain.{id}"
         ),
-        *make.hears(make.own, "questions", "infer.alive.{id}", "infer.find.*.*"),
+        *make.hears(make.own, "questions", "infer.alive.{id}", subjects.ALL_FINDS),
         *make.hears(make.own, "missed records", "infer.written.{id}", "infer.written"),
         *make.hears(make.own, "heartbeats", "infer.muster.{model}", "infer.fleet.{model}.*"),
         *make.publishes(make.own, "heartbeats", "infer.fleet.{model}.{id}", "infer.muster.{model}"),
@@ -277,7 +277,7 @@ def _tenant(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.WORK, "submit", "infer.submit.{tenant}.*.*"),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
         *make.publishes(BrokerAccount.WORK, "the last stored record of a request", by_subject),
-        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.*.*"),
+        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.>"),
     ]
 
 

@@ -265,7 +265,7 @@ class CellDirectory:
         state = self._tenant(tenant)
         signer = self._signing_key(state.name, KeyKind.ACCOUNT)
         user = NewUser(UserClass.TENANT, tenant, KeyPair.generate(KeyKind.USER), expires_at)
-        now = max(time.time(), *(cut + 1 for cut in state.revocations.values()))
+        now = max([time.time(), *(cut + 1 for cut in state.revocations.values())])
         return minting.sign_tenant_user(user, state.public, signer, now)
 
     def account_tokens(self) -> Sequence[str]:

@@ -147,30 +147,45 @@ def test_stores_have_no_users_and_offer_nothing_without_an_activation() -> None:
     assert all(each.claims()["token_req"] for each in exports)
 
 
-async def test_a_consumer_delivers_to_no_subject_that_its_reader_chooses(
-    declared: AccountsCell,
-) -> None:
-    """A push consumer would write stored messages into the store's own account."""
-    pool = PoolKey("mock", "v1", Priority.BATCH)
-    config = topology.work_consumer(pool, 10)
-    name = config.durable_name
+async def test_inside_a_store_the_same_attack_deletes_a_stream(declared: AccountsCell) -> None:
+    """Why nobody sits there, and that the attack of the other tests is one."""
     witness = Witness()
     async with (
-        declared.connected(declared.insider(BrokerAccount.WORK)) as inside,
-        declared.client(UserClass.DISPATCHER, "d1") as dispatcher,
-        declared.client(UserClass.WORKER, "w1", Pins("w1", (("mock", "v1"),))) as worker,
+        declared.connected(declared.insider(BrokerAccount.WORK)) as watcher,
+        declared.connected(declared.insider(BrokerAccount.WORK)) as attacker,
     ):
-        await witness.watch(inside, "WORK")
+        await witness.watch(watcher, "WORK")
+        question = b'{"last_by_subj": "infer.dead.x.y"}'
+        for target in ("infer.heard.cancel.evil.victim", "$JS.API.STREAM.DELETE.DEAD"):
+            await attacker.publish("$JS.API.DIRECT.GET.DEAD", question, reply=target)
+        await eventually(lambda: witness.arrived)
+        await eventually(lambda: _is_deleted(declared, "DEAD"))
+
+
+async def _is_deleted(cell: AccountsCell, stream: str) -> bool:
+    return stream not in await stream_states(cell)
+
+
+async def test_a_consumer_delivers_nothing_into_other_streams(declared: AccountsCell) -> None:
+    """A push consumer has stored messages sent to any subject that its maker names."""
+    pool = PoolKey("mock", "v1", Priority.BATCH)
+    config = topology.work_consumer(pool, 10)
+    pins = Pins("w1", (("mock", "v1"),))
+    before = await stream_states(declared)
+    async with (
+        declared.client(UserClass.DISPATCHER, "d1") as dispatcher,
+        declared.client(UserClass.WORKER, "w1", pins) as worker,
+    ):
         for target in TARGETS:
             config.deliver_subject = target
             body = json.dumps({"stream_name": "WORK", "config": config.as_dict()}).encode()
-            subject = f"$JS.API.CONSUMER.CREATE.WORK.{name}.{subjects.work(pool)}"
-            answer = await worker.ask(subject, body)
-            print(target, answer.get("error"))
-            if "error" not in answer:
-                await dispatcher.ask(subjects.work(pool), b"")
-                await dispatcher.ask(f"$JS.API.CONSUMER.INFO.WORK.{name}")
-                await dispatcher.ask(f"$JS.API.CONSUMER.DELETE.WORK.{name}")
-    assert witness.arrived == set()
-    assert await stream_states(declared)
-    _ = eventually
+            subject = f"$JS.API.CONSUMER.CREATE.WORK.{config.name}.{subjects.work(pool)}"
+            made = "error" not in await worker.ask(subject, body)
+            for payload in (b"", b"{}"):
+                await dispatcher.ask(subjects.work(pool), payload)
+            if made:
+                info = await dispatcher.ask(f"$JS.API.CONSUMER.INFO.WORK.{config.name}")
+                assert info["delivered"]["consumer_seq"] == 0, target
+                await dispatcher.ask(f"$JS.API.CONSUMER.DELETE.WORK.{config.name}")
+    after = await stream_states(declared)
+    assert after == {**before, "WORK": after["WORK"]}
