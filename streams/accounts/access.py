@@ -103,18 +103,18 @@ class _Rights:
         return self.publishes(store_of(stream), reason, *patterns)
 
     def reads(self, *streams: str) -> list[Right]:
-        """Read messages, and a stream's state."""
-        calls = ("DIRECT.GET.{}", "STREAM.INFO.{}")
-        return [right for each in streams for right in self.asks(each, "read", *calls)]
+        return [right for each in streams for right in self.asks(each, "read", "DIRECT.GET.{}")]
 
     def sees(self, *streams: str) -> list[Right]:
+        """Ask for streams' states, with the subjects in them."""
         return [right for each in streams for right in self.asks(each, "state", "STREAM.INFO.{}")]
 
     def views(self, *buckets: str) -> list[Right]:
         """Follow a bucket: read it, and hear its changes."""
         names = (bucket.removeprefix("KV_") for bucket in buckets)
         changes = [f"{subjects.PREFIX}.changed.{name}.>" for name in names]
-        return self.reads(*buckets) + self.hears(BrokerAccount.CONTROL, "changes", *changes)
+        asked = self.reads(*buckets) + self.sees(*buckets)
+        return asked + self.hears(BrokerAccount.CONTROL, "changes", *changes)
 
     def pulls(self, stream: str, consumer: str, pattern: str, *more: str) -> list[Right]:
         """Make a consumer whose name and filter are these, pull from it, and acknowledge."""
@@ -156,7 +156,7 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(topology.LEDGER, "count refusals", "infer.outcome.*.*"),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
-        *make.sees(topology.WORK, topology.RATES, topology.USAGE),
+        *make.sees(topology.WORK, topology.RATES, topology.USAGE, IDEMPOTENCY, *make.logs()),
         *make.views(REGISTRY, TENANTS),
         *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
@@ -185,7 +185,8 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.writes(LEASES, "lead"),
         *make.reads(topology.REQUESTS, topology.WORK, topology.ATTEMPTS, *make.logs()),
         *make.reads(topology.LEDGER, topology.CHECKPOINTS, LEASES),
-        *make.sees(topology.USAGE, topology.DEAD),
+        *make.sees(topology.WORK, topology.USAGE, topology.DEAD, topology.ATTEMPTS, *make.logs()),
+        *make.sees(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.asks(topology.REQUESTS, "read", "STREAM.MSG.GET.{}", "CONSUMER.NAMES.{}"),
         *make.asks(topology.WORK, "read", "STREAM.MSG.GET.{}"),
         *make.asks(topology.WORK, "dead letters", "STREAM.MSG.DELETE.{}"),
@@ -214,7 +215,7 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
         *make.reads(topology.ATTEMPTS, *make.logs()),
-        *make.sees(topology.WORK, topology.LEDGER, topology.USAGE, topology.DEAD),
+        *make.sees(topology.WORK),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),
         *make.hears(
@@ -238,6 +239,7 @@ def _operator(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.WORK, "signals", *signals),
         *make.hears(BrokerAccount.WORKERS, "how a drain goes", "infer.draining.*"),
         *make.reads(topology.USAGE, topology.RATES, topology.LEDGER, *letters, *make.logs()),
+        *make.sees(topology.USAGE, topology.RATES, topology.LEDGER, *letters),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.GET.{}")),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.DELETE.{}")),
         *make.writes(topology.REPLAYS, "replay"),

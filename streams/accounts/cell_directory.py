@@ -11,6 +11,7 @@ All of it is readable by its owner alone.
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,18 +72,25 @@ class CellDirectory:
         """Make all keys that are missing and new claims of all accounts; returns the directory.
 
         Idempotent: keys that are there stay. Raises `InvalidCellDirectory` for keys without the
-        file that says whose they are, and OSError where it cannot be written.
+        file that says whose they are, and where it cannot be written.
         """
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (_IDENTITY, _SIGNING, Path("users"), Path("nodes")):
-            (path / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         cell = cls(path)
-        with cell._locked():
-            if not (path / _CELL).exists():
-                cell._make_keys(shards)
-            state = cell.read()
-            cell._write(replace(_renewed(state, time.time()), shards=shards))
+        try:
+            cell._make_folders()
+            with cell._locked():
+                if not (path / _CELL).exists():
+                    cell._make_keys(shards)
+                cell._write(replace(_renewed(cell.read(), time.time()), shards=shards))
+        except OSError as error:
+            raise InvalidCellDirectory(
+                path, f"cannot be written ({error.strerror}): choose another"
+            ) from error
         return cell
+
+    def _make_folders(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (_IDENTITY.parent, _IDENTITY, _SIGNING, Path("users"), Path("nodes")):
+            (self.path / folder).mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
     def open(cls, path: Path) -> "CellDirectory":
@@ -148,7 +156,7 @@ class CellDirectory:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep other processes from changing the directory meanwhile."""
-        with (self.path / _LOCK).open("w") as file:
+        with os.fdopen(os.open(self.path / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -189,17 +197,18 @@ class CellDirectory:
         self,
         name: str,
         user_class: UserClass,
-        *,
         pins: Pins | None = None,
-        expires_at: int | None = None,
+        seconds: float | None = None,
     ) -> Path:
         """Write the credentials of a process and return the file.
 
-        By default the user is pinned to the process `name`. One that is there keeps its key, and
-        gets new claims; raises `InvalidCellDirectory` if it is of another class.
+        By default the user is pinned to the process `name`; the credentials end after `seconds`, if
+        ever. One that is there keeps its key and gets new claims; raises `InvalidCellDirectory` if
+        it is of another class.
         """
         file = self.user_file(name)
         with self._locked():
+            expires_at = None if seconds is None else int(time.time() + seconds)
             user = NewUser(user_class, name, self._user_key(file, user_class), expires_at)
             account = self.read().accounts[ACCOUNT_OF[user_class]]
             file_name = _role_file(user_class) if user_class in account.roles else account.name
@@ -292,11 +301,6 @@ def _account_state(found: dict[str, Any]) -> AccountState:
 def tenant_account(tenant: str) -> str:
     """Return the name of the account of a tenant that publishes to NATS itself."""
     return f"{TENANT_PREFIX}{token(tenant)}"
-
-
-def class_names() -> list[str]:
-    """Return the classes of users that `CellDirectory.add_user` makes."""
-    return [str(each) for each in ACCOUNT_OF]
 
 
 def _renewed(state: CellState, now: float) -> CellState:
