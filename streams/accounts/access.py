@@ -24,10 +24,12 @@ from streams.accounts.rights import (
 )
 from streams.topology import Scale
 
-REGISTRY, TENANTS, LEASES = "KV_registry", "KV_tenants", "KV_leases"
+REGISTRY, TENANTS, PRICES, LEASES = "KV_registry", "KV_tenants", "KV_prices", "KV_leases"
 IDEMPOTENCY = "KV_idempotency"
-BUCKETS = (REGISTRY, TENANTS, LEASES, IDEMPOTENCY)
-CONTROL_STREAMS = frozenset({topology.LEDGER, topology.CHECKPOINTS, REGISTRY, TENANTS, LEASES})
+BUCKETS = (REGISTRY, TENANTS, PRICES, LEASES, IDEMPOTENCY)
+CONTROL_STREAMS = frozenset(
+    {topology.LEDGER, topology.CHECKPOINTS, REGISTRY, TENANTS, PRICES, LEASES}
+)
 _SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\d+\.")
 
 
@@ -79,6 +81,11 @@ def _subjects_by_stream(shards: int) -> dict[str, tuple[str, ...]]:
     return found | {bucket: (f"$KV.{bucket.removeprefix('KV_')}.>",) for bucket in BUCKETS}
 
 
+def _changes(bucket: str) -> str:
+    """The subjects on which the broker tells what a bucket has stored."""
+    return f"{subjects.PREFIX}.changed.{bucket.removeprefix('KV_')}.>"
+
+
 @dataclass(frozen=True)
 class _Rights:
     """Makes lines of the table for a cell with so many shards of token logs."""
@@ -111,8 +118,7 @@ class _Rights:
 
     def views(self, *buckets: str) -> list[Right]:
         """Follow a bucket: read it, and hear its changes."""
-        names = (bucket.removeprefix("KV_") for bucket in buckets)
-        changes = [f"{subjects.PREFIX}.changed.{name}.>" for name in names]
+        changes = map(_changes, buckets)
         asked = self.reads(*buckets) + self.sees(*buckets)
         return asked + self.hears(BrokerAccount.CONTROL, "changes", *changes)
 
@@ -138,7 +144,7 @@ class _Rights:
         return [
             api,
             *self.sees(topology.REQUESTS),
-            *self.publishes(self.own, "ask for missing streams", subjects.DECLARE),
+            *self.publishes(BrokerAccount.ADMIN, "ask for missing streams", subjects.DECLARE),
             *self.hears(
                 BrokerAccount.ADMIN, "which streams there are", f"{subjects.PREFIX}.streams"
             ),
@@ -156,8 +162,8 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(topology.LEDGER, "count refusals", "infer.outcome.*.*"),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
-        *make.sees(topology.WORK, topology.RATES, topology.USAGE, IDEMPOTENCY, *make.logs()),
-        *make.views(REGISTRY, TENANTS),
+        *make.sees(*_subjects_by_stream(make.shards)),
+        *make.views(REGISTRY, TENANTS, PRICES),
         *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
@@ -244,19 +250,18 @@ def _operator(make: _Rights) -> list[Right]:
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.DELETE.{}")),
         *make.writes(topology.REPLAYS, "replay"),
         *make.writes(topology.REQUESTS, "replay"),
-        *make.views(REGISTRY, TENANTS),
+        *make.views(REGISTRY, TENANTS, PRICES),
     ]
 
 
 def _admin(make: _Rights) -> list[Right]:
     whole = f"{JETSTREAM_API}>"
+    decided = (REGISTRY, TENANTS, PRICES)
     deleted = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
-    asking = (BrokerAccount.SERVICES, BrokerAccount.WORKERS, BrokerAccount.OPERATORS)
     return [
         Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream"),
         *(Right("publish", s, whole, "declare", local=f"{s}.API.>") for s in STORES),
         *(right for s in STORES for right in make.hears(s, "deleted streams", deleted)),
-        *(right for a in asking for right in make.hears(a, "missing streams", subjects.DECLARE)),
         *make.publishes(make.own, "missing streams", subjects.DECLARE),
         *make.hears(make.own, "missing streams", subjects.DECLARE),
         *make.publishes(make.own, "which streams there are", f"{subjects.PREFIX}.streams"),
@@ -265,9 +270,9 @@ def _admin(make: _Rights) -> list[Right]:
         *make.publishes(make.own, "another admin service", "infer.admin.>"),
         *make.writes(REGISTRY, "models and aliases"),
         *make.writes(TENANTS, "tenants and keys"),
+        *make.writes(PRICES, "prices"),
         *make.writes(LEASES, "lead"),
-        *make.hears(BrokerAccount.CONTROL, "changes", "infer.changed.registry.>"),
-        *make.hears(BrokerAccount.CONTROL, "changes", "infer.changed.tenants.>"),
+        *(r for b in decided for r in make.hears(BrokerAccount.CONTROL, "changes", _changes(b))),
         *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
         *make.publishes(BrokerAccount.WORK, "signals", "infer.cancel.*.*", "infer.drain.*"),
     ]

@@ -54,7 +54,8 @@ class Export:
 class Permissions:
     """What one user may publish and subscribe to, with wildcards; nothing else.
 
-    With `answers` it may also reply, once and within a minute, to whatever asks it.
+    With `answers` it may also reply, within a minute, to whatever asks it. How often is not limited:
+    a question that several of its subscriptions get counts as if it had replied to it before.
     """
 
     publish: tuple[str, ...]
@@ -68,7 +69,7 @@ class Permissions:
             "sub": _allow_or_deny(self.subscribe),
         }
         if self.answers:
-            found["resp"] = {"max": 1, "ttl": _ANSWER_NANOSECONDS}
+            found["resp"] = {"max": -1, "ttl": _ANSWER_NANOSECONDS}
         return found
 
 

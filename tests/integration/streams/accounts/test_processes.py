@@ -242,13 +242,20 @@ async def test_the_admin_service_hears_what_is_missing_and_what_is_deleted(
     """It alone declares; all others ask it, each from an account of its own."""
     async with declared.client(UserClass.ADMIN, "a1") as admin:
         heard = await listen(admin, subjects.DECLARE, "$JS.EVENT.ADVISORY.STREAM.DELETED.*")
+
+        async def report(message: Msg) -> None:
+            if message.reply:
+                await admin.publish(message.reply, b'"report"')
+
+        await admin.subscribe(subjects.DECLARE, cb=report)
+        await admin.flush()
         for user_class in (UserClass.GATEWAY, UserClass.WORKER, UserClass.OPERATOR):
             async with declared.client(user_class, f"{user_class}-1") as client:
                 await client.publish(subjects.DECLARE)
-                await client.flush()
+                assert await client.ask(subjects.DECLARE) == "report"
         await admin_api(admin, "DEAD").delete_stream("DEAD")
         await admin_api(admin, "CHECKPOINTS").delete_stream("CHECKPOINTS")
-        await eventually(lambda: len(heard.messages) == 5)
+        await eventually(lambda: len(heard.messages) == 8)
         assert sorted(heard.subjects)[:2] == [
             "$JS.EVENT.ADVISORY.STREAM.DELETED.CHECKPOINTS",
             "$JS.EVENT.ADVISORY.STREAM.DELETED.DEAD",

@@ -89,7 +89,7 @@ async def test_a_producer_submits_and_hears_its_replies_and_no_others(
 async def test_a_producers_cancel_is_stored_as_a_signal(declared: AccountsCell) -> None:
     """It crosses into the store, whose stream tells every listener."""
     async with producer(declared) as client, declared.connected(declared.insider("WORK")) as inside:
-        signals = StreamConfig(name="HEARD", subjects=["infer.cancel.*.*"], storage="memory")
+        signals = StreamConfig(name="HEARD", subjects=["infer.cancel.*.*"])
         known = [each.config.name for each in await inside.jetstream().streams_info()]
         if "SIGNALS" not in known:
             await inside.jetstream().add_stream(signals)
