@@ -54,7 +54,7 @@ class Export:
 class Permissions:
     """What one user may publish and subscribe to, with wildcards; nothing else.
 
-    With `answers` it may also reply, within a minute, to whatever asks it. How often is not limited:
+    With `answers` it may reply, within a minute, to whatever asks it. How often is not limited:
     a question that several of its subscriptions get counts as if it had replied to it before.
     """
 

@@ -28,6 +28,7 @@ from streams.accounts.minting import NewUser
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
 from streams.accounts.server_configuration import node_configuration
+from streams.broker.account_claims import list_servers
 from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
@@ -83,11 +84,11 @@ class AccountClient(Client):
 
 
 class AccountsCell:
-    """One server or three of a cell of their own; `urls` and `nodes` by number."""
+    """One server or three of a cell of their own, by number."""
 
-    def __init__(self, home: Path, count: int, shards: int = 1) -> None:
+    def __init__(self, home: Path, count: int) -> None:
         self._home, self._count = home, count
-        self.directory = CellDirectory.create(home / "keys", shards)
+        self.directory = CellDirectory.create(home / "keys", shards=1)
         self._cluster_ports = [free_port() for _ in range(count)]
         self.nodes: list[NatsServer] = []
 
@@ -172,6 +173,12 @@ class AccountsCell:
             closed_cb=client.on_closed,
         )
 
+    async def has_servers(self, count: int) -> bool:
+        """Whether so many servers live and know each other."""
+        living = next(n for n, node in enumerate(self.nodes) if node.process.poll() is None)
+        async with self.client(UserClass.SYSTEM, node=living) as system:
+            return len(await list_servers(system)) == count
+
     async def declare(self) -> None:
         """Make all streams, as the admin service does."""
         async with self.client(UserClass.ADMIN, "declarer") as client:
@@ -180,8 +187,7 @@ class AccountsCell:
                 await eventually(partial(_declares, client, config))
 
     def _configs(self) -> list[StreamConfig]:
-        shards = self.directory.read().shards
-        declared = topology.stream_configs(Scale(shards=shards), 100)
+        declared = topology.stream_configs(Scale(), 100)
         buckets = [_bucket(each.removeprefix("KV_")) for each in access.BUCKETS]
         for config in (*declared, *buckets):
             config.storage, config.max_bytes = StorageType.MEMORY, 1_000_000

@@ -81,7 +81,7 @@ def samples(account: BrokerAccount) -> list[str]:
 
 @pytest.mark.parametrize("account", PROCESSES)
 async def test_answers_of_jetstream_reach_no_subject_outside_the_askers_account(
-    declared: AccountsCell, account: BrokerAccount
+    everywhere: AccountsCell, account: BrokerAccount
 ) -> None:
     """Each service that is imported, with each victim's subject as its reply subject."""
     witness = Witness()
@@ -91,7 +91,7 @@ async def test_answers_of_jetstream_reach_no_subject_outside_the_askers_account(
         watching = [asyncio.Event() for _ in others]
 
         async def watch(other: BrokerAccount, ready: asyncio.Event) -> None:
-            async with declared.connected(declared.insider(other)) as client:
+            async with everywhere.connected(everywhere.insider(other), node=-1) as client:
                 await witness.watch(client, other)
                 ready.set()
                 await done.wait()
@@ -101,12 +101,12 @@ async def test_answers_of_jetstream_reach_no_subject_outside_the_askers_account(
             tasks.create_task(watch(other, ready))
         for ready in watching:
             await ready.wait()
-        before = await stream_states(declared)
-        async with declared.connected(declared.insider(account)) as attacker:
+        before = await stream_states(everywhere)
+        async with everywhere.connected(everywhere.insider(account)) as attacker:
             await attack(attacker, account)
         done.set()
     assert witness.arrived == set()
-    after = await stream_states(declared)
+    after = await stream_states(everywhere)
     assert after.keys() == before.keys()
     for stream in ("KV_tenants", "KV_registry"):
         assert after[stream] == before[stream]

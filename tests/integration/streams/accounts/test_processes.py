@@ -4,12 +4,11 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
 from streams import subjects, topology
-from streams.accounts.access import UserClass
+from streams.accounts.access import ROLES, UserClass
 from streams.accounts.rights import Pins
 from streams.headers import EXPECTED_LAST, INCREMENT, MESSAGE_ID
 from streams.subjects import PoolKey, Priority
@@ -65,13 +64,13 @@ async def read(client: AccountClient, stream: str, **query: Any) -> list[Msg]:
     return found
 
 
-async def test_a_request_walks_through_all_processes(declared: AccountsCell) -> None:
+async def test_a_request_walks_through_all_processes(everywhere: AccountsCell) -> None:
     """Queue, dispatch, claim, tokens, ledger: each hop crosses from one account to another."""
     log = "infer.token.0.acme.gw-g1.r1"
     async with (
-        declared.client(UserClass.GATEWAY, "g1") as gateway,
-        declared.client(UserClass.DISPATCHER, "d1") as dispatcher,
-        declared.client(UserClass.WORKER, "w1", WORKER) as worker,
+        everywhere.client(UserClass.GATEWAY, "g1") as gateway,
+        everywhere.client(UserClass.DISPATCHER, "d1", node=-1) as dispatcher,
+        everywhere.client(UserClass.WORKER, "w1", WORKER, node=-1) as worker,
     ):
         replies = await listen(gateway, subjects.replies_to("gw-g1"), subjects.ALL_BILLED)
         ended = await listen(dispatcher, subjects.billed_of("mock"))
@@ -262,17 +261,14 @@ async def test_the_admin_service_hears_what_is_missing_and_what_is_deleted(
         ]
 
 
-@pytest.mark.parametrize("user_class", [c for c in UserClass if c is not UserClass.TENANT])
-async def test_jetstream_is_there_for_every_process(
-    declared: AccountsCell, user_class: UserClass
-) -> None:
+async def test_jetstream_is_there_for_every_process(everywhere: AccountsCell) -> None:
     """Without an import of this question each server answers it by itself: there is none."""
-    if user_class is UserClass.SYSTEM:
-        return
-    async with declared.client(user_class, "p1") as client:
-        for _ in range(20):
-            answer = await client.ask("$JS.API.INFO")
-            assert answer["streams"] > 0
+    for user_class in ROLES:
+        for node in range(len(everywhere.nodes)):
+            async with everywhere.client(user_class, "p1", node=node) as client:
+                for _ in range(10):
+                    assert (await client.ask("$JS.API.INFO"))["streams"] > 0
+            everywhere.directory.user_file("p1").unlink()
 
 
 async def test_a_dispatcher_hears_of_work_that_nobody_finished(declared: AccountsCell) -> None:

@@ -14,7 +14,7 @@ from streams import topology
 from streams.accounts.access import UserClass
 from streams.accounts.cell_directory import CellDirectory, InvalidCellDirectory
 from streams.accounts.credentials_file import UserCredentials
-from streams.broker.account_claims import ClaimsRefused, list_servers, push_claims
+from streams.broker.account_claims import ClaimsRefused, push_claims
 from streams.headers import MESSAGE_ID
 from tests.support.accounts_cell import AccountClient, AccountsCell, admin_api
 from tests.support.eventually import eventually
@@ -155,23 +155,6 @@ async def test_credentials_that_no_server_takes(cell: AccountsCell, tmp_path: Pa
         cell.directory.disable_tenant("nobody")
 
 
-@pytest.fixture
-async def three(tmp_path: Path) -> AsyncIterator[AccountsCell]:
-    made = AccountsCell(tmp_path, count=3)
-    try:
-        made.start()
-        await eventually(lambda: _knows_servers(made, 3))
-        yield made
-    finally:
-        made.close()
-
-
-async def _knows_servers(cell: AccountsCell, count: int) -> bool:
-    living = next(n for n, node in enumerate(cell.nodes) if node.process.poll() is None)
-    async with cell.client(UserClass.SYSTEM, node=living) as system:
-        return len(await list_servers(system)) == count
-
-
 async def test_every_server_takes_a_new_tenant(three: AccountsCell) -> None:
     """Its producers may connect to any of them at once, and submit to a replicated stream."""
     await three.declare()
@@ -190,7 +173,7 @@ async def test_a_server_that_was_down_learns_what_it_missed(three: AccountsCell)
     """A tenant that was made meanwhile is let in, and one that was cut off is not."""
     old = await add_tenant(three, "gone")
     three.nodes[2].kill()
-    await eventually(lambda: _knows_servers(three, 2))
+    await eventually(lambda: three.has_servers(2))
     assert await push(three, three.directory.disable_tenant("gone")) == {"n0", "n1"}
     assert await push(three, three.directory.add_tenant("beta")) == {"n0", "n1"}
     three.nodes[2].start()
@@ -211,7 +194,7 @@ async def test_a_server_that_lost_its_accounts_gets_them_back(three: AccountsCel
         three.lose_accounts(number)
     for node in three.nodes:
         node.start()
-    await eventually(lambda: _knows_servers(three, 3))
+    await eventually(lambda: three.has_servers(3))
     assert not await three.is_let_in(credentials)
     for token in three.directory.account_tokens():
         await push(three, token)
