@@ -277,8 +277,36 @@ class CellDirectory:
         now = max([time.time(), *(cut + 1 for cut in state.revocations.values())])
         return minting.sign_tenant_user(user, state.public, signer, now)
 
+    def rotate_signing_keys(self) -> None:
+        """Make new signing keys of all accounts; those of before are good until the next rotation.
+
+        Tell the servers of it (`account_tokens`), by a system user whose credentials were made
+        before, and make credentials anew before the next one.
+        The operator's signing key stays: its identity key would have to sign the new one.
+        """
+        made: dict[str, KeyPair] = {}
+
+        def replaced(keys: tuple[str, ...], file_name: str) -> tuple[str, ...]:
+            made[file_name] = KeyPair.generate(KeyKind.ACCOUNT)
+            return (keys[-1], made[file_name].public)
+
+        with self._locked():
+            cell = self.read()
+            for name, state in cell.accounts.items():
+                signing = replaced(state.signing, name)
+                roles = {r: replaced(keys, _role_file(r)) for r, keys in state.roles.items()}
+                issued_at = next_issued_at(state.issued_at, time.time())
+                changed = replace(state, signing=signing, roles=roles, issued_at=issued_at)
+                cell = cell.with_account(changed)
+            self._write(cell)  # a crash after it leaves the old seeds, which are listed, too
+            for file_name, pair in made.items():
+                write_whole(self.path / _SIGNING / f"{file_name}.seed", pair.seed)
+
     def account_tokens(self) -> Sequence[str]:
-        """Return the tokens of all accounts, tenants' too, for servers that have lost theirs."""
+        """Return the tokens of all accounts, tenants' too, in the order to tell servers of them.
+
+        For servers that have lost theirs, and after a rotation of keys.
+        """
         mint = self.mint()
         own = [mint.account_token(each) for each in BrokerAccount]
         tenants = [
