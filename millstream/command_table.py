@@ -120,6 +120,18 @@ COMMANDS = (
         "millstream.dead.commands:drop",
     ),
     Command(
+        "broker init",
+        "make keys and accounts of NATS, and its servers' configuration",
+        "millstream.broker.settings:InitSettings",
+        "millstream.broker.commands:init",
+    ),
+    Command(
+        "broker user",
+        "write the NATS credentials of one process",
+        "millstream.broker.settings:UserSettings",
+        "millstream.broker.commands:add_user",
+    ),
+    Command(
         "broker backup",
         "write all streams of a NATS server or cluster to a folder",
         "millstream.broker.backup_settings:BackupSettings",

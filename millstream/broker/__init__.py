@@ -1,6 +1,7 @@
-"""`millstream broker`: what operators do to the NATS servers' stored streams.
+"""`millstream broker …`: keys, accounts and users of the NATS servers, and their stored streams.
 
-backup_commands, backup_settings  `backup`, `restore` and `move`, as the command line calls them
+settings, commands                `init` and `user`
+backup_settings, backup_commands  `backup`, `restore` and `move`
 backup_manifest                   what a backup consists of: the folder's files and their checksums
 stream_snapshots                  one stream to a file and back, by JetStream's API
 stream_restore                    a whole backup into a broker; can be repeated after a kill
