@@ -17,8 +17,8 @@ from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
-from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.client_certificates import certificate_identities, check_origin
+from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
 from registry.store import Registry

@@ -37,7 +37,9 @@ def _check_server_urls(value: str) -> str:
 
 
 def _normalize_identity(value: str) -> str:
-    """Return `value` with a host name in lower case, as certificates are compared."""
+    """Return `value` with a host name in lower case; raises ValueError for a kind in lower case."""
+    if value.startswith(("dns:", "cn:")):
+        raise ValueError("write DNS: and CN: in capitals")
     return f"DNS:{value[4:].lower()}" if value.startswith("DNS:") else value
 
 

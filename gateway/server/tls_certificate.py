@@ -186,9 +186,7 @@ def _read_first(file: Path) -> x509.Certificate:
 
 def _load_key(context: ssl.SSLContext, files: TlsFiles) -> None:
     if b"ENCRYPTED" in files.key.read_bytes():
-        raise CertificateUnusable(
-            f"the TLS key {files.key} has a passphrase: give one without"
-        )
+        raise CertificateUnusable(f"the TLS key {files.key} has a passphrase: give one without")
     if files.key.stat().st_mode & stat.S_IROTH:
         log.warning("tls_key_readable_by_all", file=str(files.key))
     try:

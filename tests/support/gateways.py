@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -174,9 +175,28 @@ class RunningGateway:
         """The same gateway as another client sees it."""
         return type(self)(self.port, self.stop, tls)
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection on which nothing was sent; with TLS after its handshake."""
-        return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.tls)
+    async def connect(
+        self, connection: socket.socket | None = None, limit: int = 65_536
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which nothing was sent, over a socket or a new one; TLS is spoken.
+
+        While nobody reads, a little more than `limit` bytes are kept.
+        """
+        if connection is None:
+            connection = socket.socket()
+            connection.setblocking(False)
+            try:
+                address = ("127.0.0.1", self.port)
+                await asyncio.get_running_loop().sock_connect(connection, address)
+            except OSError:
+                connection.close()
+                raise
+        hostname = "127.0.0.1" if self.tls else None
+        reader, writer = await asyncio.open_connection(
+            sock=connection, limit=limit, ssl=self.tls, server_hostname=hostname
+        )
+        limit_tls_buffer(writer.transport, limit)
+        return reader, writer
 
     async def open(
         self,
@@ -256,6 +276,12 @@ class RunningGateway:
     async def followed_requests(self) -> float:
         """How many requests it relays."""
         return await self.metric("millstream_followed_requests")
+
+
+def limit_tls_buffer(transport: Any, limit: int) -> None:
+    """Bound what a client with TLS keeps while it is not read, which is 256 KiB otherwise."""
+    if transport.get_extra_info("ssl_object"):
+        transport.set_read_buffer_limits(limit)
 
 
 def _dumps(body: object) -> bytes:

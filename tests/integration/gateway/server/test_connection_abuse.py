@@ -15,7 +15,7 @@ from gateway.server import http_protocol, uvicorn_server, websocket_protocol
 from gateway.server.http_protocol import TCP_TIMEOUT_SECONDS
 from gateway.settings import GatewaySettings
 from streams.base_settings import KeySettings, TenantSettings
-from tests.integration.gateway.server.conftest import Transport
+from tests.integration.gateway.conftest import Transport
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, gateways
 from tests.support.ports import free_port

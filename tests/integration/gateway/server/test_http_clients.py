@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.integration.gateway.server.conftest import Transport
+from tests.integration.gateway.conftest import Transport
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell
 
@@ -225,9 +225,12 @@ async def test_who_shuts_its_sending_side_has_left(gateway: RunningGateway) -> N
         post(body=json.dumps({"model": "mock", "prompt": "x", "max_tokens": 5000}).encode())
     )
     await eventually(gateway.followed_requests)
-    writer.write_eof()
-    async with asyncio.timeout(20):
-        assert await reader.read() == b""
+    if writer.can_write_eof():
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+    else:
+        writer.close()  # which sends TLS's own end
 
     async def is_cancelled() -> bool:
         return await gateway.followed_requests() == 0
