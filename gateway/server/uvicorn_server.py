@@ -39,7 +39,7 @@ class GatewayServer(uvicorn.Server):
 
     config: ServerConfig
 
-    def __init__(self, config: ServerConfig, certificate: ServerCertificate | None) -> None:
+    def __init__(self, config: ServerConfig, certificate: ServerCertificate | None = None) -> None:
         super().__init__(config)
         self._certificate = certificate
         self._tls_tasks: list[asyncio.Task[None]] = []

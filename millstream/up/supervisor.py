@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from functools import partial
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import SecretStr
@@ -162,8 +163,10 @@ async def _wait_until_ready(plan: LaunchPlan) -> None:
 
 async def _is_ready(plan: LaunchPlan) -> bool:
     """Return True once the gateway is ready and knows a worker for each model."""
-    host = plan.gateway_url.removeprefix("http://").rpartition(":")[0].strip("[]")
-    answer = await health_probe.send_probe(host, plan.port, "/readyz", PROBE_SECONDS)
+    url = urlsplit(plan.gateway_url)
+    answer = await health_probe.send_probe(
+        url.hostname or "", plan.port, "/readyz", PROBE_SECONDS, uses_tls=url.scheme == "https"
+    )
     if answer is None or not answer.is_healthy:
         return False
     workers = json.loads(answer.text)["workers"]

@@ -35,6 +35,11 @@ class CertificateAuthority:
             "tls_key": key_file(self.directory, name),
         }
 
+    def server_words(self) -> list[str]:
+        """The options of a command that serves with a new certificate."""
+        files = self.make_server()
+        return ["--tls-cert", str(files["tls_cert"]), "--tls-key", str(files["tls_key"])]
+
     def client_context(
         self, name: str = "", *uris: str, days: float = 1, trusts: Path | None = None
     ) -> ssl.SSLContext:

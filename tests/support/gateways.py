@@ -183,18 +183,14 @@ class RunningGateway:
         While nobody reads, a little more than `limit` bytes are kept.
         """
         if connection is None:
-            connection = socket.socket()
-            connection.setblocking(False)
-            try:
-                address = ("127.0.0.1", self.port)
-                await asyncio.get_running_loop().sock_connect(connection, address)
-            except OSError:
-                connection.close()
-                raise
-        hostname = "127.0.0.1" if self.tls else None
-        reader, writer = await asyncio.open_connection(
-            sock=connection, limit=limit, ssl=self.tls, server_hostname=hostname
-        )
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", self.port, limit=limit, ssl=self.tls
+            )
+        else:
+            hostname = "127.0.0.1" if self.tls else None
+            reader, writer = await asyncio.open_connection(
+                sock=connection, limit=limit, ssl=self.tls, server_hostname=hostname
+            )
         limit_tls_buffer(writer.transport, limit)
         return reader, writer
 

@@ -32,11 +32,16 @@ def replace_key(files: TlsFiles) -> None:
     files.key.write_bytes((files.key.parent / "other-key.pem").read_bytes())
 
 
+def replace_by_directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
 BROKEN: dict[str, tuple[Callable[[TlsFiles], object], str]] = {
     "no certificate": (lambda files: files.certificate.unlink(), "server.pem for TLS: No such"),
     "no key": (lambda files: files.key.unlink(), "server-key.pem for TLS: No such"),
     "a directory": (
-        lambda files: (files.key.unlink(), files.key.mkdir()),
+        lambda files: replace_by_directory(files.key),
         "server-key.pem for TLS: Is a directory",
     ),
     "no PEM": (lambda files: files.certificate.write_text("x"), "certificate .* is not in PEM"),
