@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,34 @@ async def test_the_longest_handshake_gives_way_to_a_new_one(
         assert (await outcomes(gateway))["evicted"] >= 5
         for _, writer in flood:
             writer.transport.abort()
+
+
+def read_until_closed(port: int, context: ssl.SSLContext) -> bytes:
+    """The answer to a request that ends its connection, from a client that never ends its TLS."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
+        context.wrap_socket(connection, server_hostname="127.0.0.1") as encrypted,
+    ):
+        encrypted.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while piece := encrypted.recv(65_536):
+            answer += piece
+        with socket.socket(fileno=os.dup(encrypted.fileno())) as below:
+            below.settimeout(20)
+            with suppress(ConnectionResetError):
+                while below.recv(65_536):
+                    pass
+        return answer
+
+
+async def test_a_client_that_does_not_close_is_closed(
+    nats_url: str, authority: CertificateAuthority
+) -> None:
+    """uvloop alone would wait for its end of TLS for half a minute, or as long as it is told to."""
+    async with tls_gateway(nats_url, authority) as gateway:
+        assert gateway.tls
+        answer = await asyncio.to_thread(read_until_closed, gateway.port, gateway.tls)
+        assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def shake_hands(port: int, context: ssl.SSLContext, host: str) -> None:
