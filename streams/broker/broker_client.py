@@ -8,7 +8,7 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -21,6 +21,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from streams import subjects, topology
 from streams.broker import clock_sync
 from streams.broker.cluster_clock import ClockSample, ClusterClock
+from streams.broker.countdown import Countdown, running_timeout
 from streams.broker.inbox import Inbox
 from streams.broker.reconnecting_client import ReconnectingClient
 from streams.broker.reconnecting_subscription import BrokerSubscription, MessageHandler
@@ -185,18 +186,18 @@ class Broker(ReconnectingClient):
         time is up. The latter is a `NotConnected` only if the message cannot have been stored by
         any try.
         """
-        deadline = time.monotonic() + seconds
         unsure = ""  # the reason of a try that may have been stored
-        while True:
-            try:
-                stored = await self.store(subject, payload, headers, repeats=True)
-                return replace(stored, repeated=True) if unsure else stored
-            except BrokerUnavailable as error:
-                if not isinstance(error, NotConnected):
-                    unsure = str(error)  # not the error, which holds this frame: a cycle
-                if time.monotonic() + _RETRY_SECONDS > deadline:
-                    raise BrokerUnavailable(unsure) if unsure else error from None
-                await asyncio.sleep(_RETRY_SECONDS)
+        with closing(Countdown(seconds)) as limit:
+            while True:
+                try:
+                    stored = await self.store(subject, payload, headers, repeats=True)
+                    return replace(stored, repeated=True) if unsure else stored
+                except BrokerUnavailable as error:
+                    if not isinstance(error, NotConnected):
+                        unsure = str(error)  # not the error, which holds this frame: a cycle
+                    if limit.seconds_left < _RETRY_SECONDS:
+                        raise BrokerUnavailable(unsure) if unsure else error from None
+                    await asyncio.sleep(_RETRY_SECONDS)
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
         """Return the message with sequence `seq` in a stream; None if it certainly does not exist.
@@ -291,7 +292,7 @@ class Broker(ReconnectingClient):
         subject, payload = f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(dict(query))
         for seconds in _READ_SECONDS:
             try:
-                async with asyncio.timeout(seconds):
+                async with running_timeout(seconds):
                     return await self._await_response(
                         PendingRead("batch" in query), subject, payload
                     )
@@ -377,7 +378,7 @@ class Broker(ReconnectingClient):
         self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str
     ) -> None:
         try:
-            async with asyncio.timeout(STORE_SECONDS):
+            async with running_timeout(STORE_SECONDS):
                 await self.publish(subject, payload, headers, reply)
         except TimeoutError:
             raise BrokerUnavailable(f"NATS accepted nothing for {STORE_SECONDS:g} s") from None

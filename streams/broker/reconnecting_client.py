@@ -10,6 +10,7 @@ from random import sample
 import nats.errors
 import structlog
 
+from streams.broker.countdown import running_timeout
 from streams.broker.nats_client import PatchedNatsClient
 from streams.broker.nats_wire import RawHandler
 from streams.broker.reconnecting_subscription import BrokerSubscription, MessageHandler
@@ -59,7 +60,7 @@ class ReconnectingClient:
         if not self.is_connected:
             return False
         try:
-            async with asyncio.timeout(seconds):
+            async with running_timeout(seconds):
                 await self._client.flush()
         except (nats.errors.Error, OSError, TimeoutError):
             return False
@@ -87,7 +88,7 @@ class ReconnectingClient:
         client = PatchedNatsClient()
         self._last_error = ""
         try:
-            async with asyncio.timeout(seconds):
+            async with running_timeout(seconds):
                 await self._connect(client)
             self._client, self.connected_at = client, time.monotonic()
             for subscription in list(self._subscriptions):

@@ -40,6 +40,7 @@ CLIENT_METHODS = {
     "_parse_header_lines": "(raw)",
     "_process_msg": "(self, sid, subject, reply, data, headers)",
     "_process_pong": "(self)",
+    "_request_old_style": "(self, subject, payload, timeout=1)",
     "_remove_sub": "(self, sid, max_msgs=0)",
 }
 PARSER_METHODS = {"reset": "(self)", "parse": "(self, data=b'')"}
