@@ -39,7 +39,7 @@ async def run(settings: DrainSettings, stop: asyncio.Event) -> None:
     async def on_answer(msg: Msg) -> None:
         answers.put_nowait(json.loads(msg.data) if msg.data else None)  # no data: no listener
 
-    async with connect(settings.nats, "drain") as broker:
+    async with connect(settings.nats, "drain", settings.nats_files) as broker:
         inbox = broker.client.new_inbox()
         await broker.subscribe(inbox, on_answer)
         order = json.dumps({"within": settings.within}).encode()

@@ -5,6 +5,7 @@ nats_client                     nats-py's client with that parser, non-waiting p
                                 cancellation
 reconnecting_subscription, reconnecting_client  survive frozen and closed servers, and subscribe
                                 again
+authentication, refusals        files of credentials and certificates, and why they are refused
 inbox, responses                match the broker's responses to the calls that wait for them
 broker_client                   `connect()` and `Broker`: publish, store, read; every service starts
                                 here

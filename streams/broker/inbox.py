@@ -9,6 +9,7 @@ from streams.broker.countdown import TICK_SECONDS, Ticker
 from streams.broker.responses import PendingResponse
 from streams.errors import BrokerUnavailable, MillstreamError
 
+STORE_SECONDS = 2.5
 REPEAT_SECONDS = 0.6  # a question may have been lost with a leader that died: ask again
 
 
@@ -21,10 +22,10 @@ class Inbox:
     a timeout for each would take 3.4 µs of the 20 µs of an append.
     """
 
-    def __init__(self, seconds: float, prefix: str = "_INBOX") -> None:
-        prefix = f"{prefix}.{secrets.token_hex(11)}."
-        self.subject = f"{prefix}*"
-        self._prefix, self._seconds = prefix, seconds
+    def __init__(self, seconds: float = STORE_SECONDS, prefix: str = "_INBOX") -> None:
+        self.prefix, self._seconds = prefix, seconds
+        self._own_prefix = f"{prefix}.{secrets.token_hex(11)}."
+        self.subject = f"{self._own_prefix}*"
         self._tick_seconds = min(seconds, REPEAT_SECONDS, TICK_SECONDS)
         self._ids = itertools.count()
         # By reply subject, with the tick after which it was asked; the earliest comes first.
@@ -40,7 +41,7 @@ class Inbox:
 
         Returns at once; await the response's `future`. Call `discard` with the subject at the end.
         """
-        subject = f"{self._prefix}{next(self._ids):x}"
+        subject = f"{self._own_prefix}{next(self._ids):x}"
         self._pending[subject] = self._tick, response
         if not self._is_ticking:
             self._is_ticking = True

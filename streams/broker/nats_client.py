@@ -14,6 +14,7 @@ when its answer comes.
 """
 
 import asyncio
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -26,8 +27,10 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 from nats.js.api import Header
 
+from streams.broker.authentication import Authentication, Identity, sign
 from streams.broker.countdown import running_timeout
 from streams.broker.nats_wire import RawHandler, WireParser, encode_publish, parse_header_lines
+from streams.connection_files import NO_FILES
 
 _NEVER = 86_400  # seconds: our own time-outs come first, and know when the process stood still
 
@@ -35,10 +38,32 @@ _NEVER = 86_400  # seconds: our own time-outs come first, and know when the proc
 class PatchedNatsClient(NatsClient):
     """nats-py's client with a faster read and write path, whose calls can be cancelled safely."""
 
-    def __init__(self) -> None:
+    def __init__(self, authentication: Authentication | None = None) -> None:
         super().__init__()
+        self._authentication = authentication or Authentication(NO_FILES)
+        self.identity: Identity | None = None  # shown at the last connect or reconnect
         self._raw_handlers: dict[int, RawHandler] = {}
         self._ps = WireParser(self, self._raw_handlers)
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The certificates for the next TLS handshake, read anew. Raises `UnusableFile`."""
+        return self._authentication.ssl_context()
+
+    def sign_nonce(self, nonce: str) -> bytes:
+        """Read the identity for one connect, and sign the server's nonce (`signature_cb`).
+
+        Raises `UnusableFile`.
+        """
+        self.identity = self._authentication.identity()
+        self._public_nkey = self.identity.key.public
+        return sign(self.identity, nonce)
+
+    def user_jwt(self) -> bytes:
+        """Return the token of the identity that has just signed (`user_jwt_cb`)."""
+        assert self.identity, "nats-py has the nonce signed first"
+        assert self.identity.token, "an identity from a credentials file"
+        return self.identity.token.encode()
 
     def try_publish_now(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
@@ -102,6 +127,15 @@ class PatchedNatsClient(NatsClient):
         """Close the last socket first: nats-py leaks that of a server that did not greet."""
         self.abort()
         await super()._connect_to_server(s)
+
+    async def _process_connect_init(self) -> None:
+        """Leave no half-made connection: after a failed handshake, nats-py waits for its end."""
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            self.abort()
+            self._transport = None
+            raise
 
     async def _attempt_reconnect(self) -> None:
         """Drop the old connection first: nats-py would wait for a silent server to read it all."""

@@ -74,6 +74,7 @@ WALL_CLOCK = {
     "gateway/entrypoints/embed_classify_rerank.py",
     "gpu_worker/engines/remote/http_client.py",
     "registry/models.py",
+    "streams/broker/authentication.py",
     "streams/broker/cluster_clock.py",
 }
 IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}
