@@ -60,7 +60,7 @@ ModelName = Annotated[str, AfterValidator(validate_name)]
 class Record(BaseModel):
     """An immutable record as stored in NATS; unknown fields of newer releases are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
 
 class LatencyGoals(Record):

@@ -4,6 +4,7 @@ They are read anew for each connection and each reconnect, so that a rotated fil
 """
 
 import os
+import re
 import ssl
 import time
 from base64 import b64encode
@@ -20,6 +21,7 @@ from streams.errors import BrokerMisconfigured
 
 RENEWED_AFTER = 0.8  # of the life of a token
 _INBOX = "_INBOX"
+_ONE_WORD = re.compile(r"[^\s.*>]+")  # of a subject
 Fingerprint = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -33,7 +35,7 @@ class UnusableFile(nats.errors.Error):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a connection is: a key to sign with, and for users of an account their token.
+    """Who a connection is: a key to sign with, and for users of an account token and name.
 
     `expires_soon_at` is when 80 % of the token's life are over and `expires_at` when all is, in
     epoch seconds; None for what does not expire. `allowed_subscriptions` are the token's patterns;
@@ -42,6 +44,7 @@ class Identity:
 
     key: KeyPair = field(repr=False)
     token: str | None = field(default=None, repr=False)
+    name: str = ""
     expires_soon_at: float | None = None
     expires_at: float | None = None
     allowed_subscriptions: tuple[str, ...] = ()
@@ -104,16 +107,17 @@ class Authentication:
 
 
 def inbox_prefix(name: str, identity: Identity | None) -> str:
-    """Return the prefix of a process's reply subjects: `_INBOX.<name>`, unless its token says else.
+    """Return what the reply subjects of a process begin with, so that nobody else hears them.
 
-    A token that allows `_INBOX.<another name>.>` alone names the user.
+    That is `_INBOX.` and the name of its user, or of the process `name` if it shows no token; or
+    what the token itself says.
     """
-    patterns = identity.allowed_subscriptions if identity else ()
-    for pattern in patterns:
-        words = pattern.split(".")
-        if words[0] == _INBOX and words[-1] == ">":
-            return ".".join(name if word == "*" else word for word in words[:-1])
-    return f"{_INBOX}.{name}"
+    for pattern in identity.allowed_subscriptions if identity else ():
+        words = pattern.split(".")[:-1]
+        if pattern.endswith(".>") and words[0] == _INBOX and words[1:] and "*" not in words:
+            return ".".join(words)
+    user = identity.name if identity else ""
+    return f"{_INBOX}.{user if _ONE_WORD.fullmatch(user) else name}"
 
 
 def sign(identity: Identity, nonce: str) -> bytes:
@@ -127,7 +131,7 @@ def _read_user(path: Path) -> Identity:
     soon = None
     if user.expires_at is not None:
         soon = user.issued_at + RENEWED_AFTER * (user.expires_at - user.issued_at)
-    return Identity(user.key, user.token, soon, user.expires_at, tuple(allowed))
+    return Identity(user.key, user.token, user.name, soon, user.expires_at, tuple(allowed))
 
 
 def _read_nkey(path: Path) -> Identity:

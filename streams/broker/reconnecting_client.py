@@ -12,6 +12,7 @@ from random import sample
 
 import nats.errors
 import structlog
+from prometheus_client import Gauge
 
 from streams import subjects
 from streams.broker import refusals
@@ -26,6 +27,10 @@ from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.server_urls import parse_server_urls
 
 log = structlog.get_logger()
+EXPIRY = Gauge(
+    "millstream_nats_credentials_expire_timestamp_seconds",
+    "When the credentials of the connection to NATS expire, in epoch seconds; 0: never.",
+)
 
 PING_SECONDS = 1  # a frozen server is noticed after three unanswered pings: in 3 to 4 s
 OPEN_SECONDS = 10.0
@@ -119,6 +124,7 @@ class ReconnectingClient:
             await client.close()
             raise self._unavailable(self._last_error or error) from error
         self._fingerprint, self._last_error = fingerprint, None
+        _export_expiry(client.identity)
 
     async def _connect(
         self, client: PatchedNatsClient, inbox: Inbox, identity: Identity | None
@@ -213,6 +219,7 @@ class ReconnectingClient:
                 else:
                     reason = ""
             identity = self._client.identity
+            _export_expiry(identity)
             if identity and identity.expires_soon and identity is not warned_of:
                 warned_of = identity
                 log.warning(
@@ -339,6 +346,10 @@ class ReconnectingClient:
             if self._client.is_closed:
                 await self.open()
                 await self._on_reconnected()
+
+
+def _export_expiry(identity: Identity | None) -> None:
+    EXPIRY.set(identity.expires_at or 0 if identity else 0)
 
 
 async def _close(client: PatchedNatsClient) -> None:

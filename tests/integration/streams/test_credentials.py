@@ -78,18 +78,29 @@ async def test_a_seed_alone_opens_a_broker_that_lists_the_key(tmp_path: Path) ->
         server.kill()
 
 
-async def test_replies_come_to_where_the_token_lets_its_user_listen(
-    server: OperatorServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("allowed", "prefix"),
+    [
+        (["_INBOX.other.>", "news"], "_INBOX.other."),
+        (["_INBOX.>"], "_INBOX.somebody."),
+        (None, "_INBOX.somebody."),
+    ],
+)
+async def test_replies_come_to_where_the_user_may_listen(
+    server: OperatorServer, tmp_path: Path, allowed: list[str] | None, prefix: str
 ) -> None:
-    """Else a user could read the answers to others."""
-    user = server.issue(sub={"allow": ["_INBOX.somebody.>", "news"]})
+    """Else one user would read the answers to others."""
+    user = server.issue("somebody", sub={"allow": allowed} if allowed else {})
     path = server.write(tmp_path / "a.creds", user)
-    async with connect(server.url, "test", creds(path)) as broker:
-        assert await broker.is_responsive(9)
+    async with connect(server.url, "process", creds(path)) as broker:
         assert await broker.client.request("$JS.API.INFO", timeout=9)
-        assert broker.client.new_inbox().startswith("_INBOX.somebody.")
-    async with connect(server.url, "me", creds(server.write(tmp_path / "b.creds"))) as broker:
-        assert broker.client.new_inbox().startswith("_INBOX.me.")
+        assert broker.client.new_inbox().startswith(prefix)
+
+
+async def test_replies_to_a_process_without_a_token_bear_its_name(nats_url: str) -> None:
+    """A server's own configuration can name them for each user."""
+    async with connect(nats_url, "process") as broker:
+        assert broker.client.new_inbox().startswith("_INBOX.process.")
 
 
 @pytest.mark.parametrize(
