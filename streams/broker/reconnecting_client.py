@@ -321,20 +321,24 @@ class ReconnectingClient:
     async def _on_error(self, client: PatchedNatsClient, error: Exception) -> None:
         """Log an error once while it repeats: a lost server is tried four times a second.
 
-        Before there is a connection it is an error, which commands show, too.
+        Before there is a connection it is an error, which commands show, too. There, a try without
+        an answer tells less than an earlier one that was refused.
         """
-        last, self._last_error = self._last_error, error
+        last, is_opening = self._last_error, client is not self._client
+        if last and is_opening and isinstance(error, TimeoutError):
+            return
+        self._last_error = error
         if last and refusals.describe(last) == refusals.describe(error):
             return
-        if client is self._client:
-            log.warning("nats_error", server=self.url, error=refusals.describe(error))
-        else:
+        if is_opening:
             log.error(
                 "nats_unreachable",
                 server=self.url,
                 at_most_seconds=OPEN_SECONDS,
                 **self._explain(error),
             )
+        else:
+            log.warning("nats_error", server=self.url, error=refusals.describe(error))
 
     def _explain(self, error: Exception) -> dict[str, str]:
         files = self._authentication.files

@@ -24,6 +24,7 @@ from tests.support.operator_server import OperatorServer
 from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess, service_process
 
+START_SECONDS = 180.0  # for three services at once on a busy machine
 API_KEY = "sk-test-of-credentials-0123456789"
 
 
@@ -83,7 +84,7 @@ def run_command(
         env=kept,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=START_SECONDS,
         check=False,
     )
 
@@ -106,7 +107,7 @@ def complete(port: int) -> dict[str, Any]:
         body,
         {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 
@@ -139,8 +140,9 @@ async def test_a_cell_serves_over_tls_with_a_user_for_each_process(
             )
             for name, settings in own.items()
         }
-        await eventually(lambda: accepts(port))
-        await eventually(lambda: services["worker"].has_logged("model_ready"))
+        await eventually(lambda: services["gateway"].has_logged("listening"), START_SECONDS)
+        await eventually(lambda: accepts(port))  # a moment later
+        await eventually(lambda: services["worker"].has_logged("model_ready"), START_SECONDS)
         answer = await asyncio.to_thread(complete, port)
         assert answer["usage"]["completion_tokens"] == 5
         lag = await asyncio.to_thread(
