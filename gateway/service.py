@@ -53,7 +53,9 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
     scale = Scale(settings.replicas, settings.shards)
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
-        broker = await stack.enter_async_context(connect(settings.nats, f"gateway-{settings.id}"))
+        broker = await stack.enter_async_context(
+            connect(settings.nats, f"gateway-{settings.id}", settings.nats_files)
+        )
         registry = await Registry.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)

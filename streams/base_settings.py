@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
+from streams.connection_files import ConnectionFiles
 from streams.server_urls import parse_server_urls
 
 ClientAuth = Literal["optional", "required"]
@@ -116,6 +117,32 @@ class ClientSettings(DiscoverySettings):
         description="comma-separated URLs of the NATS servers; found in the data directory of a "
         "running `millstream up`, else the default",
     )
+    nats_creds: Path | None = Field(
+        None, description="credentials file for NATS: the token and seed of this process's user"
+    )
+    nats_nkey: Path | None = Field(
+        None, description="file with the seed of a NATS user that has no token"
+    )
+    nats_ca: Path | None = Field(
+        None, description="CA certificates, in PEM, by which NATS servers are known; needs TLS"
+    )
+    nats_cert: Path | None = Field(
+        None, description="certificate, in PEM, that NATS servers are shown; needs TLS"
+    )
+    nats_key: Path | None = Field(None, description="unencrypted private key of --nats-cert")
+
+    @property
+    def nats_files(self) -> ConnectionFiles:
+        """The files of the connection to NATS. Raises `InvalidConnectionFiles`."""
+        return ConnectionFiles(
+            self.nats_creds, self.nats_nkey, self.nats_ca, self.nats_cert, self.nats_key
+        )
+
+    @model_validator(mode="after")
+    def _check_nats_files(self) -> "ClientSettings":
+        """Refuse files that exclude each other before anything starts."""
+        assert self.nats_files
+        return self
 
 
 class ServiceSettings(ClientSettings):

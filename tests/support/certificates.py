@@ -1,6 +1,7 @@
-"""A certificate authority of a test: files of a gateway, and TLS contexts of its clients."""
+"""A certificate authority of a test: files of servers, and files or TLS contexts of clients."""
 
 import ssl
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,14 @@ from streams.certificate_files import certificate_file, key_file, write_certifie
 from streams.certificates import issue_client, issue_server, make_authority
 
 HOSTS = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Files in PEM: a certificate and its private key."""
+
+    cert: Path
+    key: Path
 
 
 class CertificateAuthority:
@@ -36,6 +45,12 @@ class CertificateAuthority:
             "tls_cert": certificate_file(self.directory, name),
             "tls_key": key_file(self.directory, name),
         }
+
+    def issue(self, name: str, host: str = "127.0.0.1") -> Certificate:
+        """Write a certificate, for a server or a client; those of this name are replaced."""
+        issued = issue_server(self.pair, [host], datetime.now(UTC), days=1)
+        write_certified_key(self.directory, name, issued)
+        return Certificate(certificate_file(self.directory, name), key_file(self.directory, name))
 
     def server_words(self) -> list[str]:
         """The options of a command that serves with a new certificate."""
