@@ -134,7 +134,7 @@ class ModelDispatcher:
         return {
             subjects.fleet_of(self.model): self._on_beat,
             subjects.heard(subjects.GONE): gone.receive,
-            subjects.ledger_of(self.model): self._on_ledger,
+            subjects.billed_of(self.model): self._on_ledger,
             subjects.heard(subjects.ALL_CANCELS): cancels.receive,
             dead_letters.MAX_DELIVERIES_ADVISORIES: self._on_advisory,
         }

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from starlette.types import Scope as AsgiScope
 
-from api.authentication.authenticator import Authenticator, Principal
+from api.authentication.authenticator import Authenticator, ClientOrigin, Principal
 from api.authentication.principal_watches import Cut, PrincipalWatches
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
@@ -20,6 +20,7 @@ from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED, count_refused
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
+from gateway.server.client_certificates import certificate_identities, check_origin
 from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.key_use_counts import KeyUseCounts
 from gateway.server.refusal_log import RefusalLog
@@ -32,10 +33,8 @@ from registry.tenants import Tenants, hash_key
 from streams.broker.broker_client import Broker
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import (
-    AddressNotAllowed,
     CredentialExpired,
     CredentialRevoked,
-    Forbidden,
     MillstreamError,
     Refused,
     Unauthenticated,
@@ -71,39 +70,46 @@ class GatewayContext:
     async def authenticate(
         self, credential: str | None, scope: AsgiScope, needed: Scope
     ) -> Principal:
-        """Return the principal of an API key or token, if it may do what needs this scope.
+        """Return the principal of a key or token, or of the client's certificate if there is none.
 
-        `scope` is that of the request or handshake. Raises `Unauthenticated` or `Forbidden`, each
-        with the code of its reason, `IssuerUnreachable`, or `TooManyWrongKeys` if too many wrong
-        keys came from its address.
+        `scope` is that of the request or handshake, `needed` what the principal must be allowed to
+        do. Raises `Unauthenticated` or `Forbidden`, each with the code of its reason, also for a
+        credential and a certificate of different tenants, or a page of another origin that uses the
+        certificate of its visitor; `IssuerUnreachable`; or `TooManyWrongKeys` if too many wrong
+        keys came from the client's address.
         """
-        address = (scope.get("client") or ("",))[0]
+        origin = ClientOrigin((scope.get("client") or ("",))[0], certificate_identities(scope))
         try:
-            principal = await self._authenticate(credential, address)
+            principal = await self._authenticate(credential, origin, scope)
+        except MillstreamError as error:
+            UNAUTHENTICATED.labels(scope["type"]).inc()
+            self.refusal_log.record(scope["type"], origin.address, error.code, time.monotonic())
+            raise
+        try:
             principal.check(needed)
         except MillstreamError as error:
-            if isinstance(error, Forbidden) and not isinstance(error, AddressNotAllowed):
-                count_refused(principal.tenant.name, error.code)
-            else:
-                UNAUTHENTICATED.labels(scope["type"]).inc()
-            self.refusal_log.record(scope["type"], address, error.code, time.monotonic())
+            count_refused(principal.tenant.name, error.code)
             raise
         self.key_uses.record(principal.tenant.name, principal.key)
         return principal
 
-    async def _authenticate(self, credential: str | None, address: str) -> Principal:
+    async def _authenticate(
+        self, credential: str | None, origin: ClientOrigin, scope: AsgiScope
+    ) -> Principal:
         if not credential:
-            raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
+            principal = self.authenticator.authenticate_certificate(origin)
+            check_origin(scope, self.settings.cors_origins)
+            return principal
         digest, now = hash_key(credential), time.monotonic()
-        self.wrong_keys.check(address, digest, now)
+        self.wrong_keys.check(origin.address, digest, now)
         try:
-            principal = await self.authenticator.authenticate(credential, address)
+            principal = await self.authenticator.authenticate(credential, origin)
         except (CredentialExpired, CredentialRevoked):
             raise  # nobody guesses these
         except Unauthenticated:
-            self.wrong_keys.record_wrong(address, digest, now)
+            self.wrong_keys.record_wrong(origin.address, digest, now)
             raise
-        self.wrong_keys.record_right(address, digest)
+        self.wrong_keys.record_right(origin.address, digest)
         return principal
 
     def watching(

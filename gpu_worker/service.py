@@ -18,6 +18,7 @@ from gpu_worker.models import model_eviction
 from gpu_worker.models.loading import Loader, run_in_thread, weight_files
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.models.model_manager import ManagedModel, ModelManager
+from gpu_worker.models.record_checks import check_model
 from gpu_worker.models.registration import wait_for_models
 from gpu_worker.pool.model_server import ModelServer
 from gpu_worker.settings import WorkerSettings
@@ -44,15 +45,18 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
     `stop` is set or an operator asks for it, and this returns when it is over. A drain that begins
     while models are still loading ends the service without waiting for them.
 
-    Raises `NotRegistered` for models that are not registered in time, `DoesNotFit` for one that is
-    larger than the memory, and the error of a model that cannot be loaded at the start.
+    Raises `NotRegistered` for models that are not registered in time, `ModelRefused` for one whose
+    record decides more than the settings allow, `DoesNotFit` for one that is larger than the
+    memory, and the error of a model that cannot be loaded at the start.
     Raises `EngineCrashed` or `EngineHung`, in an exception group, when a failed engine has to end
     the process.
     """
     checks = {"nats": not_yet, "models": not_yet}
     async with AsyncExitStack() as stack:
         stack.enter_context(serve_metrics(settings, checks))
-        broker = await stack.enter_async_context(connect(settings.nats, f"worker-{settings.id}"))
+        broker = await stack.enter_async_context(
+            connect(settings.nats, f"worker-{settings.id}", settings.nats_files)
+        )
         checks["nats"] = lambda: broker.is_connected
         drain = DrainController(broker, settings.id)
         await drain.listen()
@@ -90,9 +94,12 @@ async def _build_manager(
 ) -> ModelManager:
     """Return a manager of the configured models, none of which is loaded yet.
 
-    Raises `NotRegistered`, and `DoesNotFit` for a model that is too large even alone.
+    Raises `NotRegistered`, `ModelRefused` for a model whose record decides more than the settings
+    allow, and `DoesNotFit` for a model that is too large even alone.
     """
     versions = await wait_for_models(registry, settings.model)
+    for model, version in versions.values():
+        check_model(settings.destinations, model, version)
     budget, shares = await _plan_memory(versions, settings)
     models = {
         name: ManagedModel(

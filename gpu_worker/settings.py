@@ -4,12 +4,13 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from registry.destination_policy import DestinationPolicy, DestinationSettings
 from streams.base_settings import ServiceSettings
 from streams.subjects import ANY
 
 
-class WorkerSettings(ServiceSettings):
-    """Settings of one worker process: models, batch and memory limits, heartbeat and ack times."""
+class WorkerSettings(DestinationSettings, ServiceSettings):
+    """Settings of one worker process: models, limits of batch and memory, times, what it obeys."""
 
     model: tuple[str, ...] = Field(
         min_length=1, description="registered model to serve, NAME or NAME@VERSION; repeatable"
@@ -58,3 +59,12 @@ class WorkerSettings(ServiceSettings):
                 f"model, not {len(self.model)}"
             )
         return self
+
+    @property
+    def destinations(self) -> DestinationPolicy:
+        """What registry records may decide for this worker; resolves the directories of models."""
+        return DestinationPolicy(
+            frozenset(self.upstream_host),
+            frozenset(self.upstream_key_variable),
+            tuple(root.expanduser().resolve() for root in self.model_root),
+        )

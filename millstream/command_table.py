@@ -120,10 +120,46 @@ COMMANDS = (
         "millstream.dead.commands:drop",
     ),
     Command(
+        "broker init",
+        "make keys and accounts of NATS, and its servers' configuration",
+        "millstream.broker.settings:InitSettings",
+        "millstream.broker.commands:init",
+    ),
+    Command(
+        "broker user",
+        "write the NATS credentials of one process",
+        "millstream.broker.settings:UserSettings",
+        "millstream.broker.commands:add_user",
+    ),
+    Command(
+        "broker backup",
+        "write all streams of a NATS server or cluster to a folder",
+        "millstream.broker.backup_settings:BackupSettings",
+        "millstream.broker.backup_commands:backup",
+    ),
+    Command(
+        "broker restore",
+        "make the streams of a backup in a broker that lacks them",
+        "millstream.broker.backup_settings:RestoreSettings",
+        "millstream.broker.backup_commands:restore",
+    ),
+    Command(
+        "broker move",
+        "give the streams of one stopped server to the accounts that own them",
+        "millstream.broker.backup_settings:MoveSettings",
+        "millstream.broker.backup_commands:move",
+    ),
+    Command(
         "bench",
         "put load on a gateway and report latencies",
         "millstream.bench.settings:BenchSettings",
         "millstream.bench:run",
+    ),
+    Command(
+        "tls init",
+        "make certificates for the gateway and its clients, by an authority of one's own",
+        "millstream.tls.settings:TlsInitSettings",
+        "millstream.tls.commands:init",
     ),
     Command(
         "models add",

@@ -18,7 +18,13 @@ from pydantic.fields import FieldInfo
 
 from millstream.command_table import COMMANDS
 from millstream.up import data_directory, state_file
-from streams.base_settings import DATA_DIR, ENV_PREFIX, DiscoverySettings, Settings
+from streams.base_settings import (
+    DATA_DIR,
+    ENV_PREFIX,
+    UPSTREAM_PREFIX,
+    DiscoverySettings,
+    Settings,
+)
 
 DEFAULT_FILE = Path("millstream.toml")
 ENVIRONMENT_ONLY = {"config", "cache_dir"}
@@ -216,6 +222,8 @@ def _read_environment(raw: RawSettings, environment: Mapping[str, str]) -> None:
     for variable, value in environment.items():
         if not variable.startswith(ENV_PREFIX):
             continue
+        if variable.startswith(UPSTREAM_PREFIX) and variable not in known:
+            continue  # the API key of a remote model's server
         if variable not in known:
             raise UsageError(f"unknown variable {variable}{suggest_nearest(variable, known)}")
         raw.set(variable.removeprefix(ENV_PREFIX).lower(), value, variable)

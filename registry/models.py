@@ -58,9 +58,12 @@ ModelName = Annotated[str, AfterValidator(validate_name)]
 
 
 class Record(BaseModel):
-    """An immutable record as stored in NATS; unknown fields of newer releases are ignored."""
+    """An immutable record as stored in NATS; unknown fields of newer releases are ignored.
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    Errors of validation are logged: they name fields, and quote no values.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
 
 class LatencyGoals(Record):

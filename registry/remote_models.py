@@ -9,7 +9,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -21,8 +20,10 @@ from registry.artifact_verification import (
     hash_files,
 )
 from registry.chat_templates import read_chat_template
+from registry.destination_policy import THIS_MACHINE_ONLY, DestinationRefused
 from registry.model_inspection import read_context_length
 from registry.models import Model, Record, Task, Version
+from registry.upstream_addresses import validate_url
 from streams.errors import MillstreamError
 
 RemoteApi = Literal["openai", "vllm", "single"]
@@ -31,20 +32,6 @@ BYTE_VOCABULARY = 256
 
 class RemoteRefused(MillstreamError):
     """A model on another server cannot be registered with these options; the message says why."""
-
-
-def validate_url(url: str) -> str:
-    """Return `url` unchanged if it is an HTTP URL without credentials, query or fragment.
-
-    Raises ValueError with the reason otherwise: the record of the model that holds it can be read
-    by anyone.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{parts.scheme or 'no'}://… is not an HTTP URL")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("the URL must have no credentials, query or fragment: anyone may read it")
-    return url
 
 
 Url = Annotated[str, AfterValidator(validate_url)]
@@ -104,6 +91,27 @@ def remote_model(
         versions={made.id: made},
         default_version=made.id,
     )
+
+
+def find_needed_settings(server: RemoteServer) -> list[str]:
+    """Return why a worker without settings of its own would refuse this server, in sentences.
+
+    Each names the setting that allows it. Raises `RemoteRefused` for a server that no worker may
+    call, as far as the text of its URL tells.
+    """
+    checks = (
+        (THIS_MACHINE_ONLY.check_url, server.url),
+        (THIS_MACHINE_ONLY.check_key_variable, server.api_key_variable),
+    )
+    reasons = []
+    for check, value in checks:
+        try:
+            check(value)
+        except DestinationRefused as refused:
+            if not refused.setting:
+                raise RemoteRefused(str(refused)) from None
+            reasons.append(str(refused))
+    return reasons
 
 
 def _check(server: RemoteServer, tokenizer: Path | None) -> None:

@@ -373,6 +373,14 @@ def ledger(tenant: str, model: str) -> str:
     return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
 
 
+def billed_of(model: str) -> str:
+    """Return the filter for usage records of one model as they are heard once they are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.billed.*.{escape(model)}"
+
+
 def usage(tenant: str, scope: str, meter: str, day: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
 
@@ -517,6 +525,7 @@ ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.*.*"
 ALL_DRAINS = f"{PREFIX}.drain.*"
+ALL_BILLED = f"{PREFIX}.billed.>"  # ledger records, once they are stored
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 GONE = f"{PREFIX}.gone"  # the signal that a worker has died; the payload is its name
 SIGNALS = (ALL_CANCELS, ALL_DRAINS, GONE)

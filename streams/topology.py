@@ -35,6 +35,7 @@ MONTH_SECONDS = 30 * 86400
 MIB = 2**20
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
+INGRESS_CONSUMER = "gateways"
 # Reserved in the broker's store for each tenant that publishes: four of the largest submissions
 INGRESS_BYTES = 4 * MIB
 # Of escaped names in a consumer's name, which has at most 255 characters: the rest is a word and a
@@ -130,8 +131,12 @@ def _requests(max_queued: int) -> StreamConfig:
 
 
 def _ledger() -> StreamConfig:
+    """Configure the stream LEDGER, whose records the broker copies to listeners of any account."""
     config = _records(LEDGER, "infer.ledger.*.*", 256 * MIB, MONTH_SECONDS)
     config.duplicate_window = LOG_SECONDS
+    config.republish = RePublish(
+        src="infer.ledger.*.*", dest="infer.billed.{{wildcard(1)}}.{{wildcard(2)}}"
+    )
     return config
 
 
@@ -208,11 +213,20 @@ def ingress_stream(tenant: str) -> StreamConfig:
     return config
 
 
-def ingress_consumer() -> ConsumerConfig:
+def ingress_consumer(tenant: str) -> ConsumerConfig:
     """Return the configuration of the consumer of an ingress stream, which all gateways share."""
     return ConsumerConfig(
-        durable_name="gateways", ack_policy=AckPolicy.EXPLICIT, ack_wait=10, max_ack_pending=1000
+        name=INGRESS_CONSUMER,
+        durable_name=INGRESS_CONSUMER,
+        filter_subject=subjects.submissions(tenant),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=10,
+        max_ack_pending=1000,
     )
+
+
+# A consumer has `name` beside `durable_name` so that the subject of the request to make it has both
+# its name and its filter: rights at the broker are told by subjects.
 
 
 def index_consumer(model: str, leader: str) -> ConsumerConfig:
@@ -222,8 +236,10 @@ def index_consumer(model: str, leader: str) -> ConsumerConfig:
     a name for this leadership: each leader makes its own consumer, so that a frozen predecessor
     that wakes up pulls from a consumer that no longer exists.
     """
+    name = f"dispatcher_{_consumer_key(model)}_{leader}"
     return ConsumerConfig(
-        durable_name=f"dispatcher_{_consumer_key(model)}_{leader}",
+        name=name,
+        durable_name=name,
         filter_subject=subjects.requests_of(model),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=LOG_SECONDS,
@@ -246,8 +262,10 @@ def work_consumer(pool: PoolKey, ack_wait_seconds: float) -> ConsumerConfig:
 
     If a worker dies, its work is delivered again, to any worker, after `ack_wait_seconds`.
     """
+    name = f"pool_{_consumer_key(pool.model, pool.version)}_{pool.priority}"
     return ConsumerConfig(
-        durable_name=f"pool_{_consumer_key(pool.model, pool.version)}_{pool.priority}",
+        name=name,
+        durable_name=name,
         filter_subject=subjects.work(pool),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ack_wait_seconds,
@@ -264,8 +282,10 @@ def worker_consumer(
     The broker removes the consumer once nobody has pulled for `IDLE_CONSUMER_SECONDS`. A delivery
     that is not acknowledged is repeated after `ack_wait_seconds`.
     """
+    name = f"worker_{_consumer_key(model, version)}_{worker}"
     return ConsumerConfig(
-        durable_name=f"worker_{_consumer_key(model, version)}_{worker}",
+        name=name,
+        durable_name=name,
         filter_subject=subjects.work_placed_on(model, version, worker),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ack_wait_seconds,

@@ -3,6 +3,7 @@
 import hmac
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from api.authentication.identity_provider import IdentityProvider, read_issuer
 from api.authentication.token_claims import VerifiedToken
@@ -16,12 +17,21 @@ from streams.errors import (
     AddressNotAllowed,
     CredentialExpired,
     CredentialRevoked,
+    Forbidden,
     InsufficientScope,
     TokenRefused,
     Unauthenticated,
 )
 
 FindTenant = Callable[[], Tenant]
+
+
+@dataclass(frozen=True)
+class ClientOrigin:
+    """Where a request came from: its IP address, and the names in the client's certificate."""
+
+    address: str
+    identities: tuple[str, ...] = ()
 
 
 class Principal:
@@ -31,8 +41,10 @@ class Principal:
     the deny-list have changed since, and when the credential has expired.
     """
 
-    def __init__(self, authenticator: "Authenticator", find: FindTenant, address: str) -> None:
-        self._authenticator, self._find, self._address = authenticator, find, address
+    def __init__(
+        self, authenticator: "Authenticator", find: FindTenant, origin: ClientOrigin
+    ) -> None:
+        self._authenticator, self._find, self._origin = authenticator, find, origin
         self._load()
 
     @property
@@ -44,7 +56,8 @@ class Principal:
         """Return the tenant as it is now; cheap enough for every frame.
 
         Raises `CredentialRevoked` or `CredentialExpired` if the credential has ended, and
-        `AddressNotAllowed` or `InsufficientScope` if it may not do what needs this scope.
+        `AddressNotAllowed`, `InsufficientScope` or `Forbidden` (for a certificate of another
+        tenant) if it may not do what needs this scope.
         """
         authenticator = self._authenticator
         if self._generation != authenticator.generation:
@@ -60,8 +73,9 @@ class Principal:
         self.tenant = self._find()
         assert self.tenant.key
         self.key: ApiKey = self.tenant.key
-        if not is_in_networks(self._address, self.key.networks):
-            raise AddressNotAllowed(self._address)
+        if not is_in_networks(self._origin.address, self.key.networks):
+            raise AddressNotAllowed(self._origin.address)
+        self._authenticator.check_certificate(self.tenant.name, self._origin)
         self._expires_at = math.inf if self.key.expires_at is None else self.key.expires_at
         self._generation = self._authenticator.generation
 
@@ -93,24 +107,43 @@ class Authenticator:
     def _notice_change(self) -> None:
         self.generation += 1
 
-    async def authenticate(self, credential: str, address: str) -> Principal:
-        """Return the principal of a credential that came from an IP address.
+    def authenticate_certificate(self, origin: ClientOrigin) -> Principal:
+        """Return the principal that a client's certificate alone stands for.
+
+        Raises `Unauthenticated` if no tenant lists it, `Forbidden` if several do.
+        """
+        holders = self._tenants.find_certificate_holders(origin.identities)
+        if not holders:
+            hint = "; no tenant lists this client certificate" if origin.identities else ""
+            raise Unauthenticated(f"no API key: send `Authorization: Bearer <key>`{hint}")
+        if len(holders) > 1:
+            raise Forbidden("the names of this client certificate are of different tenants")
+        return Principal(self, lambda: self._find_by_certificate(origin), origin)
+
+    def check_certificate(self, tenant: str, origin: ClientOrigin) -> None:
+        """Raise `Forbidden` if the client's certificate stands for another tenant."""
+        if self._tenants.find_certificate_holders(origin.identities) - {tenant}:
+            raise Forbidden("the API key and the client certificate are of different tenants")
+
+    async def authenticate(self, credential: str, origin: ClientOrigin) -> Principal:
+        """Return the principal of an API key or token.
 
         Raises `Unauthenticated` for one that is not known, or the subclass that says why it is not
-        accepted; `AddressNotAllowed` if it may not be used from there; `IssuerUnreachable` if the
-        keys of a token's issuer cannot be had. Comparing takes the same time for all wrong keys.
+        accepted; `AddressNotAllowed` if it may not be used from there, `Forbidden` beside a
+        certificate of another tenant; `IssuerUnreachable` if the keys of a token's issuer cannot be
+        had. Comparing takes the same time for all wrong keys.
         """
         if issuer := self._providers and read_issuer(credential):
             token = await self._verify_token(credential, issuer)
-            principal = Principal(self, lambda: self._find_by_token(token), address)
+            principal = Principal(self, lambda: self._find_by_token(token), origin)
         elif parts := KeyText.parse(credential):
             record = self._find_sealed(parts)
-            principal = Principal(self, lambda: self._find_by_id(record.id), address)
+            principal = Principal(self, lambda: self._find_by_id(record.id), origin)
         else:
             digest = hash_key(credential)
             if self._tenants.find_key_holder(digest) is None:
                 raise Unauthenticated(_describe_unknown(credential))
-            principal = Principal(self, lambda: self._find_by_hash(digest), address)
+            principal = Principal(self, lambda: self._find_by_hash(digest), origin)
         if self.now() >= principal.expires_at:
             raise CredentialExpired("this API key or token has expired")
         return principal
@@ -149,6 +182,12 @@ class Authenticator:
         if record.is_disabled:
             raise CredentialRevoked("this API key is disabled for now")
         return self._find_tenant(record)
+
+    def _find_by_certificate(self, origin: ClientOrigin) -> Tenant:
+        holders = self._tenants.find_certificate_holders(origin.identities)
+        if len(holders) != 1:
+            raise CredentialRevoked("no tenant, or several, list this client certificate now")
+        return self._find_tenant(ApiKey(tenant=holders.pop(), name="certificate"))
 
     def _find_by_token(self, token: VerifiedToken) -> Tenant:
         if self._keys.is_denied(token.issuer, token.subject, token.token_id, token.issued_at):

@@ -288,7 +288,13 @@ class Body(BaseModel):
     Instances are immutable. A body with more than `MAX_FIELDS` fields is refused as a whole.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        protected_namespaces=(),
+        hide_input_in_errors=True,  # prompts are no matter for a log
+    )
 
     @model_validator(mode="before")
     @classmethod

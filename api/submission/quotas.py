@@ -57,7 +57,7 @@ class Quotas:
 
         Raises `BrokerUnavailable` if the broker cannot be reached.
         """
-        await self._broker.subscribe_raw(subjects.ALL_LEDGERS, self._on_ledger)
+        await self._broker.subscribe_raw(subjects.ALL_BILLED, self._on_ledger)
 
     async def run(self) -> None:
         """Keep the counters right until cancelled: publish corrections and renew leases.

@@ -71,14 +71,12 @@ class NatsIngress:
         """
         broker, stream = self._context.broker, topology.ingress_stream_name(self._tenant)
         await self._declare_patiently()
-        consumer = topology.ingress_consumer().durable_name
-        assert consumer
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._pull = PullLoop(
                 broker,
                 stream,
-                consumer,
+                topology.INGRESS_CONSUMER,
                 lambda: MAX_CONCURRENT - self._in_flight,
                 self._start,
                 self._declare_patiently,
@@ -101,7 +99,9 @@ class NatsIngress:
         broker, stream = self._context.broker, topology.ingress_stream(self._tenant)
         await declaration.declare_stream(broker, stream, self._scale)
         await declaration.declare_consumer(
-            broker, topology.ingress_stream_name(self._tenant), topology.ingress_consumer()
+            broker,
+            topology.ingress_stream_name(self._tenant),
+            topology.ingress_consumer(self._tenant),
         )
 
     def _start(self, delivery: Delivery) -> None:

@@ -34,7 +34,8 @@ log = structlog.get_logger()
 
 PAGE_DIRECTORY = Path(__file__).parents[1] / "page"
 PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -71,7 +72,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
-            Mount("/page", StaticFiles(directory=PAGE_DIRECTORY)),
+            Mount("/page", _PageFiles(directory=PAGE_DIRECTORY)),
         ],
         exception_handlers={
             HTTPException: _handle_http_exception,
@@ -195,17 +196,17 @@ async def _serve_not_found(scope: Scope, receive: Receive, send: Send) -> None:
 async def _readyz(context: GatewayContext, request: Request) -> Response:
     """Answer 200 if the broker is connected, some model has or had a worker, and no drain runs.
 
-    Else, or while the broker refuses a stream, the status is 503. The body has the facts either
-    way.
+    Else, or while the broker refuses a stream, the status is 503. Where `/metrics` is served the
+    body has the facts, too: they name models and streams, which is for operators to know.
     """
-    workers, unusable = context.worker_counts, sorted(context.streams.unusable)
     ready = all(check() for check in context.readiness_checks.values())
-    facts = {
-        "ready": ready,
-        "nats": context.broker.is_connected,
-        "unusable_streams": unusable,
-        "workers": workers,
-    }
+    facts: dict[str, object] = {"ready": ready}
+    if context.settings.has_public_metrics:
+        facts |= {
+            "nats": context.broker.is_connected,
+            "unusable_streams": sorted(context.streams.unusable),
+            "workers": context.worker_counts,
+        }
     return _json_response(facts, 200 if ready else 503)
 
 
@@ -216,6 +217,15 @@ async def _metrics(context: GatewayContext, request: Request) -> Response:
 
 async def _openapi(request: Request) -> Response:
     return _json_response(openapi.build_document())
+
+
+class _PageFiles(StaticFiles):
+    """The files of the page, each with the headers of the page itself."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(PAGE_HEADERS)
+        return response
 
 
 async def _index_page(request: Request) -> Response:

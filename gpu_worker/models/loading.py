@@ -14,6 +14,7 @@ import structlog
 from gpu_worker.engines import factory
 from gpu_worker.engines.engine import Engine
 from gpu_worker.models.proof_records import ProofRecords
+from gpu_worker.models.record_checks import check_directory
 from gpu_worker.settings import WorkerSettings
 from registry import artifact_verification
 from registry.models import Model, Version
@@ -112,7 +113,10 @@ class Loader:
                 "adapter_bytes": settings.adapter_bytes,
                 "is_proven": partial(self._proofs.is_proven, version.digest),
                 "keep_proof": partial(self._proofs.add, version.digest),
+                "check_directory": partial(check_directory, settings.destinations),
             }
+        if model.engine == "remote":
+            options["policy"] = settings.destinations
         if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
             options["tensor_parallel_size"] = settings.tensor_parallel_size
         if model.engine in ("transformers", "embed", "classify"):

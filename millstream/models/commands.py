@@ -11,13 +11,13 @@ from millstream.admin.console_output import make_console, make_whole_table
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
 from registry.artifact_verification import SHORT_DIGEST
-from registry.checkpoints.findings import Finding
 from registry.lora_inspection import adapter_from
 from registry.model_inspection import make_record, require_servable
 from registry.models import INHERITED_FIELDS, Adapter, Model
-from registry.remote_models import RemoteServer, remote_model
+from registry.remote_models import RemoteServer, find_needed_settings, remote_model
 from registry.store import NameTaken, Registry
 from streams.broker.broker_client import connect
+from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.errors import ModelNotFound
 
 _COLUMNS = (
@@ -51,7 +51,7 @@ async def _add_model(settings: AddSettings) -> None:
     options = {name: getattr(settings, name) for name in INHERITED_FIELDS}
     given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         if settings.alias in {*registry.models, settings.name}:  # before anything is registered
             raise NameTaken(settings.alias)
         await registry.add_model(model)
@@ -59,14 +59,14 @@ async def _add_model(settings: AddSettings) -> None:
             await registry.set_alias(settings.alias, settings.name)
         console = make_console()
         for warning in warnings:
-            console.print(f"warning: {warning.path}: {warning.reason}")
+            console.print(f"warning: {warning}")
         console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
 
 
-def _make_model(settings: AddSettings) -> tuple[Model, list[Finding]]:
-    """Return the record of what is to be registered, and warnings about its files."""
+def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:
+    """Return the record of what is to be registered, and warnings about files or server."""
     if settings.path:
-        warnings = require_servable(settings.path)
+        warnings = [f"{each.path}: {each.reason}" for each in require_servable(settings.path)]
         return make_record(settings.path, settings.name, settings.version), warnings
     assert settings.remote, "the settings require a path or a server"
     server = RemoteServer(
@@ -86,12 +86,12 @@ def _make_model(settings: AddSettings) -> tuple[Model, list[Finding]]:
         context=settings.context_length,
         version=settings.version,
     )
-    return model, []
+    return model, [f"at the worker's start: {need}" for need in find_needed_settings(server)]
 
 
 async def _add_adapter(settings: AddSettings, base: str) -> None:
     assert settings.path, "an adapter has files"
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         adapter = await asyncio.to_thread(
             adapter_from, settings.path, settings.name, *registry.resolve(base)
         )
@@ -106,7 +106,7 @@ async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
 
     Raises `BrokerUnavailable` if NATS does not answer.
     """
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         if settings.as_json:
             print_json(data=[_model_json(registry, model) for model in registry.models.values()])
         else:
@@ -119,7 +119,7 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
     The name may also be an alias, which shows its model, or `MODEL:ADAPTER`, which shows that
     adapter with its files. Raises `ModelNotFound` if nothing has this name.
     """
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         model, _, adapter = registry.resolve_target(settings.name)
         if settings.as_json:
             print_json(data=_adapter_json(adapter) if adapter else _model_json(registry, model))
@@ -136,7 +136,7 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
     `model_not_found`. Raises `ModelNotFound`, and removes nothing, if no model, alias or adapter
     has the name in the settings.
     """
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
             raise ModelNotFound(settings.name)
         await registry.remove(settings.name)
@@ -144,13 +144,13 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def open_registry(url: str) -> AsyncIterator[Registry]:
-    """Connect to NATS at `url` and yield the registry of models, with its contents loaded.
+async def open_registry(url: str, files: ConnectionFiles = NO_FILES) -> AsyncIterator[Registry]:
+    """Connect to NATS at `url`, by `files`, and yield the registry of models with its contents.
 
     Leaving the `with` block closes the registry and the connection. Raises `BrokerUnavailable` if
     NATS does not answer.
     """
-    async with connect(url, "millstream-models") as broker:
+    async with connect(url, "millstream-models", files) as broker:
         registry = await Registry.open(broker)
         try:
             yield registry

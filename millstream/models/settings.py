@@ -8,7 +8,14 @@ from pydantic.config import JsonDict
 
 from registry.models import GenerationConfig, LatencyGoals, ModelName, Task
 from registry.remote_models import RemoteApi, Url
-from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings, LogLevel, Settings
+from streams.base_settings import (
+    FLAG_ONLY,
+    POSITIONAL,
+    UPSTREAM_PREFIX,
+    ClientSettings,
+    LogLevel,
+    Settings,
+)
 from streams.subjects import Priority, token
 
 _SCOPE_KEY = "of"
@@ -73,7 +80,8 @@ class AddSettings(ClientSettings):
     )
     api_key_variable: str = Field(
         "",
-        description="environment variable of the worker that holds the server's API key",
+        description="environment variable of the worker that holds the server's API key: "
+        f"{UPSTREAM_PREFIX}*, or one that its --upstream-key-variable names",
         json_schema_extra=SERVER,
     )
     prompt_price: float | None = Field(

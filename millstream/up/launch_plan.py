@@ -7,14 +7,15 @@ command line; that names only the service.
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from millstream.up import nats_server
 from millstream.up.child_process import Program
 from millstream.up.data_directory import KEY_PEPPER_FILE
 from millstream.up.settings import UpSettings
-from streams.base_settings import ENV_PREFIX
+from streams.base_settings import ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
@@ -42,7 +43,7 @@ class LaunchPlan:
     port: int
     nats_port: int
     api_key: str
-    models: tuple[str, ...]
+    models: Mapping[str, str]  # the source of each, by name
 
     @property
     def nats_url(self) -> str:
@@ -54,7 +55,8 @@ class LaunchPlan:
         """The gateway's URL for clients on this machine; on 127.0.0.1 if it listens everywhere."""
         host = self.settings.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-        return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
+        scheme = "https" if self.settings.tls_cert else "http"
+        return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
     def drain_seconds(self, service: str) -> float:
         """Return how many seconds a service may take to finish its requests after its SIGTERM.
@@ -80,8 +82,14 @@ class LaunchPlan:
             "key_pepper_file": self.settings.data_dir.expanduser().resolve() / KEY_PEPPER_FILE,
             "metrics_port": self._metrics_port(self.settings.workers + 1),
             "public_metrics": self.settings.public_metrics,
+            **self._tls_files(),
         }
         return self._make_program("gateway", "gateway", settings)
+
+    def _tls_files(self) -> dict[str, object]:
+        names = ("tls_cert", "tls_key", "tls_client_ca")
+        files = {name: getattr(self.settings, name) for name in names}
+        return {name: file.expanduser().resolve() for name, file in files.items() if file}
 
     def dispatcher_program(self) -> Program:
         """Return the dispatcher's program, which serves its metrics on the setting `metrics_port`.
@@ -105,12 +113,28 @@ class LaunchPlan:
         name = f"worker-{number}"
         settings = {
             "id": name,
-            "model": json.dumps(self.models),
+            "model": json.dumps(list(self.models)),
+            **self._worker_destinations(),
             "threads": self._worker_threads(),
             "metrics_port": self._metrics_port(number),
         }
-        allocator = {} if self.models == ("mock",) else ALLOCATOR_ENVIRONMENT
+        allocator = {} if list(self.models) == ["mock"] else ALLOCATOR_ENVIRONMENT
         return self._make_program("worker", name, settings, allocator)
+
+    def _worker_destinations(self) -> dict[str, str]:
+        """What registry records may decide for a worker, with the models that `up` itself names."""
+        settings = self.settings
+        roots = [str(root.expanduser()) for root in settings.model_root]
+        if roots:
+            sources = map(Path, self.models.values())
+            roots += [str(source.resolve()) for source in sources if source.is_dir()]
+            roots.append(str(cache_directory()))
+        given = {
+            "upstream_host": settings.upstream_host,
+            "upstream_key_variable": settings.upstream_key_variable,
+            "model_root": roots,
+        }
+        return {key: json.dumps(values) for key, values in given.items()}
 
     def _worker_threads(self) -> int:
         shared = max(1, (os.cpu_count() or 1) // self.settings.workers)
@@ -138,14 +162,16 @@ class LaunchPlan:
             settings["config"] = self.settings.config.resolve()
         environment = {
             **(allocator or {}),
-            **_inherited_environment(),
+            **_inherited_environment(service),
             **dict(_to_variables(settings.items())),
         }
         return Program(name, (sys.executable, "-m", "millstream", service), environment)
 
 
-def _inherited_environment() -> dict[str, str]:
+def _inherited_environment(service: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+    if service != "worker":  # which alone calls other servers, with their API keys
+        kept = {name: value for name, value in kept.items() if not name.startswith(UPSTREAM_PREFIX)}
     # Without the safe path a folder called `gateway` in the working directory would be imported.
     return {**kept, "PYTHONSAFEPATH": "1"}
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from functools import partial
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import SecretStr
@@ -39,7 +40,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     models = model_registration.resolve_models(settings)
     await asyncio.to_thread(model_registration.check_folders, models.values())
     with open_data_directory(settings.data_dir) as directory:
-        plan = _make_plan(settings, directory, tuple(models))
+        plan = _make_plan(settings, directory, models)
         async with asyncio.TaskGroup() as tasks:
             manager = ProcessManager(tasks, directory, plan)
             service = tasks.create_task(_run_services(manager, models), name="serve")
@@ -49,7 +50,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
 
 
 def _make_plan(
-    settings: UpSettings, directory: DataDirectory, models: tuple[str, ...]
+    settings: UpSettings, directory: DataDirectory, models: dict[str, str]
 ) -> LaunchPlan:
     key = settings.api_key.get_secret_value() if settings.api_key else directory.load_api_key()
     directory.mint_key_pepper()
@@ -167,9 +168,19 @@ async def _wait_until_ready(plan: LaunchPlan) -> None:
 
 async def _is_ready(plan: LaunchPlan) -> bool:
     """Return True once the gateway is ready and knows a worker for each model."""
-    host = plan.gateway_url.removeprefix("http://").rpartition(":")[0].strip("[]")
-    answer = await health_probe.send_probe(host, plan.port, "/readyz", PROBE_SECONDS)
+    url = urlsplit(plan.gateway_url)
+    probe = partial(
+        health_probe.send_probe,
+        url.hostname or "",
+        plan.port,
+        seconds=PROBE_SECONDS,
+        uses_tls=url.scheme == "https",
+    )
+    answer = await probe("/readyz")
     if answer is None or not answer.is_healthy:
         return False
-    workers = json.loads(answer.text)["workers"]
+    listed = await probe("/v1/models", api_key=plan.api_key)
+    if listed is None or not listed.is_healthy:
+        return False
+    workers = {card["id"]: card["workers"] for card in json.loads(listed.text)["data"]}
     return all(workers.get(model) for model in plan.models)

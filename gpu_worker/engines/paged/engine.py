@@ -25,7 +25,7 @@ from gpu_worker.engines.paged.step_executor import (
 )
 from gpu_worker.engines.paged.tensor_parallel import TensorParallelGroup
 from gpu_worker.engines.paged.warmup_sequences import largest_step_sequences, warmup_sequences
-from gpu_worker.engines.paged.weights.lora_manager import LoraManager
+from gpu_worker.engines.paged.weights.lora_manager import CheckDirectory, LoraManager, allow_all
 from gpu_worker.engines.sequence_limits import SequenceLimits
 from gpu_worker.engines.step_timer import measure
 from streams.errors import BadGrammar
@@ -58,6 +58,7 @@ class TransformersEngine:
         prefix_cache: bool = True,
         adapter_bytes: int = ADAPTER_BYTES,
         group: TensorParallelGroup | None = None,
+        check_directory: CheckDirectory = allow_all,
     ) -> None:
         self._group = group or TensorParallelGroup()
         self._model, self._reference = loaded.model, loaded.reference
@@ -73,7 +74,7 @@ class TransformersEngine:
         self._scheduler = Scheduler(self._kv_cache, max_sequences, max_batch_tokens)
         self._runner = ModelRunner(loaded, sizes)
         self._group.allocate_kv(sizes)
-        self._adapters = LoraManager(self._model, adapter_bytes)
+        self._adapters = LoraManager(self._model, adapter_bytes, check_directory)
         self._executor = StepExecutor(self._runner, self._adapters, self._group, self._row_sampling)
         longest = min(loaded.context_length, self._blocks * BLOCK_TOKENS)
         self._limits = SequenceLimits(

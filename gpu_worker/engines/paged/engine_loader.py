@@ -12,6 +12,7 @@ from gpu_worker.engines.paged import model_loader as models
 from gpu_worker.engines.paged.batch.block_pool import BLOCK_TOKENS
 from gpu_worker.engines.paged.engine import ADAPTER_BYTES, TransformersEngine
 from gpu_worker.engines.paged.tensor_parallel import TensorParallelGroup
+from gpu_worker.engines.paged.weights.lora_manager import CheckDirectory, allow_all
 
 log = structlog.get_logger()
 
@@ -31,6 +32,7 @@ def load(
     stage: Callable[[str], None] = lambda name: None,
     is_proven: Callable[[str], bool] = lambda setting: False,
     keep_proof: Callable[[str], None] = lambda setting: None,
+    check_directory: CheckDirectory = allow_all,
 ) -> TransformersEngine:
     """Load a model from a Hugging Face directory, and return its engine, warm and ready to serve.
 
@@ -42,7 +44,8 @@ def load(
     `device` None is the GPU if there is one, else the CPU. With a `tensor_parallel_size` above 1
     this process is the first rank and starts the others; the ranks divide memory and threads among
     themselves. The model is compared with transformers, and `keep_proof` called with the setting
-    of the proof, unless `is_proven` returns True for that setting; ranks are not compared. Raises
+    of the proof, unless `is_proven` returns True for that setting; ranks are not compared.
+    `check_directory` raises for a directory from which no adapter may be loaded. Raises
     `UnsupportedModel`, with the architecture's name, for a model that this engine cannot run or
     computes otherwise, `IncompleteCheckpoint` for one whose weights are not whole, `DoesNotFit`
     when too little memory is left for KV or for a step, and `DeviceLost` when a rank ends.
@@ -64,6 +67,7 @@ def load(
         engine = fit_engine(
             loaded, max_sequences, max_batch_tokens, kv_tokens, memory_bytes,
             prefix_cache=prefix_cache, adapter_bytes=adapter_bytes, group=group,
+            check_directory=check_directory,
         )  # fmt: skip
         stack.pop_all()
     if loaded.reference:
@@ -80,6 +84,7 @@ def fit_engine(
     prefix_cache: bool = True,
     adapter_bytes: int = 0,
     group: TensorParallelGroup | None = None,
+    check_directory: CheckDirectory = allow_all,
 ) -> TransformersEngine:
     """Size the KV cache for a loaded model, build its engine, warm it up and return it.
 
@@ -101,7 +106,14 @@ def fit_engine(
         _check_kv_fits(kv_tokens, min_tokens, memory_bytes, adapter_bytes)
     max_adapter_bytes = adapter_bytes or ADAPTER_BYTES
     engine = TransformersEngine(
-        loaded, max_sequences, max_batch_tokens, kv_tokens, prefix_cache, max_adapter_bytes, group
+        loaded,
+        max_sequences,
+        max_batch_tokens,
+        kv_tokens,
+        prefix_cache,
+        max_adapter_bytes,
+        group,
+        check_directory,
     )
     engine.warm_up()
     return engine

@@ -6,6 +6,7 @@ stream_resumption   whether that continues, replays or fails; drops what is repe
 single_item_client  sequences to an API that takes one input per call
 retrying_caller     each call until one succeeds, with concurrency_limiter, circuit_breaker, backoff
 http_client         sends it; `call_errors` says which failures are worth another call
+checked_connections connects it to hosts and addresses that the worker's settings allow
 openai_protocol, single_item_protocol, embedding_bytes   request bodies and answers  (pure)
 output_decoder      stream events to tokens and text                                 (pure)
 cross_thread_queue  outputs back to the engine's thread; `metrics` counts calls

@@ -51,7 +51,8 @@ def error_from_status(
     It is a `RetryableError` for 408, 425, 429, 500, 502, 503 and 504, else the `RequestRejected`
     that ends the request. `now` is epoch seconds, for a Retry-After that is a date.
     """
-    message = f"the server answers {status}: {error_message(body)}"
+    answer = f"{status}, a redirect, and none is followed" if 300 <= status < 400 else f"{status}"
+    message = f"the server answers {answer}: {error_message(body)}"
     if status in BUSY_STATUSES or status in UNAVAILABLE_STATUSES or status == 500:
         return RetryableError(
             str(status),

@@ -27,6 +27,7 @@ from gpu_worker.engines.remote.single_item_client import SingleItemClient
 from gpu_worker.engines.sequence_limits import count_reserved_tokens
 from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifact_verification import json_reader
+from registry.destination_policy import THIS_MACHINE_ONLY, DestinationPolicy
 from streams.errors import MillstreamError
 
 Api = Literal["openai", "vllm", "single"]
@@ -114,14 +115,17 @@ class RemoteEngine:
         chunk_seconds: float = 30.0,
         retry_seconds: float = 0.25,
         cooldown_seconds: float = 1.0,
+        policy: DestinationPolicy = THIS_MACHINE_ONLY,
     ) -> "RemoteEngine":
         """Return an engine for the server at `url`; `directory` holds the model's tokeniser if any.
+
+        Calls go only to hosts and addresses that `policy` allows.
 
         The server need not run yet: nothing is sent to it. Raises `ApiKeyMissing` if
         `api_key_variable` names an environment variable that is missing or empty.
         """
         timeouts = Timeouts(connect_seconds, first_seconds, chunk_seconds)
-        http = HttpClient(url, _read_api_key(api_key_variable), timeouts, concurrency)
+        http = HttpClient(url, _read_api_key(api_key_variable), timeouts, concurrency, policy)
         limiter = ConcurrencyLimiter(concurrency, CircuitBreaker(cooldown_seconds=cooldown_seconds))
         caller = RetryingCaller(
             limiter, Backoff(retry_seconds), partial(metrics.observe_call, model)

@@ -1,6 +1,6 @@
 """The HTTP client of one server: connections, timeouts, and bounds on the size of answers.
 
-Only this file knows the HTTP library and its errors.
+Only this file and `checked_connections` know the HTTP library and its errors.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ import httpx2
 from gpu_worker.engines.engine import EngineError
 from gpu_worker.engines.remote import call_errors
 from gpu_worker.engines.remote.call_errors import RetryableError
+from gpu_worker.engines.remote.checked_connections import CheckedTransport
+from registry.destination_policy import DestinationPolicy
 
 MAX_ANSWER_BYTES = 64 * 2**20
 MAX_ERROR_BYTES = 64 * 2**10
@@ -38,16 +40,26 @@ class HttpClient:
     """Sends requests to one server, over at most `connections` connections.
 
     Use it as an async context manager, on one event loop. With a `key`, it is sent as a bearer
-    token. Calls raise `RetryableError` if another try may help (no connection, timeout, broken
-    answer, overload), else `EngineError`.
+    token. It connects only where `policy` allows, and follows neither redirects nor variables such
+    as HTTPS_PROXY. Calls raise `RetryableError` if another try may help (no connection, timeout,
+    broken answer, overload), else `EngineError`.
     """
 
-    def __init__(self, url: str, key: str, timeouts: Timeouts, connections: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        timeouts: Timeouts,
+        connections: int,
+        policy: DestinationPolicy,
+    ) -> None:
         self._url, self._timeouts = url.rstrip("/"), timeouts
         self._client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(None, connect=timeouts.connect_seconds),
-            limits=httpx2.Limits(max_connections=connections),
+            transport=CheckedTransport(policy, connections),
+            follow_redirects=False,
+            trust_env=False,
         )
 
     async def __aenter__(self) -> Self:

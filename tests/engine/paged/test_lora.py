@@ -3,7 +3,7 @@
 import re
 import threading
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model_loader import inspect_model
 from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack
 from gpu_worker.engines.paged.weights.lora import LoraWeights, load_lora
+from gpu_worker.models.record_checks import check_directory
+from registry.destination_policy import DestinationPolicy
 from streams.messages import AdapterRef, Sampling
 from streams.subjects import Priority
 from tests.engine import lora_adapters, tiny_models
@@ -252,6 +254,25 @@ def test_an_adapter_larger_than_the_budget_is_refused_with_numbers(shelf: Path) 
     assert f"{bytes_of(large)} bytes" in str(error)
     assert f"{bytes_of(small)} (adapter_bytes)" in str(error)
     assert results.terminals["s"].finish == "length"
+
+
+def test_an_adapter_of_a_directory_that_is_not_allowed_fails_alone(tmp_path: Path) -> None:
+    """A record may not have a worker read what its settings leave out; the file is never opened."""
+    small, large = two("llama", tmp_path)
+    (Path(large.directory) / "adapter_config.json").unlink()
+    allowed = partial(check_directory, DestinationPolicy(model_roots=(Path(small.directory),)))
+    made = TransformersEngine(
+        tiny_models.load_tiny_model("llama"), 8, 512, 2048, check_directory=allowed
+    )
+    sequences = mixed([None, small])
+    results = run_to_end(
+        made, [lora_adapters.greedy_sequence("bad", prompt(7, 9), 4, large), *sequences]
+    )
+    error = results.terminals["bad"].error
+    assert error
+    assert error.code == "adapter_failed"
+    assert "allow it with --model-root" in str(error)
+    assert_as_peft(results, sequences, "llama")
 
 
 def test_a_damaged_adapter_fails_alone(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
-"""What a worker does about a model that is not registered."""
+"""What a worker does about a model that is not registered, or whose record decides too much."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from gpu_worker import service
 from gpu_worker.models import registration
+from gpu_worker.models.record_checks import ModelRefused
 from gpu_worker.models.registration import NotRegistered, describe_missing, wait_for_models
 from registry.models import Adapter, mock_model
+from registry.remote_models import RemoteServer, remote_model
 from registry.store import Registry
 from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
@@ -93,3 +96,25 @@ async def test_it_says_what_the_registry_has_instead(registry: Registry) -> None
     for number in range(registration.MOST_NAMES):
         await registry.add_model(mock_model(f"many-{number}"))
     assert describe_missing(registry, "nope").endswith(" and 2 more")
+
+
+async def test_a_record_that_decides_too_much_stops_the_worker_by_the_models_name(
+    nats_url: str, registry: Registry
+) -> None:
+    """Whoever wrote it wants prompts and a variable's value; a worker without models is no use."""
+    server = RemoteServer(url="https://evil.example.com", model="m", api_key_variable="HOME")
+    await registry.add_model(remote_model(server, "far", context=9))
+    with pytest.raises(ModelRefused, match=r"'far@\w+' is refused: .* --upstream-host evil"):
+        await service.run(worker_settings(nats_url, model=("far",)), asyncio.Event())
+
+
+async def test_a_directory_outside_the_roots_is_not_read(
+    nats_url: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Not even the size of its weights."""
+    version = mock_model().default.model_copy(update={"directory": str(tmp_path / "other")})
+    model = mock_model("m").model_copy(update={"versions": {version.id: version}})
+    await registry.add_model(model)
+    settings = worker_settings(nats_url, model=("m",), model_root=(tmp_path / "models",))
+    with pytest.raises(ModelRefused, match="--model-root"):
+        await service.run(settings, asyncio.Event())

@@ -238,7 +238,9 @@ async def test_a_remote_model_is_added_without_files(
     """A URL instead of a path; the key's name and never the key."""
     options = {"context_length": "512", "api_key_variable": "CORN_KEY", "concurrency": "3"}
     await run_add_remote(nats_url, "http://corn:8000/v1", name="far", **options)
-    capsys.readouterr()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "allow it with --upstream-host corn" in said
+    assert "allow it with --upstream-key-variable CORN_KEY" in said
     await run_list(nats_url, as_json=True)
     (listed,) = json.loads(capsys.readouterr().out)
     (version,) = listed["versions"].values()

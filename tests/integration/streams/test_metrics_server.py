@@ -147,6 +147,10 @@ async def test_strangers_do_not_see_tenants_names(nats_url: str, public: bool) -
         text = (await get(settings.metrics_port, "/metrics"))[1]
         assert "millstream_followed_requests" in text
         assert (await get(settings.port, "/metrics"))[0] == (200 if public else 404)
+        told = json.loads((await get(settings.port, "/readyz"))[1])
+        assert told.keys() - {"ready"} == (
+            {"nats", "unusable_streams", "workers"} if public else set()
+        )
         assert (await readiness(settings.metrics_port))[1]["nats"] is True
 
 

@@ -109,6 +109,14 @@ def test_an_unknown_variable_stops_the_start_with_the_nearest_name() -> None:
         load_settings(GatewaySettings, {}, {"MILLSTREAM_PROT": "80"})
 
 
+def test_variables_with_keys_of_remote_servers_have_names_of_their_own() -> None:
+    """A worker's, of which every service of a machine may find some in its environment."""
+    keys = {"MILLSTREAM_UPSTREAM_FAR": "sk-far", "MILLSTREAM_UPSTREAM_HOST": "far, corn:80"}
+    worker = load_settings(WorkerSettings, {"model": ["m"]}, keys)
+    assert worker.model_dump()["upstream_host"] == ("far", "corn:80")
+    assert load_settings(GatewaySettings, {}, keys).model_dump()["port"] == 8080
+
+
 def test_other_programs_variables_are_none_of_our_business() -> None:
     """Only the prefix is ours."""
     assert (

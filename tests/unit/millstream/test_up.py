@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.settings import WorkerSettings
+from millstream.settings_loader import load_settings
 from millstream.up import model_registration, nats_server
 from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
 from registry.credentials.key_pepper import read_pepper
+from streams.base_settings import cache_directory
 
 
 def plan_of(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:
-    return LaunchPlan(UpSettings(**settings), 8080, 4222, "sk-key", models)
+    sources = {model: model for model in models}
+    return LaunchPlan(UpSettings(**settings), 8080, 4222, "sk-key", sources)
 
 
 def test_each_command_line_names_one_service() -> None:
@@ -49,6 +53,37 @@ def test_only_the_gateway_knows_the_key(monkeypatch: pytest.MonkeyPatch) -> None
         nats_server.make_program(4222, Path("/store")),
     ):
         assert "sk-key" not in program.environment.values()
+
+
+def test_only_workers_know_the_keys_of_remote_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others call no server."""
+    monkeypatch.setenv("MILLSTREAM_UPSTREAM_FAR", "sk-far")
+    plan = plan_of()
+    programs = [plan.gateway_program(), plan.dispatcher_program(), *plan.worker_programs()]
+    assert ["sk-far" in each.environment.values() for each in programs] == [False, False, True]
+
+
+def test_workers_obey_what_the_command_line_of_up_named(tmp_path: Path) -> None:
+    """Hosts and variables as given; beside the given roots the models that `up` itself serves."""
+    plan = plan_of(
+        ("mock", str(tmp_path)),
+        upstream_host=("Far.example.com", "10.0.0.7:80"),
+        upstream_key_variable=("FAR_KEY",),
+        model_root=(Path("/models"),),
+    )
+    (worker,) = plan.worker_programs()
+    raw = {name: worker.environment[name] for name in worker.environment if "API" not in name}
+    settings = load_settings(WorkerSettings, {}, raw)
+    assert isinstance(settings, WorkerSettings)
+    assert settings.upstream_host == ("far.example.com", "10.0.0.7:80")
+    assert settings.upstream_key_variable == ("FAR_KEY",)
+    assert settings.model_root == (Path("/models"), tmp_path, cache_directory())
+
+
+def test_without_roots_workers_load_from_everywhere() -> None:
+    """As before there were any: a list of `up`'s own models alone would shut out `models add`."""
+    (worker,) = plan_of().worker_programs()
+    assert worker.environment["MILLSTREAM_MODEL_ROOT"] == "[]"
 
 
 def test_a_variable_of_another_command_reaches_the_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from registry.models import Model, mock_model, validate_name
+from registry.tenant_records import ApiKey
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,15 @@ def test_a_record_survives_its_wire_form() -> None:
     """What one service writes, another reads unchanged."""
     model = mock_model("Qwen/Qwen2.5-0.5B", itl_ms=2)
     assert Model.model_validate_json(model.model_dump_json()) == model
+
+
+def test_an_unreadable_record_is_described_without_its_values() -> None:
+    """The description is logged, and a record may hold what is nobody's but a tenant's."""
+    for record, content in (
+        (Model, b'{"name": {"secret-value": 1}}'),
+        (ApiKey, b'{"tenant": ["secret-value"]}'),
+        (ApiKey, b'{"tenant": "secret-value'),
+    ):
+        with pytest.raises(ValidationError) as error:
+            record.model_validate_json(content)
+        assert "secret-value" not in str(error.value)

@@ -68,12 +68,14 @@ MAX_FILES_IN_FOLDER = 20
 CLIENT = ROOT / "client/millstream_client"
 HEAVY = {"torch", "transformers", "accelerate", "gguf", "safetensors", "httpx2"}
 # Dates that people read: `created` of an answer, of a record, and what there is before the first
-# sample of the brokers' clock.
+# sample of the brokers' clock. Of claims, which are made before there is a broker to ask.
 WALL_CLOCK = {
     "gateway/entrypoints/completions.py",
     "gateway/entrypoints/embed_classify_rerank.py",
     "gpu_worker/engines/remote/http_client.py",
     "registry/models.py",
+    "streams/accounts/cell_directory.py",
+    "streams/broker/authentication.py",
     "streams/broker/cluster_clock.py",
 }
 IMPURE = {"asyncio", "nats", "time", "threading", "socket", "subprocess"}

@@ -8,11 +8,12 @@ waiting, so a sequence never overtakes one that has waited longer than that.
 """
 
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Callable, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from time import monotonic
 
 import structlog
@@ -31,7 +32,12 @@ from streams.subjects import Priority
 NAP_SECONDS = 0.002
 PATIENCE_SECONDS = 5.0
 ADAPTER_FAILED = "adapter_failed"
+CheckDirectory = Callable[[Path], None]
 log = structlog.get_logger()
+
+
+def allow_all(directory: Path) -> None:
+    """Let adapters be loaded from every directory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +54,17 @@ class LoraManager:
 
     An engine has one and calls all methods from its own thread; only `load_lora` runs in another
     one. An adapter is not loaded twice at the same time, and is not evicted while a sequence runs
-    with it. The least recently used is evicted first. `loaded_hashes`, the hashes of the loaded
-    adapters' names, may be read from any thread.
+    with it. The least recently used is evicted first. `check_directory` raises for a directory from
+    which none may be loaded. `loaded_hashes`, the hashes of the loaded adapters' names, may be read
+    from any thread.
     """
 
-    def __init__(self, model: PreTrainedModel, max_bytes: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, max_bytes: int, check_directory: CheckDirectory = allow_all
+    ) -> None:
         self._targets = find_targets(model)
         self._dtype, self._device = model.dtype, model.device
-        self._max_bytes = max_bytes
+        self._max_bytes, self._check_directory = max_bytes, check_directory
         self._hooks = LoraHooks(self._targets)
         self._entries: OrderedDict[str, _CachedAdapter] = OrderedDict()
         self._waiting: dict[str, tuple[float, Sequence]] = {}  # with the time that orders them
@@ -186,9 +195,13 @@ class LoraManager:
         if free_bytes < size:
             return None
         self.load_count += 1
-        loading = self._loader.submit(load_lora, adapter, self._targets, self._dtype, self._device)
+        loading = self._loader.submit(self._load, adapter)
         entry = self._entries[adapter.digest] = _CachedAdapter(adapter, size, loading)
         return entry
+
+    def _load(self, adapter: AdapterRef) -> LoraWeights:
+        self._check_directory(Path(adapter.directory))
+        return load_lora(adapter, self._targets, self._dtype, self._device)
 
     def _evict_failed(self, loaded: Set[_CachedAdapter]) -> None:
         """Drop adapters that failed to load, so that the next request tries again.

@@ -304,9 +304,9 @@ async def test_a_millstream_can_be_the_server(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An OpenAI-compatible server that refuses what it does not know: streams, chats, keys."""
-    monkeypatch.setenv("MILL_KEY", KEY)
+    monkeypatch.setenv("MILLSTREAM_UPSTREAM_MILL", KEY)
     async with cell(nats_url) as (gateway,):
-        model = model_of(f"{gateway.url}/v1", "far", api_key_variable="MILL_KEY")
+        model = model_of(f"{gateway.url}/v1", "far", api_key_variable="MILLSTREAM_UPSTREAM_MILL")
         options = {**model.default.options, "model": "mock"}
         version = model.default.model_copy(update={"options": options})
         async with connect(nats_url, "test") as broker:

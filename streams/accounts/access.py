@@ -1,0 +1,365 @@
+"""Who may do what at the broker: each class of users, its account, and its rights.
+
+Two accounts are *stores*: they have JetStream, and no users. JetStream writes its answers to the
+reply subject of a question with the server's own rights, so a user inside such an account who may
+ask anything can delete its streams. All processes sit in accounts without JetStream and import what
+they need; `docs/accounts.md` is printed from here.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from streams import subjects, topology
+from streams.accounts.claims import Export, Permissions
+from streams.accounts.rights import (
+    JETSTREAM_ACKS,
+    JETSTREAM_API,
+    STORES,
+    BrokerAccount,
+    Right,
+    fill,
+)
+from streams.topology import Scale
+
+REGISTRY, TENANTS, PRICES, LEASES = "KV_registry", "KV_tenants", "KV_prices", "KV_leases"
+IDEMPOTENCY = "KV_idempotency"
+BUCKETS = (REGISTRY, TENANTS, PRICES, LEASES, IDEMPOTENCY)
+CONTROL_STREAMS = frozenset(
+    {topology.LEDGER, topology.CHECKPOINTS, REGISTRY, TENANTS, PRICES, LEASES}
+)
+_SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\d+\.")
+
+
+class UserClass(StrEnum):
+    """What a user is: which of the table's rights it has."""
+
+    ADMIN = "admin"
+    GATEWAY = "gateway"
+    DISPATCHER = "dispatcher"
+    WORKER = "worker"
+    OPERATOR = "operator"
+    TENANT = "tenant"
+    SYSTEM = "system"
+
+
+ACCOUNT_OF = {
+    UserClass.ADMIN: BrokerAccount.ADMIN,
+    UserClass.GATEWAY: BrokerAccount.SERVICES,
+    UserClass.DISPATCHER: BrokerAccount.SERVICES,
+    UserClass.WORKER: BrokerAccount.WORKERS,
+    UserClass.OPERATOR: BrokerAccount.OPERATORS,
+    UserClass.SYSTEM: BrokerAccount.SYSTEM,
+}
+_ANSWERERS = (UserClass.ADMIN, UserClass.GATEWAY, UserClass.DISPATCHER, UserClass.WORKER)
+
+
+def store_of(stream: str) -> BrokerAccount:
+    """Return the account that stores a stream."""
+    return BrokerAccount.CONTROL if stream in CONTROL_STREAMS else BrokerAccount.WORK
+
+
+def api_prefix(user_class: UserClass, stream: str) -> str:
+    """Return what the JetStream API's subjects for a stream begin with, for users of a class.
+
+    The admin service may ask anything of both stores, so they have names of their own there; all
+    others ask as if there were one store.
+    """
+    return f"{store_of(stream)}.API" if user_class is UserClass.ADMIN else "$JS.API"
+
+
+@cache
+def _subjects_by_stream(shards: int) -> dict[str, tuple[str, ...]]:
+    """The subjects that each stream stores, all shards of the token logs under one."""
+    found = {
+        config.name or "": tuple(_SHARD.sub(f"{subjects.PREFIX}.token.*.", s) for s in stored)
+        for config in topology.stream_configs(Scale(shards=shards), 1)
+        if (stored := config.subjects or [])
+    }
+    return found | {bucket: (f"$KV.{bucket.removeprefix('KV_')}.>",) for bucket in BUCKETS}
+
+
+def _changes(bucket: str) -> str:
+    """The subjects on which the broker tells what a bucket has stored."""
+    return f"{subjects.PREFIX}.changed.{bucket.removeprefix('KV_')}.>"
+
+
+@dataclass(frozen=True)
+class _Rights:
+    """Makes lines of the table for a cell with so many shards of token logs."""
+
+    shards: int
+    own: BrokerAccount
+
+    def publishes(self, owner: BrokerAccount, reason: str, *patterns: str) -> list[Right]:
+        return [Right("publish", owner, pattern, reason) for pattern in patterns]
+
+    def hears(self, owner: BrokerAccount, reason: str, *patterns: str) -> list[Right]:
+        return [Right("subscribe", owner, pattern, reason) for pattern in patterns]
+
+    def writes(self, stream: str, reason: str, *patterns: str) -> list[Right]:
+        """Append to a stream, on all its subjects or on these ones."""
+        stored = patterns or _subjects_by_stream(self.shards)[stream]
+        return self.publishes(store_of(stream), reason, *stored)
+
+    def asks(self, stream: str, reason: str, *calls: str) -> list[Right]:
+        """Ask the JetStream API; `{}` in a call stands for the stream."""
+        patterns = (f"{JETSTREAM_API}{call.replace('{}', stream)}" for call in calls)
+        return self.publishes(store_of(stream), reason, *patterns)
+
+    def reads(self, *streams: str) -> list[Right]:
+        return [right for each in streams for right in self.asks(each, "read", "DIRECT.GET.{}")]
+
+    def sees(self, *streams: str) -> list[Right]:
+        """Ask for streams' states, with the subjects in them."""
+        return [right for each in streams for right in self.asks(each, "state", "STREAM.INFO.{}")]
+
+    def views(self, *buckets: str) -> list[Right]:
+        """Follow a bucket: read it, and hear its changes."""
+        changes = map(_changes, buckets)
+        asked = self.reads(*buckets) + self.sees(*buckets)
+        return asked + self.hears(BrokerAccount.CONTROL, "changes", *changes)
+
+    def pulls(self, stream: str, consumer: str, pattern: str, *more: str) -> list[Right]:
+        """Make a consumer whose name and filter are these, pull from it, and acknowledge."""
+        named = f"{stream}.{consumer}"
+        calls = (
+            f"CONSUMER.CREATE.{named}.{pattern}",
+            f"CONSUMER.INFO.{named}",
+            f"CONSUMER.MSG.NEXT.{named}",
+            *(f"CONSUMER.{call}.{named}" for call in more),
+        )
+        acks = f"{JETSTREAM_ACKS}{named}.>"
+        store = store_of(stream)
+        return self.asks(stream, "consume", *calls) + self.publishes(store, "acknowledge", acks)
+
+    def logs(self) -> list[str]:
+        return [topology.token_stream_name(shard) for shard in range(self.shards)]
+
+    def everyone(self) -> list[Right]:
+        """What each process does: the broker's time, and asking for streams that it misses."""
+        api = Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream")
+        return [
+            api,
+            *self.sees(topology.REQUESTS),
+            *self.publishes(BrokerAccount.ADMIN, "ask for missing streams", subjects.DECLARE),
+            *self.hears(
+                BrokerAccount.ADMIN, "which streams there are", f"{subjects.PREFIX}.streams"
+            ),
+        ]
+
+
+def _gateway(make: _Rights) -> list[Right]:
+    return [
+        *make.everyone(),
+        *make.writes(topology.REQUESTS, "enqueue"),
+        *make.writes(topology.RATES, "quotas"),
+        *make.writes(topology.USAGE, "quotas"),
+        *make.writes(IDEMPOTENCY, "idempotency keys"),
+        *make.writes(make.logs()[0], "accept or refuse a submission"),
+        *make.writes(topology.LEDGER, "count refusals", "infer.outcome.*.*"),
+        *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
+        *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
+        *make.sees(*_subjects_by_stream(make.shards)),
+        *make.views(REGISTRY, TENANTS, PRICES),
+        *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
+        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
+        *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
+        *make.hears(make.own, "load", subjects.ALL_PRESSURE),
+        *make.hears(make.own, "whose request it is", subjects.ALL_READERS, subjects.ALL_FINDS),
+        *make.publishes(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
+        *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
+        *make.publishes(
+            BrokerAccount.WORKERS, "missed records", "infer.written.*", "infer.written"
+        ),
+        *make.publishes(make.own, "ask a leader", "infer.report.*"),
+    ]
+
+
+def _dispatcher(make: _Rights) -> list[Right]:
+    advisories = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{topology.WORK}.*"
+    return [
+        *make.everyone(),
+        *make.writes(topology.WORK, "dispatch"),
+        *make.writes(make.logs()[0], "end a request"),
+        *make.writes(topology.LEDGER, "end a request", "infer.ledger.*.*"),
+        *make.writes(topology.USAGE, "end a request"),
+        *make.writes(topology.DEAD, "dead letters"),
+        *make.writes(topology.CHECKPOINTS, "hand over to the next leader"),
+        *make.writes(LEASES, "lead"),
+        *make.reads(topology.REQUESTS, topology.WORK, topology.ATTEMPTS, *make.logs()),
+        *make.reads(topology.LEDGER, topology.CHECKPOINTS, LEASES),
+        *make.sees(topology.WORK, topology.USAGE, topology.DEAD, topology.ATTEMPTS, *make.logs()),
+        *make.sees(topology.LEDGER, topology.CHECKPOINTS, LEASES),
+        *make.asks(topology.REQUESTS, "read", "STREAM.MSG.GET.{}", "CONSUMER.NAMES.{}"),
+        *make.asks(topology.WORK, "read", "STREAM.MSG.GET.{}"),
+        *make.asks(topology.WORK, "dead letters", "STREAM.MSG.DELETE.{}"),
+        *make.pulls(topology.REQUESTS, "*", "infer.request.*.*.*", "DELETE", "RESET"),
+        *make.pulls(topology.WORK, "*", "infer.work.*.*.*.*", "DELETE", "PAUSE"),
+        *make.views(REGISTRY, TENANTS),
+        *make.hears(BrokerAccount.WORKERS, "heartbeats", "infer.fleet.*.*"),
+        *make.hears(BrokerAccount.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.gone"),
+        *make.hears(BrokerAccount.WORK, "work that nobody finished", advisories),
+        *make.hears(BrokerAccount.CONTROL, "ended requests", subjects.ALL_BILLED),
+        *make.hears(make.own, "questions", subjects.ALL_FINDS, "infer.report.*"),
+        *make.publishes(make.own, "load", "infer.pressure.*"),
+        *make.publishes(make.own, "whose request it is", "infer.find.*.*"),
+        *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
+        *make.publishes(BrokerAccount.WORKERS, "is a worker alive", "infer.alive.*"),
+        *make.publishes(BrokerAccount.WORKERS, "ask for heartbeats", "infer.muster.*"),
+    ]
+
+
+def _worker(make: _Rights) -> list[Right]:
+    return [
+        *make.everyone(),
+        *make.writes(make.logs()[0], "token logs"),
+        *make.writes(topology.ATTEMPTS, "notes"),
+        *make.writes(topology.LEDGER, "end a request", "infer.ledger.*.{model}"),
+        *make.writes(topology.USAGE, "end a request"),
+        *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
+        *make.reads(topology.ATTEMPTS, *make.logs()),
+        *make.sees(topology.WORK),
+        *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
+        *make.views(REGISTRY),
+        *make.hears(
+            BrokerAccount.WORK, "signals", "infer.heard.cancel.*.*", "infer.heard.drain.{id}"
+        ),
+        *make.hears(make.own, "questions", "infer.alive.{id}", subjects.ALL_FINDS),
+        *make.hears(make.own, "missed records", "infer.written.{id}", "infer.written"),
+        *make.hears(make.own, "heartbeats", "infer.muster.{model}", "infer.fleet.{model}.*"),
+        *make.publishes(make.own, "heartbeats", "infer.fleet.{model}.{id}", "infer.muster.{model}"),
+        *make.publishes(make.own, "how a drain goes", "infer.draining.{id}"),
+    ]
+
+
+def _operator(make: _Rights) -> list[Right]:
+    signals = ("infer.cancel.*.*", "infer.drain.*", subjects.GONE)
+    letters = (topology.DEAD, topology.REPLAYS)
+    return [
+        *make.everyone(),
+        *make.publishes(BrokerAccount.ADMIN, "ask the admin service", "infer.admin.>"),
+        *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
+        *make.publishes(BrokerAccount.WORK, "signals", *signals),
+        *make.hears(BrokerAccount.WORKERS, "how a drain goes", "infer.draining.*"),
+        *make.reads(topology.USAGE, topology.RATES, topology.LEDGER, *letters, *make.logs()),
+        *make.sees(topology.USAGE, topology.RATES, topology.LEDGER, *letters),
+        *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.GET.{}")),
+        *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.DELETE.{}")),
+        *make.writes(topology.REPLAYS, "replay"),
+        *make.writes(topology.REQUESTS, "replay"),
+        *make.views(REGISTRY, TENANTS, PRICES),
+    ]
+
+
+def _admin(make: _Rights) -> list[Right]:
+    whole = f"{JETSTREAM_API}>"
+    decided = (REGISTRY, TENANTS, PRICES)
+    deleted = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
+    return [
+        Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream"),
+        *(Right("publish", s, whole, "declare", local=f"{s}.API.>") for s in STORES),
+        *(right for s in STORES for right in make.hears(s, "deleted streams", deleted)),
+        *make.publishes(make.own, "missing streams", subjects.DECLARE),
+        *make.hears(make.own, "missing streams", subjects.DECLARE),
+        *make.publishes(make.own, "which streams there are", f"{subjects.PREFIX}.streams"),
+        *make.hears(make.own, "which streams there are", f"{subjects.PREFIX}.streams"),
+        *make.hears(make.own, "operators' questions", "infer.admin.>"),
+        *make.publishes(make.own, "another admin service", "infer.admin.>"),
+        *make.writes(REGISTRY, "models and aliases"),
+        *make.writes(TENANTS, "tenants and keys"),
+        *make.writes(PRICES, "prices"),
+        *make.writes(LEASES, "lead"),
+        *(r for b in decided for r in make.hears(BrokerAccount.CONTROL, "changes", _changes(b))),
+        *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
+        *make.publishes(BrokerAccount.WORK, "signals", "infer.cancel.*.*", "infer.drain.*"),
+    ]
+
+
+def _tenant(make: _Rights) -> list[Right]:
+    by_subject = f"{JETSTREAM_API}DIRECT.GET.*.infer.token.*.{{tenant}}.*.*"
+    return [
+        *make.publishes(BrokerAccount.WORK, "submit", "infer.submit.{tenant}.*.*"),
+        *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
+        *make.publishes(BrokerAccount.WORK, "the last stored record of a request", by_subject),
+        *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.>"),
+    ]
+
+
+_TABLE = {
+    UserClass.ADMIN: _admin,
+    UserClass.GATEWAY: _gateway,
+    UserClass.DISPATCHER: _dispatcher,
+    UserClass.WORKER: _worker,
+    UserClass.OPERATOR: _operator,
+    UserClass.TENANT: _tenant,
+}
+
+
+ROLES = tuple(each for each in ACCOUNT_OF if each in _TABLE)
+
+
+@cache
+def rights_of(user_class: UserClass, shards: int = 1) -> tuple[Right, ...]:
+    """Return the rights of a class, none of them twice, in a cell with so many token log shards.
+
+    A system user has none here: it may do all that the servers let their own account do.
+    """
+    if user_class not in _TABLE:
+        return ()
+    own = ACCOUNT_OF.get(user_class, BrokerAccount.WORK)
+    return tuple(dict.fromkeys(_TABLE[user_class](_Rights(shards, own))))
+
+
+def roles_of(account: BrokerAccount, shards: int = 1) -> dict[str, Permissions]:
+    """Return what the users of each of an account's classes may do, to be filled in by servers.
+
+    A user called X has its inboxes under `_INBOX.X.`: nobody else in the account hears them.
+    """
+    inbox = "_INBOX.{{name()}}.>"
+    return {
+        each: _permissions(each, [(r.action, r.template()) for r in rights_of(each, shards)], inbox)
+        for each in ROLES
+        if ACCOUNT_OF[each] is account
+    }
+
+
+def tenant_permissions(tenant: str) -> Permissions:
+    """Return what the users of a tenant's account may do.
+
+    Their inboxes are their clients' usual ones, since nobody else is in the account.
+    """
+    rights = rights_of(UserClass.TENANT)
+    found = [(r.action, fill(r.subject, {"tenant": [tenant]})[0]) for r in rights]
+    return _permissions(UserClass.TENANT, found, "_INBOX.>")
+
+
+def _permissions(
+    user_class: UserClass, rights: Iterable[tuple[str, str]], inbox: str
+) -> Permissions:
+    found = list(dict.fromkeys(rights))
+    return Permissions(
+        tuple(subject for action, subject in found if action == "publish"),
+        (*(subject for action, subject in found if action == "subscribe"), inbox),
+        answers=user_class in _ANSWERERS,
+    )
+
+
+def imports_of(account: BrokerAccount, shards: int = 1) -> list[Right]:
+    """Return what an account imports: what its classes of users need of other accounts."""
+    classes = [each for each, own in ACCOUNT_OF.items() if own is account]
+    found: dict[tuple[str, BrokerAccount, str, str | None], Right] = {}
+    for right in (r for each in classes for r in rights_of(each, shards)):
+        if right.owner is not account:
+            key = (right.kind, right.owner, right.imported(), right.local)
+            found.setdefault(key, right)
+    return list(found.values())
+
+
+def exports_of(account: BrokerAccount, shards: int = 1) -> list[Export]:
+    """Return what an account exports: what users of other accounts, tenants' too, need of it."""
+    others: Sequence[UserClass] = [c for c in _TABLE if ACCOUNT_OF.get(c) is not account]
+    rights: Iterable[Right] = (r for each in others for r in rights_of(each, shards))
+    return list(dict.fromkeys(r.exported() for r in rights if r.owner is account))

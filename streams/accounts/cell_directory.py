@@ -1,0 +1,340 @@
+"""The directory of a cell's keys and credentials, made once and never overwritten.
+
+    cell.json          accounts, their claims' times and revocations, nodes, shards
+    keys/identity/     seeds that name the operator and the accounts: take them away and keep them
+    keys/signing/      seeds that sign: needed to add users and tenants, and to disable them
+    users/NAME.creds   credentials of processes
+    nodes/NAME.conf    configuration of each server
+
+All of it is readable by its owner alone.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streams.accounts import minting
+from streams.accounts.access import ACCOUNT_OF, ROLES, UserClass
+from streams.accounts.claims import EVERYONE, AccountState, next_issued_at, operator_claims
+from streams.accounts.claims_token import decode, encode
+from streams.accounts.credentials_file import UserCredentials, read_credentials, write_credentials
+from streams.accounts.minting import CLASS_TAG, Mint, NewUser
+from streams.accounts.nkeys import KeyKind, KeyPair
+from streams.accounts.private_file import write_new, write_whole
+from streams.accounts.rights import BrokerAccount, Pins
+from streams.accounts.server_configuration import AccountsBlock
+from streams.errors import BrokerMisconfigured
+from streams.subjects import token
+
+_CELL, _LOCK, _OPERATOR = "cell.json", "cell.lock", "operator"
+_IDENTITY, _SIGNING = Path("keys/identity"), Path("keys/signing")
+TENANT_PREFIX = "T_"  # of the names of tenants' accounts, which are in lower case after it
+
+
+class InvalidCellDirectory(BrokerMisconfigured):
+    """A directory of keys cannot be used; the message names it, the reason and the remedy."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"the directory of keys {path} {reason}")
+
+
+@dataclass(frozen=True)
+class CellState:
+    """What a cell's directory holds beside keys: its accounts by name, and how large it is."""
+
+    operator: str
+    operator_signing: tuple[str, ...]
+    shards: int
+    accounts: Mapping[str, AccountState] = field(default_factory=dict)
+
+    def with_account(self, state: AccountState) -> "CellState":
+        """Return this state with an account added or replaced."""
+        return replace(self, accounts={**self.accounts, state.name: state})
+
+
+class CellDirectory:
+    """A cell's keys, from which its accounts and users are made. Safe for several processes.
+
+    Use `create` for one that may not exist yet, else `open`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, shards: int) -> "CellDirectory":
+        """Make all keys that are missing and new claims of all accounts; returns the directory.
+
+        Idempotent: keys that are there stay. Raises `InvalidCellDirectory` for keys without the
+        file that says whose they are, and where it cannot be written.
+        """
+        cell = cls(path)
+        try:
+            cell._make_folders()
+            with cell._locked():
+                if not (path / _CELL).exists():
+                    cell._make_keys(shards)
+                cell._write(replace(_renewed(cell.read(), time.time()), shards=shards))
+        except OSError as error:
+            raise InvalidCellDirectory(
+                path, f"cannot be written ({error.strerror}): choose another"
+            ) from error
+        return cell
+
+    def _make_folders(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (_IDENTITY.parent, _IDENTITY, _SIGNING, Path("users"), Path("nodes")):
+            (self.path / folder).mkdir(mode=0o700, exist_ok=True)
+
+    @classmethod
+    def open(cls, path: Path) -> "CellDirectory":
+        """Return a directory that `create` has made; raises `InvalidCellDirectory`."""
+        cell = cls(path)
+        cell.read()
+        return cell
+
+    def _make_keys(self, shards: int) -> None:
+        """Make all keys; one file, written last, says that they are complete."""
+        if any(each for each in (self.path / _IDENTITY).iterdir()):
+            raise InvalidCellDirectory(
+                self.path,
+                f"has keys but no {_CELL}: bring that file back, or make another directory",
+            )
+        operator, signing = self._make_pair(_OPERATOR, KeyKind.OPERATOR)
+        state = CellState(operator.public, (signing.public,), shards)
+        for account in BrokerAccount:
+            state = state.with_account(self._make_account(account))
+        system = state.accounts[BrokerAccount.SYSTEM].public
+        claims = operator_claims("millstream", operator.public, [signing.public], system)
+        token = encode({**claims, "iat": int(time.time())}, operator)
+        write_new(self.path / f"{_OPERATOR}.jwt", token)
+        self._write(state)
+
+    def _make_account(self, name: str) -> AccountState:
+        identity, signing = self._make_pair(name, KeyKind.ACCOUNT)
+        roles = [each for each in ROLES if ACCOUNT_OF[each] == name]
+        keys: dict[str, tuple[str, ...]] = {
+            role: (self._make_key(_SIGNING, _role_file(role), KeyKind.ACCOUNT).public,)
+            for role in roles
+        }
+        return AccountState(name, identity.public, (signing.public,), keys)
+
+    def _make_pair(self, name: str, kind: KeyKind) -> tuple[KeyPair, KeyPair]:
+        return self._make_key(_IDENTITY, name, kind), self._make_key(_SIGNING, name, kind)
+
+    def _make_key(self, folder: Path, name: str, kind: KeyKind) -> KeyPair:
+        pair = KeyPair.generate(kind)
+        write_new(self.path / folder / f"{name}.seed", pair.seed)
+        return pair
+
+    def read(self) -> CellState:
+        """Return what the directory says of its accounts; raises `InvalidCellDirectory`."""
+        file = self.path / _CELL
+        try:
+            found: dict[str, Any] = json.loads(file.read_text())
+            accounts = {name: _account_state(each) for name, each in found.pop("accounts").items()}
+            found["operator_signing"] = tuple(found["operator_signing"])
+            return CellState(**found, accounts=accounts)
+        except OSError as error:
+            raise InvalidCellDirectory(
+                self.path, f"cannot be read ({error.strerror}): make it with `broker init`"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidCellDirectory(
+                self.path, f"has a malformed {_CELL}: bring back its last copy"
+            ) from error
+
+    def _write(self, state: CellState) -> None:
+        write_whole(self.path / _CELL, json.dumps(asdict(state), indent=1))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the directory meanwhile."""
+        with os.fdopen(os.open(self.path / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _signing_key(self, name: str, kind: KeyKind) -> KeyPair:
+        file = self.path / _SIGNING / f"{name}.seed"
+        try:
+            return KeyPair.from_seed(file.read_text(), kind)
+        except OSError as error:
+            raise InvalidCellDirectory(
+                self.path, f"lacks {_SIGNING / file.name} ({error.strerror}): bring it back"
+            ) from error
+
+    def mint(self) -> Mint:
+        """Return what signs this cell's accounts and users; raises `InvalidCellDirectory`."""
+        state = self.read()
+        keys = {str(each): self._signing_key(each, KeyKind.ACCOUNT) for each in BrokerAccount}
+        operator = self._signing_key(_OPERATOR, KeyKind.OPERATOR)
+        return Mint(operator, keys, state.accounts, state.shards)
+
+    def accounts_block(self) -> AccountsBlock:
+        """Return what every server's configuration says of accounts."""
+        mint = self.mint()
+        tokens = {mint.states[each].public: mint.account_token(each) for each in BrokerAccount}
+        operator = (self.path / f"{_OPERATOR}.jwt").read_text()
+        return AccountsBlock(operator, mint.states[BrokerAccount.SYSTEM].public, tokens)
+
+    def write_node(self, name: str, text: str) -> Path:
+        """Write a server's configuration and return the file; it holds no secret key."""
+        file = self.path / "nodes" / f"{name}.conf"
+        write_whole(file, text)
+        return file
+
+    def user_file(self, name: str) -> Path:
+        """Return where the credentials of a user of this name are, or would be."""
+        return self.path / "users" / f"{token(name)}.creds"
+
+    def add_user(
+        self,
+        name: str,
+        user_class: UserClass,
+        pins: Pins | None = None,
+        seconds: float | None = None,
+    ) -> Path:
+        """Write the credentials of a process and return the file.
+
+        By default the user is pinned to the process `name`; the credentials end after `seconds`, if
+        ever. One that is there keeps its key and gets new claims; raises `InvalidCellDirectory` if
+        it is of another class.
+        """
+        file = self.user_file(name)
+        with self._locked():
+            expires_at = None if seconds is None else int(time.time() + seconds)
+            user = NewUser(user_class, name, self._user_key(file, user_class), expires_at)
+            account = self.read().accounts[ACCOUNT_OF[user_class]]
+            file_name = _role_file(user_class) if user_class in account.roles else account.name
+            signer = self._signing_key(file_name, KeyKind.ACCOUNT)
+            made = minting.sign_process_user(
+                user, account.public, signer, pins or Pins(id=name), time.time()
+            )
+            write_credentials(file, made)
+        return file
+
+    def _user_key(self, file: Path, user_class: UserClass) -> KeyPair:
+        if not file.exists():
+            return KeyPair.generate(KeyKind.USER)
+        known = read_credentials(file, now=0)
+        tags = decode(known.token)["nats"].get("tags", [])
+        if f"{CLASS_TAG}{user_class}" not in tags:
+            found = ", ".join(t.removeprefix(CLASS_TAG) for t in tags if t.startswith(CLASS_TAG))
+            raise InvalidCellDirectory(
+                self.path, f"has a user {file.stem!r} of the class {found}: choose another name"
+            )
+        return known.key
+
+    def add_tenant(self, tenant: str) -> str:
+        """Make the account of a tenant that publishes to NATS, or enable it; returns its token.
+
+        The token is for the servers (`streams/broker/account_claims.py`).
+        """
+        return self._change_tenant(tenant, is_disabled=False)
+
+    def disable_tenant(self, tenant: str) -> str:
+        """Return a token by which the servers cut off a tenant's users and let none in.
+
+        The account's key stays. Raises `InvalidCellDirectory` for a tenant without an account.
+        """
+        self._tenant(tenant)
+        return self._change_tenant(tenant, is_disabled=True)
+
+    def _change_tenant(self, tenant: str, *, is_disabled: bool) -> str:
+        name, now = tenant_account(tenant), time.time()
+        with self._locked():
+            cell = self.read()
+            state = cell.accounts.get(name) or self._make_account(name)
+            issued_at = next_issued_at(state.issued_at, now)
+            revocations = {EVERYONE: issued_at} if is_disabled else state.revocations
+            state = replace(
+                state, issued_at=issued_at, is_disabled=is_disabled, revocations=revocations
+            )
+            self._write(cell.with_account(state))
+            return self.mint().tenant_token(tenant, state)
+
+    def _tenant(self, tenant: str) -> AccountState:
+        found = self.read().accounts.get(tenant_account(tenant))
+        if found is None:
+            raise InvalidCellDirectory(self.path, f"has no account of the tenant {tenant!r}")
+        return found
+
+    def tenant_credentials(self, tenant: str, expires_at: int | None = None) -> UserCredentials:
+        """Return credentials of a new user of a tenant's account.
+
+        They are younger than every revocation. Raises `InvalidCellDirectory` for a tenant without
+        an account.
+        """
+        state = self._tenant(tenant)
+        signer = self._signing_key(state.name, KeyKind.ACCOUNT)
+        user = NewUser(UserClass.TENANT, tenant, KeyPair.generate(KeyKind.USER), expires_at)
+        now = max([time.time(), *(cut + 1 for cut in state.revocations.values())])
+        return minting.sign_tenant_user(user, state.public, signer, now)
+
+    def rotate_signing_keys(self) -> None:
+        """Make new signing keys of all accounts; those of before are good until the next rotation.
+
+        Tell the servers of it (`account_tokens`), by a system user whose credentials were made
+        before, and make credentials anew before the next one.
+        The operator's signing key stays: its identity key would have to sign the new one.
+        """
+        made: dict[str, KeyPair] = {}
+
+        def replaced(keys: tuple[str, ...], file_name: str) -> tuple[str, ...]:
+            made[file_name] = KeyPair.generate(KeyKind.ACCOUNT)
+            return (keys[-1], made[file_name].public)
+
+        with self._locked():
+            cell = self.read()
+            for name, state in cell.accounts.items():
+                signing = replaced(state.signing, name)
+                roles = {r: replaced(keys, _role_file(r)) for r, keys in state.roles.items()}
+                issued_at = next_issued_at(state.issued_at, time.time())
+                changed = replace(state, signing=signing, roles=roles, issued_at=issued_at)
+                cell = cell.with_account(changed)
+            self._write(cell)  # a crash after it leaves the old seeds, which are listed, too
+            for file_name, pair in made.items():
+                write_whole(self.path / _SIGNING / f"{file_name}.seed", pair.seed)
+
+    def account_tokens(self) -> Sequence[str]:
+        """Return the tokens of all accounts, tenants' too, in the order to tell servers of them.
+
+        For servers that have lost theirs, and after a rotation of keys.
+        """
+        mint = self.mint()
+        own = [mint.account_token(each) for each in BrokerAccount]
+        tenants = [
+            mint.tenant_token(name.removeprefix(TENANT_PREFIX), state)
+            for name, state in mint.states.items()
+            if name.startswith(TENANT_PREFIX)
+        ]
+        return own + tenants
+
+
+def _role_file(role: str) -> str:
+    return f"{role}-users"
+
+
+def _account_state(found: dict[str, Any]) -> AccountState:
+    roles = {role: tuple(keys) for role, keys in found["roles"].items()}
+    return AccountState(**{**found, "signing": tuple(found["signing"]), "roles": roles})
+
+
+def tenant_account(tenant: str) -> str:
+    """Return the name of the account of a tenant that publishes to NATS itself."""
+    return f"{TENANT_PREFIX}{token(tenant)}"
+
+
+def _renewed(state: CellState, now: float) -> CellState:
+    """Return the state with a new time for the claims of all of the cell's own accounts."""
+    for account in BrokerAccount:
+        known = state.accounts[account]
+        issued_at = next_issued_at(known.issued_at, now)
+        state = state.with_account(replace(known, issued_at=issued_at))
+    return state

@@ -1,0 +1,79 @@
+"""Configuration of nats-servers that know users by signed claims: one alone, or one of a cluster.
+
+The text is that of `streams/nats/`, with the accounts and without the monitoring port, which
+answers whoever asks. It holds no secret: claims are signed, not encrypted.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+# Servers ask each other for what they miss this often; the default of a minute would let a user in
+# for so long who was cut off while the server was down.
+_INTERVAL = "2s"
+_MONITORING = re.compile(r"(?:^#[^\n]*\n)*^http\w*:[^\n]*\n\n?", re.MULTILINE)
+_CLUSTER = re.compile(r"^cluster \{.*?^\}\n\n", re.MULTILINE | re.DOTALL)
+_HEADER = re.compile(r"\A(?:#[^\n]*\n)+\n")
+NODE_STORE = "/data"
+
+
+@dataclass(frozen=True)
+class AccountsBlock:
+    """What every server of a cell is told: its operator, and the accounts that all of them know.
+
+    `accounts` has their signed claims by public key. Tenants' accounts are not among them: servers
+    are told of those while they run, and keep them in their resolver's directory.
+    """
+
+    operator: str
+    system: str
+    accounts: Mapping[str, str]
+
+    def text(self, resolver_directory: str) -> str:
+        """The block; `resolver_directory` is the server's own, and is to outlive it."""
+        preload = "\n".join(f'  {key}: "{token}"' for key, token in self.accounts.items())
+        directory = json.dumps(resolver_directory, ensure_ascii=False)
+        return (
+            f'operator: "{self.operator}"\n'
+            f"system_account: {self.system}\n"
+            f"resolver {{\n  type: full\n  dir: {directory}\n  allow_delete: true\n"
+            f'  interval: "{_INTERVAL}"\n  timeout: "1.9s"\n}}\n'
+            f"resolver_preload {{\n{preload}\n}}\n"
+        )
+
+
+def embedded_configuration(accounts: AccountsBlock, resolver_directory: Path) -> str:
+    """Return the configuration of the server inside `millstream up`.
+
+    As that of `streams/nats/embedded.conf`, it takes `NATS_PORT` and `NATS_STORE_DIR` from the
+    environment.
+    """
+    return _complete(_base("embedded.conf"), accounts, str(resolver_directory))
+
+
+def node_configuration(
+    accounts: AccountsBlock, name: str, nodes: Sequence[str], store: str = NODE_STORE
+) -> str:
+    """Return the configuration of the server `name`, one of `nodes`, which are also host names.
+
+    It stores everything in the directory `store`.
+    """
+    text = _base("cluster.conf").replace("$NATS_NAME", json.dumps(name))
+    routes = [f"nats://{node}:6222" for node in nodes if node != name]
+    text = text.replace("$NATS_ROUTES", json.dumps(routes))
+    text = text.replace('"/data/jetstream"', json.dumps(f"{store}/jetstream"))
+    if len(nodes) == 1:
+        text = _CLUSTER.sub("", text)
+    return _complete(text, accounts, f"{store}/accounts")
+
+
+def _base(name: str) -> str:
+    return (files("streams") / "nats" / name).read_text()
+
+
+def _complete(base: str, accounts: AccountsBlock, resolver_directory: str) -> str:
+    settings = _MONITORING.sub("", _HEADER.sub("", base))
+    return f"{settings}\n{accounts.text(resolver_directory)}"

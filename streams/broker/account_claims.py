@@ -1,0 +1,102 @@
+"""Tells running servers of accounts: made, changed or disabled, without a restart of anything.
+
+Needs a connection of a user of the system account. Every server that lives answers.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from streams.errors import BrokerUnavailable
+
+log = structlog.get_logger()
+
+_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+_PING = "$SYS.REQ.SERVER.PING"
+PUSH_SECONDS = 2.0
+_QUIET_SECONDS = 0.3  # after the last server's answer to a ping: there are no more
+
+
+@dataclass(frozen=True)
+class ClaimsUpdate:
+    """Which servers have taken an account's claims, by name, and why others refused them."""
+
+    taken: frozenset[str]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class ClaimsRefused(BrokerUnavailable):
+    """A server does not take an account's claims: it knows newer ones, or another operator."""
+
+
+async def list_servers(client: Client) -> frozenset[str]:
+    """Return the names of the servers that answer, of all in the cluster.
+
+    Raises `BrokerUnavailable` if none does.
+    """
+    found = frozenset(
+        json.loads(answer.data)["server"]["name"] for answer in await _ask_all(client, _PING, b"")
+    )
+    if not found:
+        raise BrokerUnavailable("no NATS server answers a user of the system account")
+    return found
+
+
+async def push_claims(client: Client, token: str, seconds: float = PUSH_SECONDS) -> ClaimsUpdate:
+    """Tell all servers the claims of an account; returns once every living one has taken them.
+
+    A server that is down asks the others when it is back. Raises `ClaimsRefused` if one refuses,
+    `BrokerUnavailable` if a server that lives has not answered after `seconds`: then push again.
+    """
+    living = await list_servers(client)
+    answers = await _ask_all(client, _UPDATE, token.encode(), len(living), seconds)
+    update = _read_answers(answers)
+    if update.refused:
+        reasons = "; ".join(f"{server}: {why}" for server, why in sorted(update.refused.items()))
+        raise ClaimsRefused(f"the claims of an account are refused by {reasons}")
+    if missing := living - update.taken:
+        raise BrokerUnavailable(
+            f"{', '.join(sorted(missing))} has not taken the claims of an account within "
+            f"{seconds:g} s: they are with {', '.join(sorted(update.taken)) or 'no server'}"
+        )
+    return update
+
+
+def _read_answers(answers: list[Msg]) -> ClaimsUpdate:
+    taken, refused = set(), {}
+    for answer in answers:
+        said = json.loads(answer.data)
+        name = said["server"]["name"]
+        if "error" in said:
+            refused[name] = str(said["error"].get("description"))
+        else:
+            taken.add(name)
+    return ClaimsUpdate(frozenset(taken), refused)
+
+
+async def _ask_all(
+    client: Client, subject: str, payload: bytes, wanted: int = 0, seconds: float = PUSH_SECONDS
+) -> list[Msg]:
+    """Return the answers of all servers: `wanted` of them, or those until there are no more."""
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    found: list[Msg] = []
+    deadline = asyncio.get_running_loop().time() + seconds
+    try:
+        await client.publish(subject, payload, reply=inbox)
+        while not wanted or len(found) < wanted:
+            left = deadline - asyncio.get_running_loop().time()
+            quiet = _QUIET_SECONDS if found and not wanted else left
+            found.append(await subscription.next_msg(timeout=max(0.001, min(left, quiet))))
+    except (nats.errors.TimeoutError, TimeoutError):
+        pass
+    except (nats.errors.Error, OSError) as error:
+        raise BrokerUnavailable(f"no answer to {subject}: {error!r}") from error
+    finally:
+        await subscription.unsubscribe()
+    return found

@@ -1,0 +1,78 @@
+"""`millstream broker` makes keys, users and configurations, and says where they are."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from millstream import cli
+from millstream.broker import commands
+from millstream.broker.settings import InitSettings, UserSettings
+from millstream.command_table import find_command
+from millstream.settings_loader import UsageError
+from streams.accounts.cell_directory import InvalidCellDirectory
+from streams.accounts.claims_token import decode
+from streams.accounts.credentials_file import read_credentials
+
+
+def parse(words: str) -> InitSettings | UserSettings:
+    found = find_command(words.split())
+    assert found
+    settings = cli.parse_settings(*found)
+    assert isinstance(settings, InitSettings | UserSettings)
+    return settings
+
+
+async def init(directory: Path, *options: str) -> None:
+    settings = parse(f"broker init {directory} {' '.join(options)}")
+    assert isinstance(settings, InitSettings)
+    await commands.init(settings, asyncio.Event())
+
+
+async def add_user(directory: Path, *options: str) -> None:
+    settings = parse(f"broker user {directory} {' '.join(options)} --json")
+    assert isinstance(settings, UserSettings)
+    await commands.add_user(settings, asyncio.Event())
+
+
+async def test_a_cluster_is_made_with_one_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its files are there, and a second run keeps every key."""
+    await init(tmp_path, "--nodes", "n1,n2", "--nodes", "n3", "--json")
+    made = json.loads(capsys.readouterr().out)
+    assert list(made["nodes"]) == ["n1", "n2", "n3"]
+    assert made["nodes"]["n2"] == str(tmp_path / "nodes/n2.conf")
+    before = {c: read_credentials(file, 0).user for c, file in made["users"].items()}
+    assert list(before) == ["admin", "gateway", "dispatcher", "worker", "operator", "system"]
+    await init(tmp_path)
+    assert "nats: nats-server -c" in capsys.readouterr().out
+    assert {c: read_credentials(file, 0).user for c, file in made["users"].items()} == before
+
+
+async def test_a_worker_is_pinned_to_its_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By tags of its claims, which the servers put into the rights of its class."""
+    await init(tmp_path)
+    capsys.readouterr()
+    await add_user(tmp_path, "w7 --class worker --model a.b@v1 --model c --expires 1h")
+    made = json.loads(capsys.readouterr().out)
+    assert (made["name"], made["class"], made["account"]) == ("w7", "worker", "WORKERS")
+    credentials = read_credentials(made["file"], 0)
+    assert credentials.expires_at == made["expires_at"] == credentials.issued_at + 3600
+    tags = decode(credentials.token)["nats"]["tags"]
+    assert {"class:worker", "id:w7", "pool:a_2eb.v1", "pool:c.*", "consumer:*"} <= set(tags)
+    await add_user(tmp_path, "w8 --class worker --any-id")
+    free = read_credentials(json.loads(capsys.readouterr().out)["file"], 0)
+    assert {"id:*", "pool:*.*"} <= set(decode(free.token)["nats"]["tags"])
+
+
+async def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
+    """With what to do, or what would be right."""
+    with pytest.raises(InvalidCellDirectory, match="make it with `broker init`"):
+        await add_user(tmp_path, "w7 --class worker")
+    for words in ("init . --nodes a,a", "init . --nodes ", "user . w7 --class tenant", "user . W7"):
+        with pytest.raises(UsageError):
+            parse(f"broker {words}")

@@ -1,0 +1,143 @@
+"""A cell's keys are made once; everything else is made anew from them."""
+
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from streams.accounts.access import UserClass
+from streams.accounts.cell_directory import CellDirectory, InvalidCellDirectory
+from streams.accounts.claims_token import decode
+from streams.accounts.credentials_file import InvalidCredentials, read_credentials
+from streams.accounts.minting import TooManyPins
+from streams.accounts.rights import BrokerAccount, Pins
+from streams.accounts.server_configuration import embedded_configuration, node_configuration
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> CellDirectory:
+    return CellDirectory.create(tmp_path / "keys", shards=1)
+
+
+def seeds(cell: CellDirectory) -> dict[str, str]:
+    return {str(file): file.read_text() for file in (cell.path / "keys").rglob("*.seed")}
+
+
+def test_keys_are_made_once_and_claims_anew(cell: CellDirectory) -> None:
+    """An update of Millstream changes rights, and no key; the newer claims win."""
+    before, state = seeds(cell), cell.read()
+    again = CellDirectory.create(cell.path, shards=2)
+    assert (seeds(again), again.read().shards) == (before, 2)
+    for account in BrokerAccount:
+        old, new = state.accounts[account], again.read().accounts[account]
+        assert (new.public, new.signing, new.roles) == (old.public, old.signing, old.roles)
+        assert new.issued_at > old.issued_at
+
+
+def test_nobody_else_reads_any_of_it(cell: CellDirectory) -> None:
+    """Whoever has a seed of an account is all its users."""
+    cell.add_user("w1", UserClass.WORKER)
+    cell.write_node("n1", "text")
+    everything = [cell.path, *cell.path.rglob("*")]
+    assert [each for each in everything if stat.S_IMODE(each.stat().st_mode) & 0o077] == []
+
+
+def test_users_and_tenants_need_no_identity_seed(cell: CellDirectory) -> None:
+    """Those lie where no thief of a running cell finds them."""
+    shutil.rmtree(cell.path / "keys/identity")
+    CellDirectory.create(cell.path, shards=1)
+    cell.add_user("w1", UserClass.WORKER)
+    accounts = {decode(token)["sub"] for token in cell.account_tokens()}
+    assert accounts == {state.public for state in cell.read().accounts.values()}
+
+
+def test_a_tenants_claims_are_always_newer(cell: CellDirectory) -> None:
+    """However fast it is added and cut off: its key stays, and it is never made twice."""
+    tokens = [cell.add_tenant("acme"), cell.disable_tenant("acme"), cell.add_tenant("acme")]
+    claims = [decode(token) for token in tokens]
+    assert len({each["sub"] for each in claims}) == 1
+    assert claims[0]["iat"] < claims[1]["iat"] < claims[2]["iat"]
+    assert [each["nats"]["limits"]["conn"] for each in claims] == [-1, 0, -1]
+    revoked_at = claims[2]["nats"]["revocations"]["*"]
+    assert cell.tenant_credentials("acme").issued_at > revoked_at
+
+
+def test_a_tenant_imports_its_own_subjects_alone(cell: CellDirectory) -> None:
+    """Each by an activation that names the tenant's account and the subject."""
+    claims = decode(cell.add_tenant("acme"))
+    imports = claims["nats"]["imports"]
+    assert {each["subject"] for each in imports} == {
+        "infer.submit.acme.*.*",
+        "infer.cancel.acme.*",
+        "infer.reply.acme.>",
+        "$JS.API.DIRECT.GET.*.infer.token.*.acme.*.*",
+    }
+    for each in imports:
+        activation = decode(each["token"])
+        assert activation["sub"] == claims["sub"]
+        assert activation["nats"]["subject"] == each["subject"]
+
+
+def test_a_user_keeps_its_key_and_its_class(cell: CellDirectory) -> None:
+    """Whoever runs a command twice has not cut off a running process."""
+    first = read_credentials(cell.add_user("x1", UserClass.GATEWAY), 0)
+    again = read_credentials(cell.add_user("x1", UserClass.GATEWAY, seconds=60), 0)
+    assert (again.user, again.account) == (first.user, first.account)
+    assert again.expires_at
+    with pytest.raises(InvalidCellDirectory, match="'x1' of the class gateway"):
+        cell.add_user("x1", UserClass.DISPATCHER)
+    cell.user_file("x2").write_text("nonsense")
+    with pytest.raises(InvalidCredentials, match="malformed"):
+        cell.add_user("x2", UserClass.DISPATCHER)
+
+
+def test_a_user_with_too_many_pins_is_refused(cell: CellDirectory) -> None:
+    """The servers would cut its connection, and say no more than that a line is too long."""
+    pools = tuple((f"model-{number}", "0123456789ab") for number in range(40))
+    with pytest.raises(TooManyPins, match="fewer models"):
+        cell.add_user("w1", UserClass.WORKER, Pins(id="w1", pools=pools))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("cell.json", "has keys but no cell.json"),
+        ("keys/signing/WORK.seed", "lacks keys/signing/WORK.seed"),
+    ],
+)
+def test_a_lost_file_is_told(cell: CellDirectory, broken: str, message: str) -> None:
+    """Other keys in its place would be those of another cell."""
+    (cell.path / broken).unlink()
+    before = seeds(cell)
+    with pytest.raises(InvalidCellDirectory, match=message):
+        CellDirectory.create(cell.path, shards=1).mint()
+    assert seeds(cell) == before
+
+
+def test_a_directory_of_something_else_is_told(tmp_path: Path) -> None:
+    """Each with what to do about it."""
+    with pytest.raises(InvalidCellDirectory, match="make it with `broker init`"):
+        CellDirectory.open(tmp_path)
+    (tmp_path / "cell.json").write_text("{}")
+    with pytest.raises(InvalidCellDirectory, match="malformed cell.json"):
+        CellDirectory.open(tmp_path)
+    with pytest.raises(InvalidCellDirectory, match="cannot be written"):
+        CellDirectory.create(tmp_path / "cell.json", shards=1)
+
+
+def test_configurations_have_no_secret_and_no_monitoring_port(cell: CellDirectory) -> None:
+    """A monitoring port answers any web page that the operator visits."""
+    block = cell.accounts_block()
+    texts = [
+        embedded_configuration(block, cell.path / "accounts"),
+        node_configuration(block, "n1", ["n1"]),
+        node_configuration(block, "n1", ["n1", "n2", "n3"]),
+    ]
+    for text in texts:
+        assert not [line for line in text.splitlines() if line.startswith("http")]
+        assert "max_payload: 1MB" in text
+        assert 'interval: "2s"' in text
+        assert not [seed for seed in seeds(cell).values() if seed in text]
+    assert ["cluster {" in text for text in texts] == [False, False, True]
+    assert 'routes: ["nats://n2:6222", "nats://n3:6222"]' in texts[2]
