@@ -15,6 +15,7 @@ from registry.tenant_records import ApiKey, Scope, Tenant
 from registry.tenants import Tenants, hash_key
 from streams.errors import (
     AddressNotAllowed,
+    BadRequest,
     CredentialExpired,
     CredentialRevoked,
     Forbidden,
@@ -45,7 +46,7 @@ class Principal:
         self, authenticator: "Authenticator", find: FindTenant, origin: ClientOrigin
     ) -> None:
         self._authenticator, self._find, self._origin = authenticator, find, origin
-        self._load()
+        self._load(Forbidden)
 
     @property
     def expires_at(self) -> float:
@@ -56,26 +57,26 @@ class Principal:
         """Return the tenant as it is now; cheap enough for every frame.
 
         Raises `CredentialRevoked` or `CredentialExpired` if the credential has ended, and
-        `AddressNotAllowed`, `InsufficientScope` or `Forbidden` (for a certificate of another
-        tenant) if it may not do what needs this scope.
+        `AddressNotAllowed` or `InsufficientScope` if it may not do what needs this scope.
         """
         authenticator = self._authenticator
         if self._generation != authenticator.generation:
-            self._load()
+            self._load(CredentialRevoked)
         if authenticator.now() >= self._expires_at:
             raise CredentialExpired("this API key or token has expired")
         if needed not in self.key.scopes:
             raise InsufficientScope(needed, self.key.scopes)
         return self.tenant
 
-    def _load(self) -> None:
-        """Look the credential up again, since records have changed."""
+    def _load(self, mismatch: type[BadRequest]) -> None:
+        """Look the credential up; raises `mismatch` if the certificate is of another tenant."""
         self.tenant = self._find()
         assert self.tenant.key
         self.key: ApiKey = self.tenant.key
         if not is_in_networks(self._origin.address, self.key.networks):
             raise AddressNotAllowed(self._origin.address)
-        self._authenticator.check_certificate(self.tenant.name, self._origin)
+        if self._authenticator.has_foreign_certificate(self.tenant.name, self._origin):
+            raise mismatch("the API key and the client certificate are of different tenants")
         self._expires_at = math.inf if self.key.expires_at is None else self.key.expires_at
         self._generation = self._authenticator.generation
 
@@ -120,10 +121,9 @@ class Authenticator:
             raise Forbidden("the names of this client certificate are of different tenants")
         return Principal(self, lambda: self._find_by_certificate(origin), origin)
 
-    def check_certificate(self, tenant: str, origin: ClientOrigin) -> None:
-        """Raise `Forbidden` if the client's certificate stands for another tenant."""
-        if self._tenants.find_certificate_holders(origin.identities) - {tenant}:
-            raise Forbidden("the API key and the client certificate are of different tenants")
+    def has_foreign_certificate(self, tenant: str, origin: ClientOrigin) -> bool:
+        """Return True if the client's certificate stands for another tenant."""
+        return bool(self._tenants.find_certificate_holders(origin.identities) - {tenant})
 
     async def authenticate(self, credential: str, origin: ClientOrigin) -> Principal:
         """Return the principal of an API key or token.

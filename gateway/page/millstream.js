@@ -24,7 +24,6 @@ const REFUSALS = { // by the reason of a close with 1008
   key_revoked: "This API key was revoked.",
   key_expired: "This API key or token has expired.",
   insufficient_scope: "This API key may no longer send requests.",
-  forbidden: "This API key and the client certificate are of different tenants.",
   address_not_allowed: "This API key may no longer be used from here.",
 };
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from websockets.exceptions import InvalidStatus
 
@@ -296,3 +297,31 @@ async def test_a_weak_key_that_is_stored_later_is_refused(nats_url: str, tmp_pat
         refused = await answer(gateway, KEY)
         assert code_of(refused) == (401, "invalid_api_key")
         assert "loopback" in refused.error["message"]
+
+
+async def test_the_openai_sdk_tells_scoped_expired_and_rotated_keys_apart(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """By its own classes of errors; a rotated key works beside its successor."""
+    async with managed(nats_url, tmp_path) as (gateway, op):
+
+        async def complete(key: str) -> str:
+            url = f"{gateway.url}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+                made = await client.completions.create(model="mock", prompt="a", max_tokens=1)
+                return made.choices[0].finish_reason
+
+        old = await known(gateway, op)
+        (record,) = op.keys.all.values()
+        text, _ = await op.keys.rotate(record.id, PEPPER, op.now, 3600)
+        await eventually(lambda: _is_served(gateway, str(text)))
+        assert [await complete(old), await complete(str(text))] == ["length", "length"]
+        scoped, _ = await op.create(scopes=("models:read",))
+        expired, _ = await op.create(expires_at=op.now - 1)
+        await known(gateway, op)
+        with pytest.raises(openai.PermissionDeniedError) as denied:
+            await complete(scoped)
+        assert denied.value.code == "insufficient_scope"
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await complete(expired)
+        assert refused.value.code == "key_expired"
