@@ -100,6 +100,8 @@ class GatewayContext:
             principal = self.authenticator.authenticate_certificate(origin)
             check_origin(scope, self.settings.cors_origins)
             return principal
+        if self.authenticator.takes_as_token(credential):
+            return await self.authenticator.authenticate(credential, origin)
         digest, now = hash_key(credential), time.monotonic()
         self.wrong_keys.check(origin.address, digest, now)
         try:

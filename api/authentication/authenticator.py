@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from api.authentication.identity_provider import IdentityProvider, read_issuer
+from api.authentication.identity_provider import IdentityProvider, is_token, read_issuer
 from api.authentication.token_claims import VerifiedToken
 from registry.credentials.key_format import PREFIX, KeyText
 from registry.credentials.key_pepper import Pepper
@@ -133,8 +133,8 @@ class Authenticator:
         certificate of another tenant; `IssuerUnreachable` if the keys of a token's issuer cannot be
         had. Comparing takes the same time for all wrong keys.
         """
-        if issuer := self._providers and read_issuer(credential):
-            token = await self._verify_token(credential, issuer)
+        if self.takes_as_token(credential):
+            token = await self._verify_token(credential)
             principal = Principal(self, lambda: self._find_by_token(token), origin)
         elif parts := KeyText.parse(credential):
             record = self._find_sealed(parts)
@@ -148,8 +148,12 @@ class Authenticator:
             raise CredentialExpired("this API key or token has expired")
         return principal
 
-    async def _verify_token(self, token: str, issuer: str) -> VerifiedToken:
-        provider = self._providers.get(issuer)
+    def takes_as_token(self, credential: str) -> bool:
+        """Return True if a credential is judged as a token: nobody can guess one by trying."""
+        return bool(self._providers) and is_token(credential)
+
+    async def _verify_token(self, token: str) -> VerifiedToken:
+        provider = self._providers.get(read_issuer(token))
         if provider is None:
             raise TokenRefused("the issuer of this token is not one that is configured here")
         return await provider.verify(token, self.now())

@@ -23,15 +23,22 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def read_issuer(text: str) -> str | None:
-    """Return the issuer that a token claims, unverified; None for what is no token at all."""
-    if text.count(".") != 2 or len(text) > MAX_TOKEN_BYTES:
-        return None
+def is_token(text: str) -> bool:
+    """Return True for what has the form of a signed token: three parts, of which one is JSON."""
+    return text.startswith("ey") and text.count(".") == 2
+
+
+def read_issuer(token: str) -> str:
+    """Return the issuer that a token claims, unverified; raises `TokenRefused` if it has none."""
+    if len(token) > MAX_TOKEN_BYTES:
+        raise TokenRefused(f"this token has more than {MAX_TOKEN_BYTES} bytes")
     try:
-        issuer = jwt.decode(text, options={"verify_signature": False}).get("iss", "")
+        issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
     except (PyJWTError, ValueError, RecursionError):
-        return None
-    return issuer if isinstance(issuer, str) else ""
+        raise TokenRefused("this token cannot be read") from None
+    if not isinstance(issuer, str):
+        raise TokenRefused("this token names no issuer")
+    return issuer
 
 
 class IdentityProvider:

@@ -65,3 +65,17 @@ def test_a_frame_counts_by_its_bytes_too() -> None:
     with guests.admit(acme) as guest:
         assert guest.reserve(0.0, frame_cost(99 * FRAME_BYTES)) == 0.0
         assert guest.reserve(0.0, frame_cost(99 * FRAME_BYTES)) == pytest.approx(1.0)
+
+
+def test_limits_that_change_reach_open_connections() -> None:
+    """The tenant's and the key's; while nothing has changed, nothing is done."""
+    key = ApiKey(tenant="acme", name="ci")
+    guests, acme = ConnectionLimits(), tenant(key=key, frames_per_second=1000)
+    with guests.admit(acme) as guest:
+        guest.update_limits(acme)
+        assert guest.reserve(0.0, 100) == 0.0
+        limited = key.model_copy(update={"frames_per_second": 1})
+        guest.update_limits(tenant(key=limited, frames_per_second=1000))
+        assert [guest.reserve(1.0), guest.reserve(1.0)] == [0.0, 1.0]
+        guest.update_limits(acme)
+        assert guest.reserve(1.0) == 0.0

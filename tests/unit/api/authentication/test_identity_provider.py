@@ -13,7 +13,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.warnings import InsecureKeyLengthWarning
 from pydantic import ValidationError
 
-from api.authentication.identity_provider import IdentityProvider, read_issuer
+from api.authentication.identity_provider import IdentityProvider, is_token, read_issuer
 from api.authentication.key_set_cache import IssuerUnreachable, KeySetCache
 from api.authentication.oidc_settings import OidcSettings
 from streams.errors import CredentialExpired, TokenRefused
@@ -218,18 +218,29 @@ async def test_a_discovery_document_leads_nowhere_else(discovery: dict[str, Any]
         await provider_of(issuer).verify(token(), NOW)
 
 
+@pytest.mark.parametrize("text", ["", "a.b", "a.b.c", "sk-key", "eyJ.e30", "eyJ.e30.e30.e30"])
+def test_what_has_not_the_form_of_a_token_is_a_key(text: str) -> None:
+    """It is looked up as one, and who guesses is slowed."""
+    assert not is_token(text)
+    assert is_token(token())
+
+
 @pytest.mark.parametrize(
-    "text", ["", "a.b", "a.b.c", "sk-key", ".".join(["e30"] * 3) + "." * 5, "x" * 20_000 + ".y.z"]
+    ("text", "why"),
+    [
+        ("eyJ.e30.e30", "cannot be read"),
+        ("ey..", "cannot be read"),
+        ("ey\udcff.\udcff.x", "cannot be read"),
+        (jwt.encode({}, RSA, "RS256"), "names no issuer"),
+        (jwt.encode({"a": "x" * 20_000}, RSA, "RS256"), "more than 16384 bytes"),
+    ],
+    ids=["json", "empty", "characters", "issuer", "huge"],
 )
-def test_what_is_no_token_has_no_issuer(text: str) -> None:
-    """It is looked up as a key."""
-    assert read_issuer(text) is None
-
-
-def test_a_huge_token_is_not_read() -> None:
-    """Before anything is decoded."""
-    assert read_issuer(token(padding="x" * 20_000)) is None
-    assert read_issuer(token()) == ISSUER
+def test_a_token_without_an_issuer_is_refused(text: str, why: str) -> None:
+    """A huge one before anything is decoded."""
+    assert is_token(text)
+    with pytest.raises(TokenRefused, match=why):
+        read_issuer(text)
 
 
 @pytest.mark.parametrize(
