@@ -473,6 +473,19 @@ def checkpoint(model: str) -> str:
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
+def admin(operation: str) -> str:
+    """Return the subject for asking the admin service for an operation, such as `models.list`.
+
+    Raises `InvalidToken` unless each of its words can be a token.
+    """
+    return ".".join([PREFIX, "admin", *map(token, operation.split("."))])
+
+
+def parse_admin(subject: str) -> str:
+    """Return the operation that `admin` put into a subject."""
+    return subject.removeprefix(f"{PREFIX}.admin.")
+
+
 def parse_ack_subject(reply: str) -> tuple[int, int]:
     """Return a delivery's number and its message's sequence in the stream.
 
@@ -491,6 +504,8 @@ ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
+STREAMS = f"{PREFIX}.streams"  # what whoever declares streams says of them
+ALL_ADMIN = f"{PREFIX}.admin.>"
 GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is its name
 ALL_FINDS = f"{PREFIX}.find.>"
 WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes the log answers

@@ -9,6 +9,5 @@ websocket_protocol  WebSockets, with messages bounded in bytes, frames and time
 idle_connections    closes the longest idle connection when there are too many
 write_timeout       aborts clients that do not read; `stall_timer` measures it
 write_coalescer     joins a WebSocket's writes of one turn of the event loop
-connection_limits   connections and frames a second of each tenant and key, by `rate_limiter`
-wrong_keys          refuses addresses from which many wrong API keys came
+connection_limits   connections and frames a second of each tenant and key, by `api.rate_limiter`
 """

@@ -153,14 +153,20 @@ class ReconnectingClient:
                 self._rebuild_needed.set()
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def subscribe(self, subject: str, handler: MessageHandler) -> BrokerSubscription:
+    async def subscribe(
+        self, subject: str, handler: MessageHandler, queue: str = ""
+    ) -> BrokerSubscription:
         """Subscribe, so that `handler` is awaited with each message until the subscription ends.
+
+        Of all processes that subscribe with the same `queue`, one gets each message.
 
         The subscription is renewed after each reconnect; messages sent while there is no connection
         are missed. When this returns, the server has the subscription. Raises `BrokerUnavailable`
         if that fails.
         """
-        return await self._start_subscription(subject, BrokerSubscription(self, subject, handler))
+        return await self._start_subscription(
+            subject, BrokerSubscription(self, subject, handler, queue=queue)
+        )
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> BrokerSubscription:
         """Subscribe as `subscribe` does, but with a handler that gets unparsed bytes.

@@ -30,8 +30,13 @@ SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
 READY_SECONDS = 90
 STOP_SECONDS = 45  # longer than a service may take to drain
 FAILING = Path(__file__).parent / "failing"
-KINDS = ("nats", "gateway", "dispatcher", "worker")
-READY = {"gateway": "listening", "dispatcher": "members_changed", "worker": "model_ready"}
+KINDS = ("nats", "admin", "gateway", "dispatcher", "worker")
+READY = {
+    "admin": "admin_listening",
+    "gateway": "listening",
+    "dispatcher": "members_changed",
+    "worker": "model_ready",
+}
 
 
 @dataclass(frozen=True)
@@ -159,14 +164,14 @@ class Cluster:
     async def _register(self, broker: Broker) -> None:
         shape = self.shape
         pace: dict[str, Any] = {"ttft_ms": shape.ttft_ms, "itl_ms": shape.itl_ms}
-        registry = await Registry.open(broker, replicas=shape.nodes)
+        registry = await Registry.open(broker)
         await registry.add_model(mock_model(**pace, sequences=shape.sequences))
         await registry.close()
 
     def _names(self) -> Iterator[str]:
         shape = self.shape
-        counts = {"gateway": shape.gateways, "dispatcher": shape.dispatchers}
-        counts["worker"] = shape.workers
+        counts = {"admin": shape.dispatchers, "gateway": shape.gateways}  # a standby for each, too
+        counts |= {"dispatcher": shape.dispatchers, "worker": shape.workers}
         for kind, count in counts.items():
             yield from (f"{kind}-{number}" for number in range(count))
 

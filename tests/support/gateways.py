@@ -11,6 +11,7 @@ import msgpack
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
+import admin.service
 import dispatcher.service
 import gateway.service
 import gpu_worker.service
@@ -21,7 +22,13 @@ from streams.base_settings import TenantSettings
 from streams.broker.broker_client import connect as connect_nats
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
-from tests.support.services import dispatcher_settings, running, worker_settings
+from tests.support.services import (
+    admin_settings,
+    always,
+    dispatcher_settings,
+    running,
+    worker_settings,
+)
 
 KEY, OTHER_KEY = "sk-acme", "sk-other"
 JSON, MSGPACK = "millstream.v1.json", "millstream.v1.msgpack"
@@ -250,9 +257,11 @@ def _dumps(body: object) -> bytes:
 async def gateways(
     nats_url: str, count: int = 1, **settings: Any
 ) -> AsyncIterator[list[RunningGateway]]:
-    """Gateways with the models `mock` and `vectors` registered, and nothing behind them."""
-    settings = {"tenants": tenants(), "drain_seconds": 5, **settings}
+    """Gateways and an admin service that declares their tenants, and nothing behind them."""
+    settings = {"drain_seconds": 5, **settings}
+    told = {"tenants": settings.pop("tenants", tenants())}
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
         for _ in range(count):
             made = GatewaySettings(nats=nats_url, port=free_port(), **settings)
@@ -273,7 +282,7 @@ async def _answers(each: RunningGateway) -> bool:
 async def register(nats_url: str, **mock: Any) -> None:
     """The models `mock` and `vectors`."""
     async with connect_nats(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         await registry.add_model(mock_model("mock", **{**QUICK, **mock}))
         await registry.add_model(vectors_model())
         await registry.close()
@@ -299,7 +308,7 @@ async def cell(
 async def cell_with_model(nats_url: str, model: Model) -> AsyncIterator[RunningGateway]:
     """A gateway with one model and a worker of it behind it, ready to serve."""
     async with connect_nats(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         await registry.add_model(model)
         await registry.close()
     async with (

@@ -13,7 +13,7 @@ from registry.models import Adapter, mock_model
 from registry.store import Registry
 from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
-from tests.support.services import model_with_versions, worker_settings
+from tests.support.services import always, model_with_versions, worker_settings
 
 NO_TIME, LONG = 0.05, 3600.0
 
@@ -22,7 +22,7 @@ NO_TIME, LONG = 0.05, 3600.0
 async def registry(nats_url: str) -> AsyncIterator[Registry]:
     """An empty registry."""
     async with connect(nats_url, "test") as broker:
-        opened = await Registry.open(broker)
+        opened = await Registry.open(broker, declares=always)
         yield opened
         await opened.close()
 

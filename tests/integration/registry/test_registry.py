@@ -12,11 +12,12 @@ from streams.broker.broker_client import Broker, connect
 from streams.errors import BrokerUnavailable, ModelNotFound
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
+from tests.support.services import always
 
 
 @asynccontextmanager
 async def registry_of(broker: Broker) -> AsyncIterator[Registry]:
-    registry = await Registry.open(broker)
+    registry = await Registry.open(broker, declares=always)
     try:
         yield registry
     finally:
