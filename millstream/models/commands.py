@@ -9,7 +9,7 @@ from rich import print_json
 from rich.table import Table
 
 from millstream.admin.admin_client import JsonBody, admin_client, list_all, put_model
-from millstream.admin.console_output import make_console, make_whole_table
+from millstream.admin.console_output import make_console, make_whole_table, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import (
     AddSettings,
@@ -162,14 +162,14 @@ async def set_alias(settings: AliasSettings, stop: asyncio.Event) -> None:
 
 
 async def list_aliases(settings: ListSettings, stop: asyncio.Event) -> None:
-    """Print every alias and what it means, as a table or as a JSON list.
+    """Print every alias and what it means, as a table or as JSON with an object in each line.
 
     Raises as `AdminClient.call`.
     """
     async with admin_client(settings) as admin:
         aliases = await list_all(admin, "aliases.list")
     if settings.as_json:
-        print_json(data=aliases)
+        print_json_lines(aliases)
         return
     table = make_whole_table("alias", "model", "version")
     for alias in aliases:

@@ -5,7 +5,7 @@ import asyncio
 from rich import print_json
 
 from millstream.admin.admin_client import JsonBody, admin_client, list_all
-from millstream.admin.console_output import make_console
+from millstream.admin.console_output import make_console, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.tenants.settings import ListTenantsSettings, RemoveTenantSettings, TenantFlags
 from streams.base_settings import TenantLimits
@@ -49,14 +49,14 @@ async def remove(settings: RemoveTenantSettings, stop: asyncio.Event) -> None:
 
 
 async def list_tenants(settings: ListTenantsSettings, stop: asyncio.Event) -> None:
-    """Print every tenant with its limits, as a table or as a JSON list.
+    """Print every tenant with its limits, as a table or as JSON with an object in each line.
 
     Raises as `AdminClient.call`.
     """
     async with admin_client(settings) as admin:
         tenants = await list_all(admin, "tenants.list")
     if settings.as_json:
-        print_json(data=tenants)
+        print_json_lines(tenants)
     else:
         make_console().print(FittedTable(_COLUMNS, [_row(tenant) for tenant in tenants]))
 

@@ -194,7 +194,7 @@ async def test_an_alias_is_set_and_moved(
     with pytest.raises(AdminRefused, match="'m@2' does not exist"):
         await set_alias(AliasSettings.model_validate({**told, "target": "m@2"}), STOP)
     await list_aliases(ListSettings.model_validate({"nats": nats_url, "json": True}), STOP)
-    (alias,) = json.loads(capsys.readouterr().out)
+    alias = json.loads(capsys.readouterr().out)
     assert alias == {"name": "chat", "model": "m", "version": "1"}
     await list_aliases(ListSettings.model_validate({"nats": nats_url}), STOP)
     assert "chat" in capsys.readouterr().out

@@ -38,7 +38,8 @@ def url_of(client: HttpAdminClient) -> str:
 async def listed(door: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     await list_tenants(ListTenantsSettings.model_validate({**door, "json": True}), STOP)
-    return {tenant["name"]: tenant for tenant in json.loads(capsys.readouterr().out)}
+    tenants = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {tenant["name"]: tenant for tenant in tenants}
 
 
 async def test_a_tenant_comes_changes_and_goes(
