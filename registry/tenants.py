@@ -244,6 +244,18 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
+def check_keys(configured: Mapping[str, TenantSettings], api_key: SecretStr) -> None:
+    """Raise `KeyTaken` if two tenants have the same key; `api_key` is one of the tenant `default`.
+
+    So a service can tell before it starts that `apply_config` or `apply_api_key` would refuse.
+    """
+    known: dict[str, Tenant | ApiKey] = {}
+    keys = [(name, settings.keys) for name, settings in configured.items()]
+    for name, of_tenant in [*keys, (DEFAULT, (KeySettings(key=api_key),))]:
+        _refuse_taken_keys(added := _make_records(Tenant(name=name), of_tenant), known)
+        known |= added
+
+
 def _make_records(tenant: Tenant, keys: Iterable[KeySettings]) -> dict[str, Tenant | ApiKey]:
     """Make the bucket's records, by key, for a tenant and some of its API keys."""
     records: dict[str, Tenant | ApiKey] = {_TENANT + token(tenant.name): tenant}

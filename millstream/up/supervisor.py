@@ -7,6 +7,7 @@ import sys
 from functools import partial
 
 import structlog
+from pydantic import SecretStr
 
 from millstream.admin.admin_client import HttpAdminClient
 from millstream.up import health_probe, model_registration, nats_server, state_file
@@ -16,6 +17,7 @@ from millstream.up.launch_plan import ADMIN_HOST, DRAIN_SHARES, LaunchPlan
 from millstream.up.nats_watchdog import restart_when_unhealthy
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
+from registry.tenants import check_keys
 from streams import subjects
 from streams.broker.broker_client import connect
 from streams.errors import BrokerUnavailable
@@ -31,9 +33,9 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     """Run all services on this machine until `stop` is set, then stop them in order and return.
 
     Each service is a child process, which is started again if it dies. Raises a `MillstreamError`
-    before anything starts if a model, a port or the data directory is not available. Raises
-    `StartFailed` (in an exception group) if a service dies 3 times in a row before all are ready;
-    the other services are then killed.
+    before anything starts if a model, a port or the data directory is not available, or if two
+    tenants have the same key. Raises `StartFailed` (in an exception group) if a service dies 3
+    times in a row before all are ready; the other services are then killed.
     """
     models = model_registration.resolve_models(settings)
     await asyncio.to_thread(model_registration.check_folders, models.values())
@@ -51,6 +53,7 @@ def _make_plan(
     settings: UpSettings, directory: DataDirectory, models: tuple[str, ...]
 ) -> LaunchPlan:
     key = settings.api_key.get_secret_value() if settings.api_key else directory.load_api_key()
+    check_keys(settings.tenants, SecretStr(key))
     port = nats_server.claim_port(settings.host, settings.port, "--port")
     nats_port = nats_server.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
     admin_port = nats_server.claim_port(ADMIN_HOST, settings.admin_port, "--admin-port")
@@ -117,15 +120,15 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     """Start all services behind a nats-server that was started; return when they are ready."""
     plan, directory = manager.plan, manager.directory
     await nats_server.wait_until_answering(plan.nats_port)
-    manager.add("admin", plan.admin_program())
+    manager.add("admin", plan.admin_program())  # the others wait for what it declares
+    manager.add("dispatcher", plan.dispatcher_program())
+    manager.add("gateway", plan.gateway_program())
     await _wait_until_admin_is_ready(plan)
     directory.save_api_key(plan.api_key)
     state = state_file.UpState(
         pid=os.getpid(), nats=plan.nats_url, url=plan.gateway_url, admin=plan.admin_url
     )
     state_file.write(directory.path, state)
-    manager.add("dispatcher", plan.dispatcher_program())
-    manager.add("gateway", plan.gateway_program())
     admin = HttpAdminClient(plan.admin_url, plan.api_key)
     await model_registration.register_models(models, plan.settings, admin, directory.logs)
     for program in plan.worker_programs():
