@@ -44,9 +44,12 @@ class ModelArguments(Arguments):
     alias: ModelName | None = None
 
     @model_validator(mode="after")
-    def _has_one_name(self) -> Self:
+    def _agrees_with_its_record(self) -> Self:
         if self.name != self.model.name:
             raise ValueError(f"the model's name is {self.model.name!r}, not {self.name!r}")
+        for name, version in self.model.versions.items():
+            if name != version.id:
+                raise ValueError(f"the version's id is {version.id!r}, not {name!r}")
         return self
 
 

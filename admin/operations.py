@@ -74,7 +74,7 @@ class Operations:
         await self._registry.add_model(model)
         if alias:
             await self._registry.set_alias(alias, model.name)
-        return self._describe_model(self._registry.models[model.name])
+        return self._describe_model(self._registry.models.get(model.name, model))
 
     async def _remove_model(self, arguments: NameArguments) -> JsonBody:
         registry, name = self._registry, arguments.name

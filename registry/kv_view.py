@@ -21,7 +21,7 @@ from nats.js.errors import NotFoundError
 
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, BrokerSubscription, StoreRefused, StreamMissing
-from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, PayloadTooLarge
 from streams.headers import EXPECTED_LAST
 from streams.subjects import PREFIX
 
@@ -38,6 +38,7 @@ CANCEL_SECONDS = 0.05
 MAX_BYTES = 256 * 2**20
 HISTORY = 8  # values kept of each key, so that the last good one is found behind unreadable ones
 REFUSED_RETRY_SECONDS = 5.0
+_HEADER_BYTES = 4096  # of a message's limit, for its subject and headers
 log = structlog.get_logger()
 
 
@@ -168,8 +169,8 @@ class KvView(Generic[T]):
 
         `change` gets the current value (None: no such key) and returns the bytes to store, or None
         to delete the key. It is called again if another writer was faster. Nothing is written if
-        the value would not change. Raises `BrokerUnavailable` if the broker does not answer, or
-        `StoreRefused`.
+        the value would not change. Raises `PayloadTooLarge` for a value that NATS does not carry,
+        `BrokerUnavailable` if the broker does not answer, or `StoreRefused`.
         """
         while not await self._try_write(key, change):
             pass
@@ -181,6 +182,8 @@ class KvView(Generic[T]):
         is_newest = self._unreadable.get(key, -1) < known
         if is_newest and current == (wanted if wanted is None else self._decode(key, wanted)):
             return True
+        if len(wanted or b"") > (limit := self._broker.max_payload - _HEADER_BYTES):
+            raise PayloadTooLarge(len(wanted or b""), limit)  # NATS would close the connection
         headers = {EXPECTED_LAST: str(known)}
         if wanted is None:
             headers["KV-Operation"] = "DEL"

@@ -104,7 +104,10 @@ class StreamReconciler:
     async def _check(self) -> None:
         """Declare all streams, and note which ones the broker refuses at two checks in a row."""
         found: dict[str, str] = {}
-        for config in self._make_configs():
+        configs = list(self._make_configs())
+        names = {config.name for config in configs}
+        self._created = {name: at for name, at in self._created.items() if name in names}
+        for config in configs:
             assert config.name
             try:
                 await self._declare(config)

@@ -32,6 +32,9 @@ def record(name: str = "m", *versions: str) -> dict[str, Any]:
     return model.model_dump(mode="json")
 
 
+OTHER_VERSION = record() | {"versions": {"1": {"id": "2"}}}
+
+
 async def ask(
     client: HttpAdminClient, method: str, path: str, body: object = None, **options: Any
 ) -> HttpResponse:
@@ -95,6 +98,7 @@ async def test_tenants_come_change_and_go(client: HttpAdminClient) -> None:
         ("models.show", {"name": "none"}, 404, "model_not_found"),
         ("models.remove", {"name": "none"}, 404, "model_not_found"),
         ("models.put", {"name": "m", "model": record("n")}, 400, "invalid_request"),
+        ("models.put", {"name": "m", "model": OTHER_VERSION}, 400, "invalid_request"),
         ("models.put", {"name": "m", "model": record(), "alias": "m"}, 409, "name_taken"),
         ("models.list", {"limit": 0}, 400, "invalid_request"),
         ("aliases.put", {"name": "a", "model": "none"}, 404, "model_not_found"),
