@@ -121,7 +121,7 @@ class HttpAdminClient:
     """Asks over HTTP, with a key; no proxy of the environment is used."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._url, self._key = url.rstrip("/"), key
+        self.url, self._key = url.rstrip("/"), key
         self._opener = urllib.request.build_opener(_NoRedirects(), urllib.request.ProxyHandler({}))
 
     async def call(self, operation: str, **arguments: Any) -> JsonBody:
@@ -141,7 +141,7 @@ class HttpAdminClient:
             body, headers["Content-Type"] = json.dumps(others).encode(), "application/json"
         elif others:
             path += f"?{urlencode(others)}"
-        return urllib.request.Request(self._url + path, body, headers, method=operation.method)
+        return urllib.request.Request(self.url + path, body, headers, method=operation.method)
 
     def _send(self, request: urllib.request.Request) -> JsonBody:
         try:
@@ -153,7 +153,7 @@ class HttpAdminClient:
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise AdminUnreachable(
-                f"no admin service answers at {self._url}: {reason}; start `millstream up` or "
+                f"no admin service answers at {self.url}: {reason}; start `millstream up` or "
                 "`millstream admin`, or name another one with --admin"
             ) from None
 
@@ -163,7 +163,7 @@ class HttpAdminClient:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise AdminUnreachable(f"what answers at {self._url}{PREFIX} is no admin service")
+            raise AdminUnreachable(f"what answers at {self.url}{PREFIX} is no admin service")
         return found
 
 

@@ -39,7 +39,7 @@ async def ask(
     client: HttpAdminClient, method: str, path: str, body: object = None, **options: Any
 ) -> HttpResponse:
     """A request as any HTTP client sends it."""
-    port = int(client._url.rpartition(":")[2])
+    port = int(client.url.rpartition(":")[2])
     server = RunningGateway(port, asyncio.Event())  # speaks plain HTTP
     return await server.request(method, path, body, **{"key": ADMIN_KEY, **options})
 
@@ -230,7 +230,7 @@ async def test_a_list_goes_on_where_a_page_ends(client: HttpAdminClient) -> None
 async def test_it_stops_while_a_client_is_connected(nats_url: str) -> None:
     """An idle connection keeps no service from ending."""
     async with running_admin(nats_url) as client:
-        port = int(client._url.rpartition(":")[2])
+        port = int(client.url.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
     writer.close()

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millstream.admin import admin_client
-from millstream.admin.admin_client import AdminRefused, AdminUnreachable, HttpAdminClient
+from millstream.admin.admin_client import AdminRefused, AdminUnreachable
 from millstream.tenants.commands import add, change, list_tenants, remove
 from millstream.tenants.settings import ListTenantsSettings, RemoveTenantSettings, TenantFlags
 from streams.base_settings import TenantSettings
@@ -27,12 +27,8 @@ async def door(nats_url: str, request: pytest.FixtureRequest, tmp_path: Path) ->
     with capture_logs():
         async with running_admin(nats_url, tenants=configured) as client:
             (tmp_path / "key").write_text(f"{ADMIN_KEY}\n")
-            by_http = {"admin": url_of(client), "admin_key_file": tmp_path / "key"}
+            by_http = {"admin": client.url, "admin_key_file": tmp_path / "key"}
             yield by_http if request.param == "http" else {"nats": nats_url}
-
-
-def url_of(client: HttpAdminClient) -> str:
-    return client._url
 
 
 async def listed(door: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
