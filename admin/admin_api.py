@@ -1,8 +1,8 @@
 """Runs an operation for either door: checks its arguments, counts it, and logs who did what."""
 
-from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import structlog
 from pydantic import BaseModel, ValidationError
 
@@ -22,7 +22,7 @@ class AdminApi:
     def __init__(self, operations: Operations) -> None:
         self._handlers = operations.handlers
 
-    async def run(self, name: str, arguments: Mapping[str, Any], caller: str) -> JsonBody:
+    async def run(self, name: str, arguments: dict[str, Any], caller: str) -> JsonBody:
         """Do an operation for `caller`, the name of a credential; return its JSON answer.
 
         Raises a `MillstreamError`: `NotFound` for an unknown operation, `BadRequest` for wrong
@@ -45,14 +45,17 @@ class AdminApi:
         return answer
 
 
-def _parse(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
+def _parse(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
+    """Return the arguments as a record; those of a change must have the exact JSON types."""
     try:
-        return operation.arguments.model_validate(dict(arguments))
+        if operation.has_body:
+            return operation.arguments.model_validate_json(orjson.dumps(arguments), strict=True)
+        return operation.arguments.model_validate(arguments)
     except ValidationError as error:
         raise to_bad_request(error.errors(include_url=False)[0]) from None
 
 
-def _observe(operation: Operation, arguments: Mapping[str, Any], caller: str, outcome: str) -> None:
+def _observe(operation: Operation, arguments: dict[str, Any], caller: str, outcome: str) -> None:
     OPERATIONS.labels(operation.name, outcome).inc()
     if operation.is_change:
         name = str(arguments.get("name", ""))[:256]

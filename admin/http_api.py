@@ -52,7 +52,7 @@ def build_app(api: AdminApi, keys: AdminKeys, checks: Checks) -> Starlette:
             Route("/healthz", _healthz),
             Route("/readyz", readyz),
             Route(f"{PREFIX}/openapi.json", _openapi),
-            *(_make_route(operation, api, keys) for operation in OPERATIONS.values()),
+            *(_make_route(path, api, keys) for path in {o.path: None for o in OPERATIONS.values()}),
         ],
         exception_handlers={
             HTTPException: _handle_http_exception,
@@ -62,13 +62,17 @@ def build_app(api: AdminApi, keys: AdminKeys, checks: Checks) -> Starlette:
     )
 
 
-def _make_route(operation: Operation, api: AdminApi, keys: AdminKeys) -> Route:
+def _make_route(path: str, api: AdminApi, keys: AdminKeys) -> Route:
+    """Return the route of all operations at a path, so that a 405 names all its methods."""
+    by_method = {each.method: each for each in OPERATIONS.values() if each.path == path}
+
     async def handle(request: Request) -> Response:
         caller = _authenticate(keys, request)
+        operation = by_method["GET" if request.method == "HEAD" else request.method]
         arguments = await _read_arguments(operation, request)
         return _json_response(await api.run(operation.name, arguments, caller))
 
-    return Route(PREFIX + operation.path, handle, methods=[operation.method])
+    return Route(PREFIX + path, handle, methods=[*by_method])
 
 
 def _authenticate(keys: AdminKeys, request: Request) -> str:

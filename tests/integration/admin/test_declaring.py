@@ -24,7 +24,6 @@ from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess, service_process
 from tests.support.services import (
     MAX_QUEUED,
-    always,
     dispatcher_settings,
     running,
     worker_settings,
@@ -89,7 +88,8 @@ async def test_another_one_declares_when_the_declarer_is_killed(
         async with connect(nats_url, "test") as broker:
             both: dict[str, ServiceProcess] = {"a": a, "b": b}
             await eventually(lambda: all(s.has_logged("admin_listening") for s in both.values()))
-            tenants = await Tenants.open(broker, declares=always)
+            await eventually(lambda: _has(broker, {*topology.stream_names(1)}))
+            tenants = await Tenants.open(broker)
             await tenants.upsert(Tenant(name="acme", source="api"))
             await tenants.close()
             first = await leader(broker)

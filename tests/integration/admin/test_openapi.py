@@ -9,6 +9,6 @@ from tests.support.admins import ADMIN_KEY, running_admin
 
 async def test_the_admin_service_keeps_to_its_schema(nats_url: str, tmp_path: Path) -> None:
     """No fault of the server, and no answer that is not in the document."""
-    words = ("--phases", "fuzzing", "--max-examples", "20", "--seed", "1")
+    words = ("--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "1")
     async with running_admin(nats_url) as client:
         await check_document(openapi.build_document(), client.url, ADMIN_KEY, tmp_path, *words)
