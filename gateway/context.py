@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
+from api.wrong_keys import WrongKeyLimiter
 from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
@@ -19,13 +20,12 @@ from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
 from gateway.server.client_certificates import certificate_identities, check_origin
 from gateway.server.connection_limits import ConnectionLimits
-from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants, hash_key
 from streams.broker.broker_client import Broker
-from streams.broker.stream_reconciler import StreamReconciler
+from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import Forbidden, Refused, TooManyWrongKeys, Unauthenticated
 
 
@@ -43,7 +43,7 @@ class GatewayContext:
     client_requests: ClientRequests
     producer_requests: ProducerRequests
     relay: Relay
-    streams: StreamReconciler
+    streams: StreamMonitor
     offload_thread: OffloadThread
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
