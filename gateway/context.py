@@ -13,6 +13,7 @@ from api.authentication.authenticator import Authenticator, ClientOrigin, Princi
 from api.authentication.principal_watches import Cut, PrincipalWatches
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
+from api.wrong_keys import WrongKeyLimiter
 from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
@@ -24,14 +25,13 @@ from gateway.server.client_certificates import certificate_identities, check_ori
 from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.key_use_counts import KeyUseCounts
 from gateway.server.refusal_log import RefusalLog
-from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
 from registry.credentials.keys import Keys
 from registry.store import Registry
 from registry.tenant_records import Scope
 from registry.tenants import Tenants, hash_key
 from streams.broker.broker_client import Broker
-from streams.broker.stream_reconciler import StreamReconciler
+from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import (
     CredentialExpired,
     CredentialRevoked,
@@ -57,7 +57,7 @@ class GatewayContext:
     client_requests: ClientRequests
     producer_requests: ProducerRequests
     relay: Relay
-    streams: StreamReconciler
+    streams: StreamMonitor
     offload_thread: OffloadThread
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 import structlog
-from nats.js.api import StreamConfig
 
 from api.authentication.authenticator import Authenticator
 from api.authentication.identity_provider import IdentityProvider
@@ -15,13 +14,12 @@ from api.grammar_checker import GrammarChecker
 from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
-from gateway.admission import idempotency
 from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
-from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
+from gateway.entrypoints.nats_ingress import NatsIngress
 from gateway.entrypoints.routes import build_app
 from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
@@ -34,20 +32,13 @@ from registry.credentials.keys import Keys
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
-from streams.base_settings import TenantSettings
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
-from streams.broker.stream_reconciler import StreamReconciler
-from streams.errors import (
-    BrokerMisconfigured,
-    BrokerUnavailable,
-    Ended,
-    MillstreamError,
-    Overloaded,
-)
+from streams.broker.declaration import WAIT_SECONDS
+from streams.broker.stream_monitor import StreamMonitor
+from streams.errors import BrokerUnavailable, Ended, MillstreamError, Overloaded
 from streams.metrics_server import serve_metrics
 from streams.records.key_use import add_uses
-from streams.topology import Scale
 
 log = structlog.get_logger()
 
@@ -78,22 +69,20 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
     tls_files = TlsFiles.from_settings(settings)
     certificate = ServerCertificate(tls_files) if tls_files else None
     listener = listen(settings)
-    scale = Scale(settings.replicas, settings.shards)
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
         broker = await stack.enter_async_context(
             connect(settings.nats, f"gateway-{settings.id}", settings.nats_files)
         )
-        registry = await Registry.open(broker, replicas=settings.replicas, restores=True)
+        registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
-        tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
+        tenants = await Tenants.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(tenants.close)
-        keys = await Keys.open(broker, replicas=settings.replicas, restores=True)
+        keys = await Keys.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(keys.close)
-        await _declare_tenants(tenants, settings)
         _refuse_weak_keys(tenants, settings)
-        streams = StreamReconciler(broker, scale, partial(_stream_configs, tenants, scale))
-        await streams.declare_all()
+        streams = StreamMonitor(broker)
+        await streams.open(topology.stream_names(settings.shards))
         authenticator = _build_authenticator(stack, settings, broker, tenants, keys)
         context = await _build_context(
             stack, settings, broker, registry, tenants, keys, authenticator, streams
@@ -102,18 +91,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
         await sync_clock(broker)
         server = GatewayServer(build_config(build_app(context), settings), certificate)
-        await _serve(context, scale, server, listener, stop)
-
-
-async def _declare_tenants(tenants: Tenants, settings: GatewaySettings) -> None:
-    """Store the tenants of this gateway's settings; other gateways may have other ones.
-
-    An empty table `[tenants]` removes all tenants that came from a configuration.
-    """
-    if "tenants" in settings.model_fields_set:
-        await tenants.apply_config(settings.tenants)
-    if settings.api_key:
-        await tenants.apply_api_key(settings.api_key)
+        await _serve(context, server, listener, stop)
 
 
 def _refuse_weak_keys(tenants: Tenants, settings: GatewaySettings) -> None:
@@ -154,7 +132,7 @@ async def _build_context(
     tenants: Tenants,
     keys: Keys,
     authenticator: Authenticator,
-    streams: StreamReconciler,
+    streams: StreamMonitor,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
     await relay.open()
@@ -167,7 +145,7 @@ async def _build_context(
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
     submitter = Submitter(broker, streams, offload_thread)
-    await submitter.open(settings.replicas)
+    await submitter.open()
     context = GatewayContext(
         settings,
         broker,
@@ -187,16 +165,9 @@ async def _build_context(
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)
     streams.on_change = partial(_handle_unusable_streams, context)
-    streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)
+    observe_unusable(streams.unusable)
     return context
-
-
-def _stream_configs(tenants: Tenants, scale: Scale) -> list[StreamConfig]:
-    """Return what to declare, with every lane bounded by the highest limit of any tenant."""
-    limits = [tenant.max_queued for tenant in tenants.by_name.values()]
-    most = max(limits, default=TenantSettings().max_queued)
-    return [*topology.stream_configs(scale, most), idempotency.bucket_config()]
 
 
 def _handle_unusable_streams(context: GatewayContext) -> None:
@@ -204,12 +175,6 @@ def _handle_unusable_streams(context: GatewayContext) -> None:
     observe_unusable(context.streams.unusable)
     for stream in context.streams.unusable:
         context.relay.fail_stream(stream)
-
-
-def _check_bucket(context: GatewayContext, stream: str) -> None:
-    """Have a bucket restored whose stream was deleted."""
-    for view in (context.registry, context.tenants, context.keys):
-        view.check_bucket(stream)
 
 
 def _doubt_requests(context: GatewayContext, stream: str) -> None:
@@ -220,7 +185,6 @@ def _doubt_requests(context: GatewayContext, stream: str) -> None:
 
 async def _serve(
     context: GatewayContext,
-    scale: Scale,
     server: GatewayServer,
     listener: socket.socket,
     stop: asyncio.Event,
@@ -228,8 +192,7 @@ async def _serve(
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(context.relay.run(), name="relay")
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
-        declaring = tasks.create_task(context.streams.run(), name="streams")
-        tracking = tasks.create_task(_follow_tenants(context, scale), name="tenants")
+        tracking = tasks.create_task(_follow_tenants(context), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
         storing = tasks.create_task(_store_key_uses(context), name="key-uses")
         serving = tasks.create_task(server.serve([listener]), name="http")
@@ -245,7 +208,7 @@ async def _serve(
             queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
-        for task in (relaying, counting, declaring, storing):
+        for task in (relaying, counting, storing):
             task.cancel()
         await context.relay.close()
 
@@ -260,29 +223,20 @@ async def _wait_until_drained(context: GatewayContext) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _follow_tenants(context: GatewayContext, scale: Scale) -> None:
-    """Run an ingress for each tenant that publishes to NATS, and bound lanes by tenants' limits.
-
-    Both are brought up to date whenever tenants change. At the start, and when a tenant publishes
-    no more, the streams of those that do not are removed.
-    """
+async def _follow_tenants(context: GatewayContext) -> None:
+    """Run an ingress for each tenant that publishes to NATS; kept up to date as tenants change."""
     changed = asyncio.Event()
     context.tenants.on_change(changed.set)
     ingresses: dict[str, asyncio.Task[None]] = {}
-    has_unused = True
     async with asyncio.TaskGroup() as tasks:
         while True:
             changed.clear()
-            context.streams.wake()
             names = {name for name, tenant in context.tenants.by_name.items() if tenant.publishes}
             for name in names - ingresses.keys():
-                ingress = NatsIngress(context, name, scale)
+                ingress = NatsIngress(context, name)
                 ingresses[name] = tasks.create_task(ingress.run(), name=f"ingress-{name}")
             for name in ingresses.keys() - names:
                 ingresses.pop(name).cancel()
-                has_unused = True
-            if has_unused:
-                has_unused = not await _remove_unused_streams(context, names)
             await changed.wait()
 
 
@@ -295,16 +249,6 @@ async def _store_key_uses(context: GatewayContext) -> None:
                 await add_uses(context.broker, tenant, key_id, uses)
             except (BrokerUnavailable, Overloaded) as error:
                 log.warning("key_use_not_stored", key=key_id, reason=str(error))
-
-
-async def _remove_unused_streams(context: GatewayContext, publishing: set[str]) -> bool:
-    """Remove what tenants do not use; False if the broker did not let us, which harms nobody."""
-    try:
-        await remove_unused_streams(context.broker, publishing)
-    except (BrokerUnavailable, BrokerMisconfigured) as error:
-        log.warning("streams_not_removed", reason=str(error))
-        return False
-    return True
 
 
 async def _warm_tokenizers(context: GatewayContext) -> None:

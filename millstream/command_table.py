@@ -54,6 +54,12 @@ COMMANDS = (
         "millstream.up.supervisor:run",
     ),
     Command(
+        "admin",
+        "declare streams, and change models and tenants for operators",
+        "admin.settings:AdminSettings",
+        "admin.service:run",
+    ),
+    Command(
         "gateway",
         "serve HTTP and WebSocket clients",
         "gateway.settings:GatewaySettings",
@@ -190,6 +196,42 @@ COMMANDS = (
         "forget a model with its aliases and adapters, an alias, or an adapter; files stay",
         "millstream.models.settings:RemoveSettings",
         "millstream.models.commands:remove",
+    ),
+    Command(
+        "alias set",
+        "make a name mean a model, or one of its versions",
+        "millstream.models.settings:AliasSettings",
+        "millstream.models.commands:set_alias",
+    ),
+    Command(
+        "alias list",
+        "list the aliases",
+        "millstream.models.settings:ListSettings",
+        "millstream.models.commands:list_aliases",
+    ),
+    Command(
+        "tenants add",
+        "add a tenant",
+        "millstream.tenants.settings:TenantFlags",
+        "millstream.tenants.commands:add",
+    ),
+    Command(
+        "tenants change",
+        "change limits of a tenant",
+        "millstream.tenants.settings:TenantFlags",
+        "millstream.tenants.commands:change",
+    ),
+    Command(
+        "tenants list",
+        "list the tenants with their limits",
+        "millstream.tenants.settings:ListTenantsSettings",
+        "millstream.tenants.commands:list_tenants",
+    ),
+    Command(
+        "tenants remove",
+        "remove a tenant with its keys",
+        "millstream.tenants.settings:RemoveTenantSettings",
+        "millstream.tenants.commands:remove",
     ),
 )
 

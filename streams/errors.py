@@ -8,6 +8,7 @@
     │   │   └── TokenRefused, CredentialExpired, CredentialRevoked
     │   ├── Forbidden
     │   │   └── InsufficientScope, ModelNotAllowed, AddressNotAllowed
+    │   ├── NotFound, MethodNotAllowed
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   ├── PayloadTooLarge, UnsupportedMediaType, HeadTooLarge, TooSlow
     │   └── LargerThanQuota
@@ -20,6 +21,7 @@
     │       └── NotConnected
     ├── BrokerMisconfigured  tell an operator: no retry helps
     │   └── InvalidServerUrl, TopologyMismatch
+    ├── InternalError        a fault of ours: the service's log says more
     └── Ended                the request was accepted and ended without its full answer
 
 `code` travels on every wire; `HTTP_STATUS` is the one table from code to HTTP status. Pure.
@@ -47,9 +49,15 @@ HTTP_STATUS: dict[str, int] = {
     "not_found": 404,
     "model_not_found": 404,
     "request_not_found": 404,
+    "tenant_not_found": 404,
     "method_not_allowed": 405,
     "request_timeout": 408,
     "idempotency_conflict": 409,
+    "key_taken": 409,
+    "name_taken": 409,
+    "tenant_configured": 409,
+    "tenant_exists": 409,
+    "version_exists": 409,
     "payload_too_large": 413,
     "unsupported_media_type": 415,
     "queue_full": 429,
@@ -243,6 +251,18 @@ class AddressNotAllowed(Forbidden):
     def __init__(self, address: str) -> None:
         super().__init__(f"this key may not be used from the address {address or 'unknown'}")
         self.address = address
+
+
+class NotFound(BadRequest):
+    """The service has nothing at the address that was asked for."""
+
+    code = "not_found"
+
+
+class MethodNotAllowed(BadRequest):
+    """The path exists, but does not allow the HTTP method of the request."""
+
+    code = "method_not_allowed"
 
 
 class ModelNotFound(BadRequest):
@@ -443,6 +463,10 @@ class BrokerMisconfigured(MillstreamError):
     @property
     def message(self) -> str:
         return "the message broker refuses to serve; an operator must look at it"
+
+
+class InternalError(MillstreamError):
+    """The service failed by a fault of its own; its log has the details."""
 
 
 class Ended(MillstreamError):

@@ -448,3 +448,29 @@ class Pressure:
         if compute := wire.get("compute"):
             wire["compute"] = from_wire(ServiceTime, compute)
         return from_wire(cls, wire)
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """What the service that declares streams says of them, after each time it has looked.
+
+    `created` has the time in epoch seconds when each stream was made, by name. `unusable` has those
+    that the broker refuses to make as they are declared, with its reason. `lane_limit` is how many
+    requests a lane (one tenant's queue for a model and priority) can hold.
+    """
+
+    created: dict[str, float]
+    unusable: dict[str, str]
+    lane_limit: int
+
+    def pack(self) -> bytes:
+        """Return the report encoded as msgpack."""
+        return pack(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the report that `pack` encoded; unknown fields are ignored.
+
+        Raises ValueError for bytes that are not msgpack, TypeError if a field is missing.
+        """
+        return from_wire(cls, unpack(data))

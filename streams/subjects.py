@@ -507,6 +507,19 @@ def checkpoint(model: str) -> str:
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
+def admin(operation: str) -> str:
+    """Return the subject for asking the admin service for an operation, such as `models.list`.
+
+    Raises `InvalidToken` unless each of its words can be a token.
+    """
+    return ".".join([PREFIX, "admin", *map(token, operation.split("."))])
+
+
+def parse_admin(subject: str) -> str:
+    """Return the operation that `admin` put into a subject."""
+    return subject.removeprefix(f"{PREFIX}.admin.")
+
+
 def parse_ack_subject(reply: str) -> tuple[int, int]:
     """Return a delivery's number and its message's sequence in the stream.
 
@@ -527,6 +540,8 @@ ALL_CANCELS = f"{PREFIX}.cancel.*.*"
 ALL_DRAINS = f"{PREFIX}.drain.*"
 ALL_BILLED = f"{PREFIX}.billed.>"  # ledger records, once they are stored
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
+STREAMS = f"{PREFIX}.streams"  # what whoever declares streams says of them
+ALL_ADMIN = f"{PREFIX}.admin.>"
 GONE = f"{PREFIX}.gone"  # the signal that a worker has died; the payload is its name
 SIGNALS = (ALL_CANCELS, ALL_DRAINS, GONE)
 ALL_FINDS = f"{PREFIX}.find.>"

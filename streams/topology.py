@@ -1,4 +1,4 @@
-"""Configuration of all streams and consumers as data; any service may declare them at start-up."""
+"""Configuration of all streams and consumers as data; `millstream admin` declares the streams."""
 
 import hashlib
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS = "CHECKPOINTS"
 USAGE, RATES = "USAGE", "RATES"
 SIGNALS = "SIGNALS"
+IDEMPOTENCY_BUCKET = "idempotency"
 MAX_DEADLINE_SECONDS = 600
 # A token log outlives its request: the longest deadline, and then time to resume reading.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
@@ -95,7 +96,13 @@ def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
         _signals(),
         _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
+        _idempotency_bucket(),
     ]
+
+
+def stream_names(shards: int) -> list[str]:
+    """Return the names of the streams of `stream_configs`, with so many streams of token logs."""
+    return [config.name or "" for config in stream_configs(Scale(shards=shards), 1)]
 
 
 def _queue(name: str, subject: str, max_bytes: int) -> StreamConfig:
@@ -184,6 +191,20 @@ def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> 
         duplicate_window=min(LOG_SECONDS, max_age),
         storage=storage,
         allow_direct=True,
+    )
+
+
+def _idempotency_bucket() -> StreamConfig:
+    """Configure the stream of idempotency keys, a KV bucket (NATS ADR-8)."""
+    return StreamConfig(
+        name=f"KV_{IDEMPOTENCY_BUCKET}",
+        subjects=[f"$KV.{IDEMPOTENCY_BUCKET}.>"],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        max_age=LOG_SECONDS,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
     )
 
 

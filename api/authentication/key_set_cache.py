@@ -35,7 +35,7 @@ class IssuerUnreachable(Refused):
         self.issuer = issuer
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class _RedirectRefusal(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self,
         req: urllib.request.Request,
@@ -48,7 +48,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow nothing: a redirect could lead to a host that nobody has named."""
 
 
-_OPENER = urllib.request.build_opener(_NoRedirects)
+_OPENER = urllib.request.build_opener(_RedirectRefusal)
 
 
 def fetch_document(url: str) -> bytes:

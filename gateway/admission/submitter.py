@@ -20,7 +20,7 @@ from gateway.admission.load_shedding import (
 from gateway.admission.offload_thread import OffloadThread
 from streams import subjects
 from streams.broker.broker_client import Broker, PubAck
-from streams.broker.stream_reconciler import StreamReconciler
+from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID
 from streams.messages import Pressure
@@ -61,7 +61,7 @@ class Submitter:
     """
 
     def __init__(
-        self, broker: Broker, streams: StreamReconciler, offload_thread: OffloadThread
+        self, broker: Broker, streams: StreamMonitor, offload_thread: OffloadThread
     ) -> None:
         self._broker, self._streams = broker, streams
         self._offload_thread = offload_thread
@@ -71,12 +71,8 @@ class Submitter:
         self._lane_locks: dict[Lane, asyncio.Lock] = {}
         self.has_had_workers = False
 
-    async def open(self, replicas: int) -> None:
-        """Create the store of idempotency keys; subscribe to the ledger and to load reports.
-
-        Raises `BrokerUnavailable`, or `TopologyMismatch` if the broker refuses the store.
-        """
-        await self._idempotency.open(replicas)
+    async def open(self) -> None:
+        """Subscribe to the ledger and to load reports; raises `BrokerUnavailable`."""
         await self.quotas.open()
         await self._broker.subscribe(subjects.ALL_PRESSURE, self._on_pressure)
 

@@ -28,7 +28,13 @@ from gateway.entrypoints import (
     websocket,
 )
 from gateway.entrypoints.endpoint import Endpoint, request_key
-from streams.errors import MillstreamError, ModelNotAllowed
+from streams.errors import (
+    InternalError,
+    MethodNotAllowed,
+    MillstreamError,
+    ModelNotAllowed,
+    NotFound,
+)
 
 log = structlog.get_logger()
 
@@ -39,22 +45,6 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-
-
-class NotFound(MillstreamError):
-    """No route of the gateway has the path that was asked for."""
-
-    code = "not_found"
-
-
-class MethodNotAllowed(MillstreamError):
-    """The path exists, but does not allow the HTTP method of the request."""
-
-    code = "method_not_allowed"
-
-
-class InternalError(MillstreamError):
-    """The gateway failed by a fault of its own; its log has the details."""
 
 
 def build_app(context: GatewayContext) -> ASGIApp:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.server.rate_limiter import RateLimiter
+from api.rate_limiter import RateLimiter
 from registry.tenant_records import ApiKey, Tenant
 from streams.errors import TooManyConnections
 

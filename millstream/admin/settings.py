@@ -1,10 +1,49 @@
-"""Settings of `millstream lag`, `drain`, `usage` and `why`."""
+"""Settings of `millstream lag`, `drain`, `usage` and `why`, and of clients of the admin service."""
 
-from pydantic import Field, model_validator
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from millstream.durations import Duration
-from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings, RequestId, Slug
+from streams.base_settings import FLAG_ONLY, NO_FLAG, POSITIONAL, ClientSettings, RequestId, Slug
 from streams.subjects import token
+
+
+def _check_admin_url(value: str) -> str:
+    """Return `value`; raises ValueError unless it is an address by HTTP without credentials."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must begin with http:// or https:// and name a host")
+    if parts.username or parts.password:
+        raise ValueError("must hold no credentials: use MILLSTREAM_ADMIN_KEY or --admin-key-file")
+    return value
+
+
+class AdminClientSettings(ClientSettings):
+    """Settings of a command that asks the admin service, by HTTP or over NATS."""
+
+    admin: Annotated[str, AfterValidator(_check_admin_url)] | None = Field(
+        None,
+        description="URL of the admin service; found in the data directory of a running "
+        "`millstream up`, else it is asked over NATS",
+    )
+    admin_key: SecretStr | None = Field(
+        None,
+        description="key of the admin service; in the data directory of a running `millstream up`",
+        json_schema_extra=NO_FLAG,
+    )
+    admin_key_file: Path | None = Field(None, description="file with the key of the admin service")
+
+    def read_admin_key(self) -> str:
+        """Return the key of the admin service; empty if none is given.
+
+        Raises OSError if the file with the key cannot be read.
+        """
+        if self.admin_key:
+            return self.admin_key.get_secret_value()
+        return self.admin_key_file.expanduser().read_text().strip() if self.admin_key_file else ""
 
 
 class LagSettings(ClientSettings):

@@ -9,20 +9,15 @@ from millstream.admin.console_output import make_console
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.admin.settings import UsageSettings
 from registry.tenant_records import QuotaLimits
-from registry.tenants import Tenants
+from registry.tenants import TenantNotFound, Tenants
 from streams import quota_windows, subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
-from streams.errors import MillstreamError
 from streams.quota_windows import QuotaWindow
 from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
 
 UsageRow = dict[str, Any]
 Counters = Mapping[str, int]
-
-
-class TenantNotFound(MillstreamError):
-    """The tenant named in the settings of `millstream usage` does not exist."""
 
 
 async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
@@ -36,7 +31,7 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
         tenants = await Tenants.open(broker)
         try:
             if settings.tenant and tenants.get(settings.tenant) is None:
-                raise TenantNotFound(f"there is no tenant {settings.tenant!r}")
+                raise TenantNotFound(settings.tenant)
             await sample_once(broker)
             rows = await collect_usage(broker, tenants, broker.clock.now())
         finally:

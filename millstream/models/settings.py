@@ -1,4 +1,4 @@
-"""Settings of `millstream models add`, `check`, `list`, `show` and `remove`."""
+"""Settings of `millstream models add`, `check`, `list`, `show`, `remove`, and `alias set`."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -6,16 +6,10 @@ from pathlib import Path
 from pydantic import ByteSize, Field, ValidationInfo, model_validator
 from pydantic.config import JsonDict
 
+from millstream.admin.settings import AdminClientSettings
 from registry.models import GenerationConfig, LatencyGoals, ModelName, Task
 from registry.remote_models import RemoteApi, Url
-from streams.base_settings import (
-    FLAG_ONLY,
-    POSITIONAL,
-    UPSTREAM_PREFIX,
-    ClientSettings,
-    LogLevel,
-    Settings,
-)
+from streams.base_settings import FLAG_ONLY, POSITIONAL, UPSTREAM_PREFIX, LogLevel, Settings
 from streams.subjects import Priority, token
 
 _SCOPE_KEY = "of"
@@ -23,7 +17,7 @@ MODEL: JsonDict = {_SCOPE_KEY: "model"}  # not for an adapter
 SERVER: JsonDict = {_SCOPE_KEY: "server"}  # only for a remote model
 
 
-class AddSettings(ClientSettings):
+class AddSettings(AdminClientSettings):
     """Settings of `millstream models add`: what to register, and its name, limits and goals.
 
     Exactly one of `path` (a directory with files) and `remote` (a server's URL) must be given.
@@ -196,7 +190,7 @@ class CheckSettings(Settings):
     )
 
 
-class ListSettings(ClientSettings):
+class ListSettings(AdminClientSettings):
     """Settings of `millstream models list`."""
 
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
@@ -208,10 +202,22 @@ class ShowSettings(ListSettings):
     name: str = Field(description="name of a registered model", json_schema_extra=POSITIONAL)
 
 
-class RemoveSettings(ClientSettings):
+class RemoveSettings(AdminClientSettings):
     """Settings of `millstream models remove`."""
 
     name: str = Field(
         description="name of a registered model or alias, or MODEL:ADAPTER",
         json_schema_extra=POSITIONAL,
     )
+
+
+class AliasSettings(AdminClientSettings):
+    """Settings of `millstream alias set`."""
+
+    name: ModelName = Field(
+        description="the name that clients may ask for", json_schema_extra=POSITIONAL
+    )
+    target: str = Field(
+        description="what it means: MODEL, or MODEL@VERSION", json_schema_extra=POSITIONAL
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a sentence")

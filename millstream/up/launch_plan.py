@@ -19,8 +19,8 @@ from streams.base_settings import ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
-DRAIN_SHARES = {"gateway": 0.4, "worker": 0.3, "dispatcher": 0.15, "nats": 0.15}
-CLOSING_SECONDS = {"gateway": 2.5, "worker": 1.0, "dispatcher": 0.3, "nats": 0.2}
+DRAIN_SHARES = {"gateway": 0.4, "worker": 0.3, "dispatcher": 0.1, "admin": 0.1, "nats": 0.1}
+CLOSING_SECONDS = {"gateway": 2.5, "worker": 1.0, "dispatcher": 0.3, "admin": 0.3, "nats": 0.2}
 
 # Let glibc keep freed memory instead of returning it: engines allocate equal blocks in every step.
 ALLOCATOR_ENVIRONMENT = {
@@ -28,7 +28,8 @@ ALLOCATOR_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "4000000000",
     "MALLOC_TOP_PAD_": "268435456",
 }
-_NOT_PASSED_ON = {ENV_PREFIX + key for key in ("ID", "MODEL", "API_KEY")}
+ADMIN_HOST = nats_server.HOST
+_NOT_PASSED_ON = {ENV_PREFIX + key for key in ("ID", "MODEL", "API_KEY", "ADMIN_KEY")}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class LaunchPlan:
     settings: UpSettings
     port: int
     nats_port: int
+    admin_port: int
     api_key: str
     models: Mapping[str, str]  # the source of each, by name
 
@@ -58,6 +60,11 @@ class LaunchPlan:
         scheme = "https" if self.settings.tls_cert else "http"
         return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
+    @property
+    def admin_url(self) -> str:
+        """The URL of the admin service for clients on this machine."""
+        return f"http://{ADMIN_HOST}:{self.admin_port}"
+
     def drain_seconds(self, service: str) -> float:
         """Return how many seconds a service may take to finish its requests after its SIGTERM.
 
@@ -73,13 +80,32 @@ class LaunchPlan:
         """
         return self.drain_seconds(service) + CLOSING_SECONDS[service]
 
+    def admin_program(self) -> Program:
+        """Return the program of the admin service, the only one that gets the API key.
+
+        The key is that of the tenant `default` and opens the admin API, too.
+        """
+        settings = {
+            "admin_host": ADMIN_HOST,
+            "admin_port": self.admin_port,
+            "admin_key": self.api_key,
+            "api_key": self.api_key,
+            "key_pepper_file": self._key_pepper_file,
+            "replace_tenants": True,
+            "metrics_port": self._metrics_port(self.settings.workers + 2),
+        }
+        return self._make_program("admin", "admin", settings)
+
+    @property
+    def _key_pepper_file(self) -> Path:
+        return self.settings.data_dir.expanduser().resolve() / KEY_PEPPER_FILE
+
     def gateway_program(self) -> Program:
-        """The gateway, the only service that gets the API key."""
+        """Return the gateway's program."""
         settings = {
             "host": self.settings.host,
             "port": self.port,
-            "api_key": self.api_key,
-            "key_pepper_file": self.settings.data_dir.expanduser().resolve() / KEY_PEPPER_FILE,
+            "key_pepper_file": self._key_pepper_file,
             "metrics_port": self._metrics_port(self.settings.workers + 1),
             "public_metrics": self.settings.public_metrics,
             **self._tls_files(),

@@ -7,12 +7,11 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from millstream.admin.admin_client import AdminClient, put_model
 from millstream.up.demo_conversion_process import convert_demo_model
 from millstream.up.settings import UpSettings
 from registry.model_inspection import make_record, require_servable
 from registry.models import Model, mock_model, validate_name
-from registry.store import Registry
-from streams.broker.broker_client import connect
 from streams.errors import MillstreamError
 
 GEMMA, MINILM, MOCK = "gemma-3-270m", "all-minilm-l6-v2", "mock"
@@ -103,24 +102,18 @@ def check_folders(sources: Iterable[str]) -> None:
 
 
 async def register_models(
-    models: dict[str, str], settings: UpSettings, url: str, logs: Path
+    models: dict[str, str], settings: UpSettings, admin: AdminClient, logs: Path
 ) -> None:
-    """Register every model in the registry of the NATS server at `url`; return when all are there.
+    """Have the admin service register every model; return when all are there.
 
     `models` is the result of `resolve_models`; `check_folders` has found its directories servable.
     Demo models are converted first, which can take a minute, with their output in the directory
     `logs`. Raises `ConversionFailed` if that fails, `ArtifactRefused` for files that cannot be
-    served, and `BrokerUnavailable` if NATS does not answer. If a conversion or a file fails,
-    nothing was registered.
+    served, and as `AdminClient.call`. If a conversion or a file fails, nothing was registered.
     """
     records = [await _make_record(name, source, settings, logs) for name, source in models.items()]
-    async with connect(url, "millstream-up") as broker:
-        registry = await Registry.open(broker)
-        try:
-            for record in records:
-                await registry.add_model(record)
-        finally:
-            await registry.close()
+    for record in records:
+        await put_model(admin, record)
 
 
 async def _make_record(name: str, source: str, settings: UpSettings, logs: Path) -> Model:

@@ -10,7 +10,7 @@ from typing import Self
 from registry.credentials.key_format import KeyText
 from registry.credentials.key_pepper import Pepper
 from registry.credentials.key_records import Denial, ManagedKey, denial_id
-from registry.kv_view import OPEN_SECONDS, KvView
+from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
 from registry.tenant_records import ApiKey
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError
@@ -47,24 +47,25 @@ class Keys:
     `StoreRefused`. Times are in epoch seconds.
     """
 
-    def __init__(self, broker: Broker, replicas: int = 1, *, restores: bool = False) -> None:
-        self._view = KvView[_Entry](broker, BUCKET, _decode, replicas, restores)
+    def __init__(self, broker: Broker, declares: Declares = never, replicas: int = 1) -> None:
+        self._view = KvView[_Entry](broker, BUCKET, _decode, declares, replicas)
 
     @classmethod
     async def open(
         cls,
         broker: Broker,
         *,
-        replicas: int = 1,
         seconds: float = OPEN_SECONDS,
-        restores: bool = False,
+        declares: Declares = never,
+        replicas: int = 1,
     ) -> Self:
         """Return the keys and denials once they are loaded; they are kept current until `close`.
 
-        Raises `BrokerUnavailable` if they have not come after `seconds`. With `restores`, a bucket
-        that is lost is made anew with the contents that it had.
+        Raises `BrokerUnavailable` if they have not come after `seconds`. While `declares()` returns
+        True, a bucket that is missing is made, and one that is lost is made anew with the contents
+        that it had.
         """
-        keys = cls(broker, replicas, restores=restores)
+        keys = cls(broker, declares, replicas)
         await keys._view.open(seconds)
         return keys
 

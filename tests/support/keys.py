@@ -11,6 +11,7 @@ from registry.credentials.key_records import ManagedKey
 from registry.credentials.keys import Keys, make_key
 from registry.tenant_records import ApiKey
 from streams.broker.broker_client import connect
+from tests.support.services import always
 
 PEPPER = Pepper(b"a pepper of thirty-two bytes, now")
 
@@ -38,7 +39,7 @@ class Operator:
 @asynccontextmanager
 async def operator(nats_url: str) -> AsyncIterator[Operator]:
     async with connect(nats_url, "operator") as broker:
-        keys = await Keys.open(broker)
+        keys = await Keys.open(broker, declares=always)
         try:
             yield Operator(keys, time.time())
         finally:

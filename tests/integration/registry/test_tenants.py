@@ -12,12 +12,13 @@ from registry.tenants import KeyTaken, Tenants, hash_key
 from streams.base_settings import TenantSettings
 from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
+from tests.support.services import always
 
 
 @asynccontextmanager
 async def tenants_at(url: str) -> AsyncIterator[Tenants]:
     async with connect(url, "test") as broker:
-        tenants = await Tenants.open(broker)
+        tenants = await Tenants.open(broker, declares=always)
         try:
             yield tenants
         finally:

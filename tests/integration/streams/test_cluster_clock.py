@@ -70,7 +70,8 @@ async def hours_apart(nats_url: str, logs: Path) -> AsyncIterator[RunningGateway
     await register(nats_url, itl_ms=10)
     port = free_port()
     own: dict[str, tuple[int, dict[str, Any]]] = {
-        "gateway": (-HOUR, {"port": port, "api_key": KEY}),
+        "admin": (2 * HOUR, {"api_key": KEY}),
+        "gateway": (-HOUR, {"port": port}),
         "dispatcher": (HOUR, {}),
         "worker": (-2 * HOUR, {"model": '["mock"]'}),
     }

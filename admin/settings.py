@@ -1,0 +1,40 @@
+"""Settings of `millstream admin`."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
+
+
+class AdminSettings(ServiceSettings):
+    """Settings of the admin service: its address and key, what it declares, and the tenants."""
+
+    admin_host: str = Field("127.0.0.1", description="address of the admin API")
+    admin_port: Port = Field(0, description="port of the admin API; 0: any free one, logged")
+    admin_key: SecretStr | None = Field(
+        None,
+        description="key that opens the admin API; without one it is open over NATS alone",
+        json_schema_extra=NO_FLAG,
+    )
+    admin_key_file: Path | None = Field(
+        None, description="file with the key of the admin API, in place of MILLSTREAM_ADMIN_KEY"
+    )
+    replicas: int = Field(
+        1, ge=1, le=5, description="copies of each stream: 1 embedded, 3 in a cluster"
+    )
+    lease_seconds: float = Field(
+        2, gt=0, description="a leader that is silent for so many seconds is replaced by a standby"
+    )
+    api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
+    key_pepper_file: Path | None = Field(
+        None,
+        description="file with the secret under which managed API keys are sealed, the same for "
+        "all gateways and admin services; without it none can be created",
+    )
+    tenants: dict[Slug, TenantSettings] = Field(
+        {}, description="tenants that may send requests, with their keys and quotas"
+    )
+    replace_tenants: bool = Field(
+        False, description="remove the tenants of an earlier configuration even without a new one"
+    )
