@@ -7,7 +7,8 @@ answered once that is stored.
 service          builds the parts and runs them
 declarer         what is declared, and when
 operation_table  every operation: its name, its HTTP method and path, its arguments (pure)
-operations       what each operation does; `admin_api` checks, counts and logs them
+operations       what each operation does with models and tenants, `key_operations` with keys and
+                 the deny-list for tokens; `admin_api` checks, counts and logs them
 http_api         operations under `/admin/v1`, opened by a key that `admin_keys` knows; uvicorn runs
                  it in `http_server`
 nats_api         the same operations on `infer.admin.>`

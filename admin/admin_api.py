@@ -1,5 +1,6 @@
 """Runs an operation for either door: checks its arguments, counts it, and logs who did what."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from admin.metrics import OPERATIONS
 from admin.operation_table import OPERATIONS as TABLE
 from admin.operation_table import Operation
-from admin.operations import JsonBody, Operations
+from admin.operations import Handler, JsonBody
 from api.schemas.parsing import to_bad_request
 from streams.errors import InternalError, MillstreamError, NotFound
 
@@ -19,8 +20,10 @@ log = structlog.get_logger()
 class AdminApi:
     """The operations as both doors call them."""
 
-    def __init__(self, operations: Operations) -> None:
-        self._handlers = operations.handlers
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        """Take the coroutine function of each operation in the table, by its name."""
+        assert handlers.keys() == TABLE.keys()
+        self._handlers = handlers
 
     async def run(self, name: str, arguments: dict[str, Any], caller: str) -> JsonBody:
         """Do an operation for `caller`, the name of a credential; return its JSON answer.
@@ -58,7 +61,7 @@ def _parse(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
 def _observe(operation: Operation, arguments: dict[str, Any], caller: str, outcome: str) -> None:
     OPERATIONS.labels(operation.name, outcome).inc()
     if operation.is_change:
-        name = str(arguments.get("name", ""))[:256]
+        name = str(arguments.get("name") or arguments.get("id") or "")[:256]
         log.info(
             "admin_change", operation=operation.name, name=name, caller=caller, outcome=outcome
         )

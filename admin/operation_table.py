@@ -9,8 +9,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from registry.credentials.key_records import Network
 from registry.models import Adapter, Model, ModelName
-from streams.base_settings import Slug, TenantLimits
+from registry.tenant_records import DEFAULT_SCOPES, Scope
+from streams.base_settings import QuotaSettings, Slug, TenantLimits
 
 PREFIX = "/admin/v1"
 MAX_PAGE = 1000  # records of one answer
@@ -84,6 +86,49 @@ class TenantNameArguments(Arguments):
     """The name of a tenant."""
 
     name: Slug
+
+
+class KeyArguments(QuotaSettings):
+    """A managed API key: whose it is, what it may do, for how long, and its own limits."""
+
+    tenant: Slug
+    name: Slug | None = Field(None, description="what usage calls it; by default its id")
+    scopes: tuple[Scope, ...] = Field(DEFAULT_SCOPES, min_length=1)
+    models: tuple[str, ...] = Field((), description="models that it may use; none: all")
+    networks: tuple[Network, ...] = Field((), description="CIDRs; none: from everywhere")
+    expires_seconds: float | None = Field(None, gt=0, description="from now; null: never")
+    max_connections: int | None = Field(None, ge=1, description="connections to each gateway")
+    frames_per_second: int | None = Field(None, ge=1, description="frames to each gateway")
+
+
+class KeyIdArguments(Arguments):
+    """The id of a managed key."""
+
+    id: str
+
+
+class RotationArguments(KeyIdArguments):
+    """A key to replace, and for how many seconds more it works."""
+
+    overlap_seconds: float = Field(3600, ge=0)
+
+
+class DenialArguments(Arguments):
+    """What to deny: all tokens of an issuer, of one of its subjects, or with one id (`jti`).
+
+    With `not_before` (epoch seconds) only those that were issued earlier.
+    """
+
+    issuer: str = Field(min_length=1)
+    subject: str | None = None
+    token_id: str | None = None
+    not_before: float | None = None
+
+    @model_validator(mode="after")
+    def _names_one_thing(self) -> Self:
+        if self.subject is not None and self.token_id is not None:
+            raise ValueError("give a subject or a token_id, not both")
+        return self
 
 
 @dataclass(frozen=True)
@@ -173,6 +218,21 @@ OPERATIONS = {
             "/tenants/{name}",
             TenantNameArguments,
             "Remove a tenant with its keys",
+        ),
+        Operation("keys.list", "GET", "/keys", PageArguments, "List the managed keys"),
+        Operation("keys.create", "POST", "/keys", KeyArguments, "Create a key; it is shown once"),
+        Operation(
+            "keys.rotate",
+            "POST",
+            "/keys/{id}/rotate",
+            RotationArguments,
+            "Replace a key by a new one, and let the old one expire",
+        ),
+        Operation("keys.revoke", "DELETE", "/keys/{id}", KeyIdArguments, "Revoke a key for good"),
+        Operation("denials.list", "GET", "/denials", PageArguments, "List the denied tokens"),
+        Operation("denials.add", "POST", "/denials", DenialArguments, "Deny tokens of an issuer"),
+        Operation(
+            "denials.remove", "DELETE", "/denials/{id}", KeyIdArguments, "Deny tokens no more"
         ),
     )
 }

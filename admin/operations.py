@@ -15,6 +15,7 @@ from admin.operation_table import (
     TenantArguments,
     TenantNameArguments,
 )
+from registry.credentials.keys import Keys
 from registry.models import Model
 from registry.store import NameTaken, Registry
 from registry.tenant_records import Tenant
@@ -33,8 +34,8 @@ class Operations:
     A change is answered once it is stored. They raise the errors of `Registry` and `Tenants`.
     """
 
-    def __init__(self, registry: Registry, tenants: Tenants) -> None:
-        self._registry, self._tenants = registry, tenants
+    def __init__(self, registry: Registry, tenants: Tenants, keys: Keys) -> None:
+        self._registry, self._tenants, self._keys = registry, tenants, keys
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -56,7 +57,7 @@ class Operations:
 
     async def _list_models(self, page: PageArguments) -> JsonBody:
         models = self._registry.models
-        return _make_page(models, lambda name: self._describe_model(models[name]), page)
+        return make_page(models, lambda name: self._describe_model(models[name]), page)
 
     async def _show_model(self, arguments: NameArguments) -> JsonBody:
         """Answer with the model, and with the version and the adapter that the name means."""
@@ -64,7 +65,7 @@ class Operations:
         return {
             "model": self._describe_model(model),
             "version": version.id,
-            "adapter": adapter and _dump(adapter),
+            "adapter": adapter and dump_record(adapter),
         }
 
     async def _put_model(self, arguments: ModelArguments) -> JsonBody:
@@ -85,19 +86,19 @@ class Operations:
 
     async def _list_aliases(self, page: PageArguments) -> JsonBody:
         aliases = self._registry.aliases
-        return _make_page(aliases, lambda name: _dump(aliases[name]), page)
+        return make_page(aliases, lambda name: dump_record(aliases[name]), page)
 
     async def _put_alias(self, arguments: AliasArguments) -> JsonBody:
         await self._registry.set_alias(arguments.name, arguments.model, arguments.version)
-        return _dump(arguments)
+        return dump_record(arguments)
 
     async def _put_adapter(self, arguments: AdapterArguments) -> JsonBody:
         await self._registry.add_adapter(arguments.adapter)
-        return _dump(arguments.adapter)
+        return dump_record(arguments.adapter)
 
     async def _list_tenants(self, page: PageArguments) -> JsonBody:
         tenants = self._tenants.by_name
-        return _make_page(tenants, lambda name: self._describe_tenant(tenants[name]), page)
+        return make_page(tenants, lambda name: self._describe_tenant(tenants[name]), page)
 
     async def _show_tenant(self, arguments: TenantNameArguments) -> JsonBody:
         return self._describe_tenant(self._get_tenant(arguments.name))
@@ -114,6 +115,7 @@ class Operations:
 
     async def _remove_tenant(self, arguments: TenantNameArguments) -> JsonBody:
         await self._tenants.remove(arguments.name)
+        await self._keys.remove_of(arguments.name)
         return {"name": arguments.name, "removed": True}
 
     def _get_tenant(self, name: str) -> Tenant:
@@ -125,20 +127,24 @@ class Operations:
     def _describe_model(self, model: Model) -> JsonBody:
         """Return a model's record with its aliases and adapters."""
         aliases = [a.name for a in self._registry.aliases.values() if a.model == model.name]
-        adapters = [_dump(a) for a in self._registry.adapters.values() if a.model == model.name]
-        return {**_dump(model), "aliases": aliases, "adapters": adapters}
+        adapters = [
+            dump_record(a) for a in self._registry.adapters.values() if a.model == model.name
+        ]
+        return {**dump_record(model), "aliases": aliases, "adapters": adapters}
 
     def _describe_tenant(self, tenant: Tenant) -> JsonBody:
         """Return a tenant's record with the number of its API keys."""
-        keys = sum(key.tenant == tenant.name for key in self._tenants.keys)
-        return {**_dump(tenant), "keys": keys}
+        every = [*self._tenants.keys, *self._keys.all.values()]
+        keys = sum(key.tenant == tenant.name for key in every)
+        return {**dump_record(tenant), "keys": keys}
 
 
-def _dump(record: BaseModel) -> JsonBody:
+def dump_record(record: BaseModel) -> JsonBody:
+    """Return a record as a JSON object."""
     return record.model_dump(mode="json")
 
 
-def _make_page(
+def make_page(
     names: Iterable[str], describe: Callable[[str], JsonBody], page: PageArguments
 ) -> JsonBody:
     """Return records in order of name, as many as the page and the size of an answer allow.

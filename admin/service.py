@@ -12,10 +12,12 @@ from admin.admin_keys import AdminKeys
 from admin.declarer import Declarer
 from admin.http_api import build_app
 from admin.http_server import AdminServer, listen
+from admin.key_operations import KeyOperations
 from admin.metrics import DECLARING
 from admin.nats_api import serve_nats
 from admin.operations import Operations
 from admin.settings import AdminSettings
+from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
 from registry.store import Registry
 from registry.tenants import Tenants
@@ -39,11 +41,12 @@ class AdminKeyUnreadable(MillstreamError):
 async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
     """Declare and answer operators until `stop` is set; then let another process lead at once.
 
-    Raises `AdminAddressUnusable`, `AdminKeyUnreadable`, `KeyTaken` for a configured key of two
-    tenants, and `BrokerUnavailable` if the broker does not answer at the start; those of the broker
-    in an exception group.
+    Raises `AdminAddressUnusable`, `AdminKeyUnreadable`, `PepperUnreadable`, `KeyTaken` for a
+    configured key of two tenants, and `BrokerUnavailable` if the broker does not answer at the
+    start; those of the broker in an exception group.
     """
     keys = AdminKeys(_read_keys(settings))
+    pepper = read_pepper(settings.key_pepper_file) if settings.key_pepper_file else None
     checks: dict[str, Callable[[], bool]] = {"nats": not_yet, "records": not_yet}
     async with AsyncExitStack() as stack:
         listener = listen(settings.admin_host, settings.admin_port)
@@ -63,7 +66,9 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             scale = Scale(settings.replicas, settings.shards)
             declarer = Declarer(broker, lease, registry, tenants, managed_keys, scale)
             DECLARING.set_function(lambda: float(lease.is_held))
-            api = AdminApi(Operations(registry, tenants))
+            key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
+            operations = Operations(registry, tenants, managed_keys)
+            api = AdminApi({**operations.handlers, **key_operations.handlers})
             checks["records"] = lambda: True
             server = AdminServer(build_app(api, keys, checks))
             working = [

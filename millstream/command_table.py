@@ -55,7 +55,7 @@ COMMANDS = (
     ),
     Command(
         "admin",
-        "declare streams, and change models and tenants for operators",
+        "declare streams, and change models, tenants and keys for operators",
         "admin.settings:AdminSettings",
         "admin.service:run",
     ),
@@ -208,6 +208,30 @@ COMMANDS = (
         "list the aliases",
         "millstream.models.settings:ListSettings",
         "millstream.models.commands:list_aliases",
+    ),
+    Command(
+        "keys create",
+        "create an API key, and show it this once",
+        "millstream.keys.settings:CreateKeySettings",
+        "millstream.keys.commands:create",
+    ),
+    Command(
+        "keys list",
+        "list the managed API keys",
+        "millstream.keys.settings:ListKeysSettings",
+        "millstream.keys.commands:list_keys",
+    ),
+    Command(
+        "keys rotate",
+        "replace an API key by a new one with the same rights",
+        "millstream.keys.settings:RotateKeySettings",
+        "millstream.keys.commands:rotate",
+    ),
+    Command(
+        "keys revoke",
+        "withdraw an API key, also from what is open",
+        "millstream.keys.settings:RevokeKeySettings",
+        "millstream.keys.commands:revoke",
     ),
     Command(
         "tenants add",

@@ -65,7 +65,8 @@ async def list_all(client: AdminClient, operation: str) -> list[JsonBody]:
     """Return all records of an operation that lists them, page by page; raises as `call`."""
     found: list[JsonBody] = []
     while True:
-        after = found[-1]["name"] if found else ""
+        last = found[-1] if found else {"name": ""}
+        after = last.get("id") or last["name"]
         page = await client.call(operation, after=after)
         found += page["data"]
         if not page["has_more"]:

@@ -144,6 +144,12 @@ class Keys:
         """Have a key work no more, or again. Idempotent. Raises `KeyNotFound`."""
         await self._change(id, lambda _: {"is_disabled": is_disabled})
 
+    async def remove_of(self, tenant: str) -> None:
+        """Forget all keys of a tenant, so that none works for another one of its name."""
+        for key in self.all.values():
+            if key.tenant == tenant:
+                await self._view.write(_KEY + key.id, lambda _: None)
+
     async def deny(self, denial: Denial) -> None:
         """Add an entry to the deny-list, in place of one about the same."""
         await self._view.write(_DENIAL + denial.id, lambda _: _encode(denial))

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from streams import quota_windows, subjects
-from streams.broker.broker_client import Broker
+from streams.broker.broker_client import Broker, StreamMissing
 from streams.records.usage_counters import add_to_counter
 from streams.topology import USAGE
 from streams.usage_accounts import Meter, key_scope
@@ -22,11 +22,15 @@ async def add_uses(broker: Broker, tenant: str, key_id: str, uses: int) -> None:
 async def read_last_uses(broker: Broker) -> dict[str, float]:
     """Return when each key was used last, in epoch seconds by key id, to a minute or so.
 
-    Keys that were not used for a month, as long as counters are kept, are not in it. Raises
-    `BrokerUnavailable`.
+    Keys that were not used for a month, as long as counters are kept, are not in it; none is while
+    the stream of counters is missing. Raises `BrokerUnavailable`.
     """
     found: dict[str, float] = {}
-    for message in await broker.read_subject(USAGE, subjects.usage_of(Meter.USES)):
+    try:
+        counters = await broker.read_subject(USAGE, subjects.usage_of(Meter.USES))
+    except StreamMissing:
+        return found
+    for message in counters:
         scope = message.subject.split(".")[3]
         key_id = scope.removeprefix(key_scope(""))
         stored_at = datetime.fromisoformat(message.headers["Nats-Time-Stamp"]).timestamp()

@@ -28,6 +28,9 @@ HTTP_ONLY = {
 # Of the admin API (docs/admin.md)
 ADMIN_ONLY = {
     "key_taken",
+    "key_not_found",
+    "key_ended",
+    "no_key_pepper",
     "name_taken",
     "tenant_configured",
     "tenant_exists",

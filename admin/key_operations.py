@@ -1,0 +1,124 @@
+"""What each operation does with managed keys and the deny-list; all answers are JSON objects."""
+
+from collections.abc import Mapping
+
+from admin.operation_table import (
+    DenialArguments,
+    KeyArguments,
+    KeyIdArguments,
+    PageArguments,
+    RotationArguments,
+)
+from admin.operations import Handler, JsonBody, dump_record, make_page
+from registry.credentials.key_format import KeyText
+from registry.credentials.key_pepper import Pepper
+from registry.credentials.key_records import Denial, ManagedKey
+from registry.credentials.keys import Keys, make_key
+from registry.tenant_records import ApiKey
+from registry.tenants import TenantNotFound, Tenants
+from streams.broker.broker_client import Broker
+from streams.broker.clock_sync import sample_once
+from streams.errors import MillstreamError
+from streams.records.key_use import read_last_uses
+
+_SECRET_FIELDS = {"seal", "pepper"}
+
+
+class NoKeyPepper(MillstreamError):
+    """This admin service was given no pepper, so it can create no key."""
+
+    code = "no_key_pepper"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this admin service has no pepper to seal keys with: give it and all gateways the same "
+            "--key-pepper-file"
+        )
+
+
+class KeyOperations:
+    """The operations on keys and denials; they raise the errors of `Keys`, and `NoKeyPepper`.
+
+    A change is answered once it is stored. The text of a key is in the answer that creates it, and
+    nowhere else.
+    """
+
+    def __init__(self, broker: Broker, tenants: Tenants, keys: Keys, pepper: Pepper | None) -> None:
+        self._broker, self._tenants, self._keys = broker, tenants, keys
+        self._given_pepper = pepper
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The coroutine function of each operation in the table, by its name."""
+        return {
+            "keys.list": self._list_keys,
+            "keys.create": self._create_key,
+            "keys.rotate": self._rotate_key,
+            "keys.revoke": self._revoke_key,
+            "denials.list": self._list_denials,
+            "denials.add": self._add_denial,
+            "denials.remove": self._remove_denial,
+        }
+
+    @property
+    def _pepper(self) -> Pepper:
+        if self._given_pepper is None:
+            raise NoKeyPepper
+        return self._given_pepper
+
+    async def _now(self) -> float:
+        """The cluster's time in epoch seconds."""
+        await sample_once(self._broker)
+        return self._broker.clock.now()
+
+    async def _list_keys(self, page: PageArguments) -> JsonBody:
+        keys, last_uses = self._keys.all, await read_last_uses(self._broker)
+
+        def describe(id: str) -> JsonBody:
+            return {**_describe(keys[id]), "last_used_at": last_uses.get(id)}
+
+        return make_page(keys, describe, page)
+
+    async def _create_key(self, arguments: KeyArguments) -> JsonBody:
+        if self._tenants.get(arguments.tenant) is None:
+            raise TenantNotFound(arguments.tenant)
+        pepper, now = self._pepper, await self._now()
+        fields = arguments.model_dump(exclude={"expires_seconds", "name"})
+        seconds = arguments.expires_seconds
+        expires_at = None if seconds is None else now + seconds
+        rights = ApiKey(**fields, name=arguments.name or "", expires_at=expires_at)
+        text, record = make_key(rights, pepper, now)
+        await self._keys.create(record)
+        return _show_once(text, record)
+
+    async def _rotate_key(self, arguments: RotationArguments) -> JsonBody:
+        now = await self._now()
+        text, record = await self._keys.rotate(
+            arguments.id, self._pepper, now, arguments.overlap_seconds
+        )
+        return _show_once(text, record)
+
+    async def _revoke_key(self, arguments: KeyIdArguments) -> JsonBody:
+        await self._keys.revoke(arguments.id, await self._now())
+        return {"id": arguments.id, "revoked": True}
+
+    async def _list_denials(self, page: PageArguments) -> JsonBody:
+        denials = self._keys.denials
+        return make_page(denials, lambda id: {"id": id, **dump_record(denials[id])}, page)
+
+    async def _add_denial(self, arguments: DenialArguments) -> JsonBody:
+        denial = Denial(**arguments.model_dump(), created_at=await self._now())
+        await self._keys.deny(denial)
+        return {"id": denial.id, **dump_record(denial)}
+
+    async def _remove_denial(self, arguments: KeyIdArguments) -> JsonBody:
+        await self._keys.remove_denial(arguments.id)
+        return {"id": arguments.id, "removed": True}
+
+
+def _describe(record: ManagedKey) -> JsonBody:
+    return record.model_dump(mode="json", exclude=_SECRET_FIELDS)
+
+
+def _show_once(text: KeyText, record: ManagedKey) -> JsonBody:
+    return {"key": str(text), **_describe(record)}

@@ -1,0 +1,61 @@
+"""Settings of `millstream keys create`, `list`, `rotate` and `revoke`."""
+
+from pydantic import Field
+
+from millstream.admin.settings import AdminClientSettings
+from millstream.durations import Duration
+from registry.credentials.key_records import Network
+from registry.tenant_records import DEFAULT_SCOPES, Scope
+from streams.base_settings import FLAG_ONLY, POSITIONAL, Slug
+
+
+class ListKeysSettings(AdminClientSettings):
+    """Settings of `millstream keys list`."""
+
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+
+
+class CreateKeySettings(AdminClientSettings):
+    """Settings of `millstream keys create`."""
+
+    tenant: Slug = Field(description="tenant of the key", json_schema_extra=FLAG_ONLY)
+    name: Slug | None = Field(
+        None, description="what usage calls it; by default its id", json_schema_extra=FLAG_ONLY
+    )
+    scope: tuple[Scope, ...] = Field(
+        DEFAULT_SCOPES,
+        min_length=1,
+        description="what it may do: infer, models:read, usage:read, jobs, operator, admin; "
+        "repeatable",
+        json_schema_extra=FLAG_ONLY,
+    )
+    model: tuple[str, ...] = Field(
+        (), description="model that it may use; repeatable, none: all", json_schema_extra=FLAG_ONLY
+    )
+    network: tuple[Network, ...] = Field(
+        (),
+        description="network (CIDR) that it may be used from; repeatable, none: all",
+        json_schema_extra=FLAG_ONLY,
+    )
+    expires: Duration | None = Field(
+        None, gt=0, description="how long it works, such as 30d", json_schema_extra=FLAG_ONLY
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+
+class RevokeKeySettings(AdminClientSettings):
+    """Settings of `millstream keys revoke`."""
+
+    id: str = Field(description="id of the key", json_schema_extra=POSITIONAL)
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+
+class RotateKeySettings(RevokeKeySettings):
+    """Settings of `millstream keys rotate`."""
+
+    overlap: Duration = Field(
+        3600,
+        ge=0,
+        description="how long the old key works beside the new one, such as 1h",
+        json_schema_extra=FLAG_ONLY,
+    )
