@@ -20,6 +20,7 @@ from gateway.replies.relay import Relay
 from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants, hash_key
@@ -36,6 +37,7 @@ class GatewayContext:
     broker: Broker
     registry: Registry
     tenants: Tenants
+    prices: PriceBook
     tokenizers: TokenizerCache
     validator: SubmissionValidator
     submitter: Submitter

@@ -24,6 +24,7 @@ from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
@@ -54,10 +55,12 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(tenants.close)
+        prices = await PriceBook.open(broker, replicas=settings.replicas, restores=True)
+        stack.push_async_callback(prices.close)
         await _declare_tenants(tenants, settings)
         streams = StreamReconciler(broker, scale, partial(_stream_configs, tenants, scale))
         await streams.declare_all()
-        context = await _build_context(stack, settings, broker, registry, tenants, streams)
+        context = await _build_context(stack, settings, broker, registry, tenants, prices, streams)
         checks = context.readiness_checks
         stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
         await sync_clock(broker)
@@ -81,6 +84,7 @@ async def _build_context(
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
+    prices: PriceBook,
     streams: StreamReconciler,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
@@ -90,7 +94,7 @@ async def _build_context(
     grammars = GrammarChecker()
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
+    validator = SubmissionValidator(broker, registry, prices, tokenizers, grammars, deadlines)
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
     submitter = Submitter(broker, streams, offload_thread)
@@ -100,6 +104,7 @@ async def _build_context(
         broker,
         registry,
         tenants,
+        prices,
         tokenizers,
         validator,
         submitter,
@@ -132,7 +137,7 @@ def _handle_unusable_streams(context: GatewayContext) -> None:
 
 def _check_bucket(context: GatewayContext, stream: str) -> None:
     """Have a bucket restored whose stream was deleted."""
-    for view in (context.registry, context.tenants):
+    for view in (context.registry, context.tenants, context.prices):
         view.check_bucket(stream)
 
 

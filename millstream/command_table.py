@@ -90,6 +90,18 @@ COMMANDS = (
         "millstream.admin.usage:run",
     ),
     Command(
+        "prices set",
+        "enter what a model costs from now on",
+        "millstream.prices.settings:SetSettings",
+        "millstream.prices.commands:set_price",
+    ),
+    Command(
+        "prices list",
+        "list what models cost, and did before",
+        "millstream.prices.settings:ListSettings",
+        "millstream.prices.commands:list_prices",
+    ),
+    Command(
         "why",
         "say why a request waits, or how a tenant stands",
         "millstream.admin.settings:WhySettings",

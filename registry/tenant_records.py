@@ -59,5 +59,5 @@ class Tenant(QuotaLimits):
     max_output_tokens: int | None = None
     publishes: bool = False  # may submit over NATS: it gets an ingress stream
     source: Source = "config"
-    # The key that authenticated the request, if it has its own limits; not stored.
+    # The key that authenticated the request; not stored.
     key: ApiKey | None = Field(default=None, exclude=True)

@@ -77,9 +77,9 @@ class Tenants:
     def authenticate(self, key: str) -> Tenant | None:
         """Return the tenant that an API key belongs to; None if there is none.
 
-        That is so for an unknown key, and for a tenant that was removed. If the key has limits of
-        its own, they are in the result's `key`. The key's hash is looked up, so the time this takes
-        says nothing about any key.
+        That is so for an unknown key, and for a tenant that was removed. The key's record is in the
+        result's `key`. The key's hash is looked up, so the time this takes says nothing about any
+        key.
         """
         return self.find_key_holder(hash_key(key))
 
@@ -89,9 +89,9 @@ class Tenants:
         if not isinstance(record, ApiKey):
             return None
         tenant = self.get(record.tenant)
-        if tenant and (record.has_limits or record.has_connection_limits):
-            return tenant.model_copy(update={"key": record})
-        return tenant
+        if not record.name:
+            record = record.model_copy(update={"name": digest[:_SHORT_DIGEST]})
+        return tenant.model_copy(update={"key": record}) if tenant else None
 
     def has_key(self, tenant: str, digest: str) -> bool:
         """True while the API key with this `hash_key` belongs to `tenant`, and that exists."""

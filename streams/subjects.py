@@ -352,6 +352,15 @@ def ledger(tenant: str, model: str) -> str:
     return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
 
 
+def outcome(tenant: str, model: str | None) -> str:
+    """Return the subject for counts of a tenant's requests to a model that gateways have refused.
+
+    `model` None stands for all models that are not registered. Raises `InvalidToken` for a name
+    that cannot be part of a subject.
+    """
+    return f"{PREFIX}.outcome.{token(tenant)}.{OTHER if model is None else escape(model)}"
+
+
 def usage(tenant: str, scope: str, meter: str, day: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
 
@@ -489,6 +498,7 @@ ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
+ALL_OUTCOMES = f"{PREFIX}.outcome.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is its name

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from rich import print_json
 from rich.table import Table
@@ -10,6 +11,7 @@ from rich.table import Table
 from millstream.admin.console_output import make_console, make_whole_table
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
+from millstream.prices.commands import open_price_book
 from registry.artifact_verification import SHORT_DIGEST
 from registry.checkpoints.findings import Finding
 from registry.lora_inspection import adapter_from
@@ -55,12 +57,22 @@ async def _add_model(settings: AddSettings) -> None:
         if settings.alias in {*registry.models, settings.name}:  # before anything is registered
             raise NameTaken(settings.alias)
         await registry.add_model(model)
+        if "prompt_price" in given or "completion_price" in given:
+            await _enter_price(settings.nats, registry.models[model.name])
         if settings.alias:
             await registry.set_alias(settings.alias, settings.name)
         console = make_console()
         for warning in warnings:
             console.print(f"warning: {warning.path}: {warning.reason}")
         console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
+
+
+async def _enter_price(url: str, model: Model) -> None:
+    """Enter the price in a model's record into the price book; a cached token's price stays."""
+    async with open_price_book(url) as (_, prices):
+        current = prices.current(model.name)
+        price = replace(model.price, cached=current.cached if current else None)
+        await prices.set_price(model.name, prices.currency, price)
 
 
 def _make_model(settings: AddSettings) -> tuple[Model, list[Finding]]:
