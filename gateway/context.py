@@ -11,8 +11,10 @@ from starlette.types import Scope
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
+from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
 from gateway.replies.record_queue import RecordQueue
@@ -46,6 +48,8 @@ class GatewayContext:
     relay: Relay
     streams: StreamReconciler
     offload_thread: OffloadThread
+    ledger_space: LedgerSpace
+    refusals: RefusalRecorder
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

@@ -14,8 +14,10 @@ from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission import idempotency
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
+from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
 from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
@@ -34,7 +36,7 @@ from streams.broker.clock_sync import sync_clock
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
 from streams.metrics_server import serve_metrics
-from streams.topology import Scale
+from streams.topology import LedgerLimits, Scale
 
 log = structlog.get_logger()
 
@@ -58,7 +60,8 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         prices = await PriceBook.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(prices.close)
         await _declare_tenants(tenants, settings)
-        streams = StreamReconciler(broker, scale, partial(_stream_configs, tenants, scale))
+        make_configs = partial(_stream_configs, tenants, scale, settings.ledger_limits)
+        streams = StreamReconciler(broker, scale, make_configs)
         await streams.declare_all()
         context = await _build_context(stack, settings, broker, registry, tenants, prices, streams)
         checks = context.readiness_checks
@@ -97,7 +100,8 @@ async def _build_context(
     validator = SubmissionValidator(broker, registry, prices, tokenizers, grammars, deadlines)
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
-    submitter = Submitter(broker, streams, offload_thread)
+    ledger_space = LedgerSpace(broker)
+    submitter = Submitter(broker, streams, offload_thread, ledger_space)
     await submitter.open(settings.replicas)
     context = GatewayContext(
         settings,
@@ -113,6 +117,8 @@ async def _build_context(
         relay,
         streams,
         offload_thread,
+        ledger_space,
+        RefusalRecorder(broker, registry, settings.id, lambda: not ledger_space.use.is_full),
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
@@ -121,11 +127,11 @@ async def _build_context(
     return context
 
 
-def _stream_configs(tenants: Tenants, scale: Scale) -> list[StreamConfig]:
+def _stream_configs(tenants: Tenants, scale: Scale, ledger: LedgerLimits) -> list[StreamConfig]:
     """Return what to declare, with every lane bounded by the highest limit of any tenant."""
     limits = [tenant.max_queued for tenant in tenants.by_name.values()]
     most = max(limits, default=TenantSettings().max_queued)
-    return [*topology.stream_configs(scale, most), idempotency.bucket_config()]
+    return [*topology.stream_configs(scale, most, ledger), idempotency.bucket_config()]
 
 
 def _handle_unusable_streams(context: GatewayContext) -> None:
@@ -157,6 +163,10 @@ async def _serve(
         declaring = tasks.create_task(context.streams.run(), name="streams")
         tracking = tasks.create_task(_follow_tenants(context, scale), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
+        background = [
+            tasks.create_task(context.ledger_space.run(), name="ledger"),
+            tasks.create_task(context.refusals.run(), name="refusals"),
+        ]
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port, route=context.relay.route)
@@ -169,8 +179,9 @@ async def _serve(
             queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
-        for task in (relaying, counting, declaring):
+        for task in (relaying, counting, declaring, *background):
             task.cancel()
+        await context.refusals.close()
         await context.relay.close()
 
 

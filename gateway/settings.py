@@ -5,6 +5,7 @@ from ipaddress import ip_address
 from pydantic import Field, SecretStr
 
 from streams.base_settings import Port, ServiceSettings, Slug, TenantSettings
+from streams.topology import DAY_SECONDS, MIB, LedgerLimits
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
 
@@ -37,6 +38,21 @@ class GatewaySettings(ServiceSettings):
     max_deadline_seconds: float = Field(
         600, gt=0, le=LATEST, description="latest deadline a request may name"
     )
+
+    ledger_bytes: int = Field(
+        256 * MIB, ge=MIB, description="size of the ledger; the same for every gateway"
+    )
+    ledger_days: int = Field(
+        30,
+        ge=0,
+        description="age at which ledger records are removed; 0: never, `ledger export` does it; "
+        "the same for every gateway",
+    )
+
+    @property
+    def ledger_limits(self) -> LedgerLimits:
+        """How much the ledger may hold."""
+        return LedgerLimits(self.ledger_bytes, self.ledger_days * DAY_SECONDS)
 
     @property
     def has_public_metrics(self) -> bool:

@@ -92,13 +92,13 @@ COMMANDS = (
     Command(
         "prices set",
         "enter what a model costs from now on",
-        "millstream.prices.settings:SetSettings",
+        "millstream.prices.settings:PriceSettings",
         "millstream.prices.commands:set_price",
     ),
     Command(
         "prices list",
         "list what models cost, and did before",
-        "millstream.prices.settings:ListSettings",
+        "millstream.prices.settings:PriceListSettings",
         "millstream.prices.commands:list_prices",
     ),
     Command(

@@ -28,7 +28,8 @@ LOG_SECONDS = MAX_DEADLINE_SECONDS + 300
 MAX_DELIVERIES = 20
 RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it and the next one
 IDLE_CONSUMER_SECONDS = 3600.0
-MONTH_SECONDS = 30 * 86400
+DAY_SECONDS = 86400
+MONTH_SECONDS = 30 * DAY_SECONDS
 MIB = 2**20
 _INGRESS = "INGRESS_"
 # Reserved in the broker's store for each tenant that publishes: four of the largest submissions
@@ -48,6 +49,20 @@ class Scale:
 
     replicas: int = 1
     shards: int = 1
+
+
+@dataclass(frozen=True)
+class LedgerLimits:
+    """How much the ledger may hold; a full ledger stores nothing more.
+
+    `max_age_seconds` 0 means that records never expire: whoever exports them removes them.
+    """
+
+    max_bytes: int = 256 * MIB
+    max_age_seconds: float = MONTH_SECONDS
+
+
+DEFAULT_LEDGER = LedgerLimits()
 
 
 def token_stream_name(shard: int) -> str:
@@ -70,7 +85,9 @@ def tenant_of_ingress(stream: str) -> str | None:
     return stream.removeprefix(_INGRESS) if stream.startswith(_INGRESS) else None
 
 
-def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
+def stream_configs(
+    scale: Scale, max_queued: int, ledger: LedgerLimits = DEFAULT_LEDGER
+) -> list[StreamConfig]:
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
     `max_queued` is the most requests that any lane (one tenant's queue for a model and priority)
@@ -80,7 +97,7 @@ def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
         _requests(max_queued),
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
         *(_token_log(scale, shard) for shard in range(scale.shards)),
-        _ledger(),
+        _ledger(ledger),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
         _attempts(),
@@ -122,8 +139,11 @@ def _requests(max_queued: int) -> StreamConfig:
     return config
 
 
-def _ledger() -> StreamConfig:
-    config = _records(LEDGER, "infer.ledger.*.*", 256 * MIB, MONTH_SECONDS)
+def _ledger(limits: LedgerLimits) -> StreamConfig:
+    """Configure the ledger: what is billed is never dropped for want of room."""
+    config = _records(LEDGER, "infer.ledger.*.*", limits.max_bytes, limits.max_age_seconds)
+    config.subjects = ["infer.ledger.*.*", "infer.outcome.*.*"]
+    config.discard = DiscardPolicy.NEW
     config.duplicate_window = LOG_SECONDS
     return config
 

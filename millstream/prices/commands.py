@@ -10,11 +10,10 @@ from typing import Any
 
 from millstream.admin.console_output import make_console
 from millstream.admin.fitted_table import Column, FittedTable
-from millstream.prices.settings import ListSettings, SetSettings
+from millstream.prices.settings import PriceListSettings, PriceSettings
 from registry.price_book import PriceBook, PriceRecord
 from registry.store import Registry
 from streams.broker.broker_client import connect
-from streams.broker.clock_sync import sample_once
 from streams.errors import ModelNotFound
 from streams.usage_accounts import PICO_PER_MILLION, Price
 
@@ -29,7 +28,7 @@ _COLUMNS = (
 )
 
 
-async def set_price(settings: SetSettings, stop: asyncio.Event) -> None:
+async def set_price(settings: PriceSettings, stop: asyncio.Event) -> None:
     """Enter a model's price into the price book, and print the entry.
 
     Requests that are accepted from now on cost it; earlier ones keep theirs. Raises `ModelNotFound`
@@ -56,7 +55,7 @@ async def set_price(settings: SetSettings, stop: asyncio.Event) -> None:
         )
 
 
-async def list_prices(settings: ListSettings, stop: asyncio.Event) -> None:
+async def list_prices(settings: PriceListSettings, stop: asyncio.Event) -> None:
     """Print the prices that hold, or with `settings.all` every one that ever did, by version.
 
     Raises `BrokerUnavailable` if NATS does not answer.
@@ -113,7 +112,6 @@ async def open_price_book(url: str) -> AsyncIterator[tuple[Registry, PriceBook]]
     not answer.
     """
     async with connect(url, "millstream-prices") as broker:
-        await sample_once(broker)
         registry = await Registry.open(broker)
         try:
             prices = await PriceBook.open(broker)

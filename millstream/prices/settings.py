@@ -21,7 +21,7 @@ def _check_exact(price: Decimal) -> Decimal:
 MillionPrice = Annotated[Decimal, Field(ge=0, le=_MAX_PRICE), AfterValidator(_check_exact)]
 
 
-class SetSettings(ClientSettings):
+class PriceSettings(ClientSettings):
     """Settings of `millstream prices set`; prices are of a million tokens."""
 
     model: str = Field(description="name of the model", json_schema_extra=POSITIONAL)
@@ -46,7 +46,7 @@ class SetSettings(ClientSettings):
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
-class ListSettings(ClientSettings):
+class PriceListSettings(ClientSettings):
     """Settings of `millstream prices list`."""
 
     all: bool = Field(

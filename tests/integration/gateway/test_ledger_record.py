@@ -36,12 +36,12 @@ async def test_a_record_has_key_user_goal_and_price(nats_url: str) -> None:
     async with connect(nats_url, "test") as broker, cell(nats_url, tenants=named) as (gateway,):
         registry, prices = await Registry.open(broker), await PriceBook.open(broker)
         goals = {Priority.INTERACTIVE: LatencyGoals(time_to_first_token_ms=5000)}
-        await registry.add_model(mock_model(**QUICK).model_copy(update={"goals": goals}))
+        await registry.add_model(mock_model("mock", **QUICK).model_copy(update={"goals": goals}))
         await prices.set_price("mock", "USD", USD)
 
         async def is_known() -> bool:
-            body = {"user": "jane@example.org", "service_tier": "priority"}
-            assert (await gateway.complete(**body)).status == 200
+            answer = await gateway.complete(user="jane@example.org", service_tier="priority")
+            assert answer.status == 200
             return (await records(broker, 1))[-1].price != PriceEntry().pack()
 
         await eventually(is_known)

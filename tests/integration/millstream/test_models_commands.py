@@ -18,10 +18,12 @@ from millstream.models.settings import (
     RemoveSettings,
     ShowSettings,
 )
+from millstream.prices.commands import open_price_book
 from registry.artifact_verification import ArtifactRefused
 from registry.store import NameTaken, VersionExists
 from streams.errors import ModelNotFound
 from streams.subjects import Priority
+from streams.usage_accounts import NO_CURRENCY, Price, PriceEntry
 from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_json, write_model
 from tests.support.safetensors_files import write_adapter
 
@@ -267,6 +269,13 @@ async def test_a_new_version_costs_what_the_model_did(nats_url: str) -> None:
     async with open_registry(nats_url) as registry:
         model = registry.models["far"]
         assert (len(model.versions), model.prompt_price, model.completion_price) == (2, 2, 3)
+    async with open_price_book(nats_url) as (_, prices):
+        entries = [record.entry for record in prices.records]
+        assert entries == [
+            PriceEntry(1, NO_CURRENCY, Price(2_000_000, 0)),
+            PriceEntry(2, NO_CURRENCY, Price(2_000_000, 3_000_000)),
+        ]
+        assert prices.entry_for(model) == entries[-1]
 
 
 async def test_limits_are_given_and_stay(nats_url: str, files: Path) -> None:
