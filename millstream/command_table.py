@@ -102,6 +102,24 @@ COMMANDS = (
         "millstream.prices.commands:list_prices",
     ),
     Command(
+        "ledger export",
+        "write the ledger into files of JSON Lines, and remove from it what they hold",
+        "millstream.ledger.settings:ExportSettings",
+        "millstream.ledger.commands:export",
+    ),
+    Command(
+        "ledger send",
+        "send exported requests to a meter, as CloudEvents",
+        "millstream.ledger.settings:SendSettings",
+        "millstream.ledger.commands:send",
+    ),
+    Command(
+        "invoice",
+        "add up what a tenant owes for a month",
+        "millstream.ledger.settings:InvoiceSettings",
+        "millstream.ledger.invoices:run",
+    ),
+    Command(
         "why",
         "say why a request waits, or how a tenant stands",
         "millstream.admin.settings:WhySettings",

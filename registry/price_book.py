@@ -15,7 +15,7 @@ from registry.kv_view import OPEN_SECONDS, KvView
 from registry.models import Model, ModelName, Record
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError
-from streams.usage_accounts import NO_CURRENCY, Price, PriceEntry
+from streams.usage_accounts import NO_CURRENCY, PICO, Price, PriceEntry
 
 BUCKET = "prices"
 _ENTRY = "entry."
@@ -33,9 +33,9 @@ class PriceRecord(Record):
     version: int = Field(ge=1)
     model: ModelName
     currency: str = Field(pattern=_CURRENCY)
-    prompt: int = Field(ge=0)
-    completion: int = Field(ge=0)
-    cached: int | None = Field(default=None, ge=0)
+    prompt: int = Field(ge=0, le=PICO)
+    completion: int = Field(ge=0, le=PICO)
+    cached: int | None = Field(default=None, ge=0, le=PICO)
     created: int
 
     @property

@@ -14,6 +14,7 @@ from streams.subjects import Priority, token
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 INCREMENT = "Nats-Incr"
+STORED_AT = "Nats-Time-Stamp"  # of a stored message that is read: when, as in RFC 3339, in UTC
 ROUTE = "Route"
 PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"

@@ -16,6 +16,7 @@ ANY = "any"  # the placement of work that every worker of the pool may pull
 PREFIX = "infer"
 OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
+_LEDGER = f"{PREFIX}.ledger."
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
 _MAX_ESCAPED = 1024
@@ -350,6 +351,19 @@ def ledger(tenant: str, model: str) -> str:
     Raises `InvalidToken` for a name that cannot be part of a subject.
     """
     return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
+
+
+def ledgers_of(tenant: str) -> str:
+    """Return the filter (a subject with wildcards) for all usage records of one tenant.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_LEDGER}{token(tenant)}.*"
+
+
+def is_ledger(subject: str) -> bool:
+    """Return whether usage records are stored on this subject."""
+    return subject.startswith(_LEDGER)
 
 
 def outcome(tenant: str, model: str | None) -> str:

@@ -40,6 +40,11 @@ class Price:
     completion: int = 0
     cached: int | None = None
 
+    @property
+    def cached_or_prompt(self) -> int:
+        """What a cached prompt token costs."""
+        return self.prompt if self.cached is None else self.cached
+
     @classmethod
     def per_million(cls, prompt: float, completion: float) -> Self:
         """Return the price per token, given prices as operators write them.
@@ -55,8 +60,7 @@ class Price:
         `cached_tokens` of the `prompt_tokens` were cached.
         """
         fresh = prompt_tokens - cached_tokens
-        cached_price = self.prompt if self.cached is None else self.cached
-        spend = fresh * self.prompt + cached_tokens * cached_price
+        spend = fresh * self.prompt + cached_tokens * self.cached_or_prompt
         return spend + completion_tokens * self.completion
 
 

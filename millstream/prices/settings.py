@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings
 from streams.usage_accounts import PICO_PER_MILLION
 
-_MAX_PRICE = 10**6  # of a million tokens: sums of 10⁻¹² of the currency stay far below 2⁶³
+_MAX_PRICE = 10**6  # of a million tokens: what a request costs, in 10⁻¹², stays below 2⁶³
 
 
 def _check_exact(price: Decimal) -> Decimal:
