@@ -29,6 +29,7 @@ from registry.tenants import Tenants, hash_key
 from streams.broker.broker_client import Broker
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import Refused, TooManyWrongKeys, Unauthenticated
+from streams.records.usage_rollups import UsageRollups
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class GatewayContext:
     offload_thread: OffloadThread
     ledger_space: LedgerSpace
     refusals: RefusalRecorder
+    rollups: UsageRollups
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

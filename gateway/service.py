@@ -36,6 +36,7 @@ from streams.broker.clock_sync import sync_clock
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
 from streams.metrics_server import serve_metrics
+from streams.records.usage_rollups import UsageRollups
 from streams.topology import LedgerLimits, Scale
 
 log = structlog.get_logger()
@@ -119,6 +120,7 @@ async def _build_context(
         offload_thread,
         ledger_space,
         RefusalRecorder(broker, registry, settings.id, lambda: not ledger_space.use.is_full),
+        UsageRollups(broker),
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
@@ -166,6 +168,7 @@ async def _serve(
         background = [
             tasks.create_task(context.ledger_space.run(), name="ledger"),
             tasks.create_task(context.refusals.run(), name="refusals"),
+            tasks.create_task(context.rollups.run(), name="rollups"),
         ]
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]

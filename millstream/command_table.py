@@ -85,7 +85,7 @@ COMMANDS = (
     ),
     Command(
         "usage",
-        "show what tenants and keys with quotas have used",
+        "show what tenants and keys have used: of their quotas, or by key, model or day",
         "millstream.admin.settings:UsageSettings",
         "millstream.admin.usage:run",
     ),

@@ -375,6 +375,28 @@ def outcome(tenant: str, model: str | None) -> str:
     return f"{PREFIX}.outcome.{token(tenant)}.{OTHER if model is None else escape(model)}"
 
 
+def rollup(tenant: str, day: str, model: str) -> str:
+    """Return the subject on which the sums of a tenant, a day of UTC and a model are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.rollup.{token(tenant)}.{token(day)}.{escape(model)}"
+
+
+def rollups_of(tenant: str, day: str) -> str:
+    """Return the filter (a subject with wildcards) for the sums of a tenant and day, of all models.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.rollup.{token(tenant)}.{token(day)}.*"
+
+
+def parse_rollup(subject: str) -> tuple[str, str, str]:
+    """Return tenant, day and model of a subject that `rollup` returned."""
+    _, _, tenant, day, model = subject.split(".")
+    return tenant, day, unescape(model)
+
+
 def usage(tenant: str, scope: str, meter: str, day: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
 
@@ -513,6 +535,7 @@ ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_OUTCOMES = f"{PREFIX}.outcome.>"
+ROLLUP_CURSOR = f"{PREFIX}.rollup.cursor"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 GONE = f"{PREFIX}.gone"  # tells leaders that a worker has died; the payload is its name

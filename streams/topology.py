@@ -18,7 +18,7 @@ from streams.subjects import PoolKey
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
-CHECKPOINTS = "CHECKPOINTS"
+CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
 MAX_DEADLINE_SECONDS = 600
 # A token log outlives its request: the longest deadline, and then time to resume reading.
@@ -30,6 +30,7 @@ RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it an
 IDLE_CONSUMER_SECONDS = 3600.0
 DAY_SECONDS = 86400
 MONTH_SECONDS = 30 * DAY_SECONDS
+ROLLUP_SECONDS = 400 * DAY_SECONDS
 MIB = 2**20
 _INGRESS = "INGRESS_"
 # Reserved in the broker's store for each tenant that publishes: four of the largest submissions
@@ -102,6 +103,7 @@ def stream_configs(
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
         _attempts(),
         _checkpoints(),
+        _rollups(),
         _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
     ]
@@ -157,6 +159,16 @@ def _attempts() -> StreamConfig:
 def _checkpoints() -> StreamConfig:
     """Configure the stream CHECKPOINTS: only the last checkpoint of each model is kept."""
     config = _records(CHECKPOINTS, "infer.checkpoint.*", 64 * MIB, MONTH_SECONDS)
+    config.max_msgs_per_subject = 1
+    return config
+
+
+def _rollups() -> StreamConfig:
+    """Configure the stream ROLLUPS: the newest sums of each tenant, day and model, and the cursor.
+
+    They outlive the records of the ledger from which they were made.
+    """
+    config = _records(ROLLUPS, "infer.rollup.>", 256 * MIB, ROLLUP_SECONDS)
     config.max_msgs_per_subject = 1
     return config
 

@@ -1,6 +1,7 @@
 """Prices, and accounts: what a request has reserved on which counters of the day. Pure."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 from typing import Self
 
@@ -62,6 +63,11 @@ class Price:
         fresh = prompt_tokens - cached_tokens
         spend = fresh * self.prompt + cached_tokens * self.cached_or_prompt
         return spend + completion_tokens * self.completion
+
+
+def format_amount(picos: int) -> str:
+    """Return an amount in 10⁻¹² of a currency as that of the currency, exactly."""
+    return f"{Decimal(picos).scaleb(-12).normalize():f}" if picos else "0"
 
 
 @dataclass(frozen=True)

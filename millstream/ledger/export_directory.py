@@ -9,6 +9,7 @@ from millstream.ledger.request_ids import INDEX_NAME, ExportedIds
 from millstream.ledger.segments import (
     OPEN_NAME,
     Line,
+    Segment,
     SegmentsDamaged,
     SegmentWriter,
     list_segments,
@@ -105,14 +106,18 @@ class ExportDirectory:
             kept.append(line)
         return kept
 
-    def close_segment(self) -> None:
-        """Close the open segment; its records are exported from now on. Without one, nothing."""
+    def close_segment(self) -> Segment | None:
+        """Close the open segment and return it; its records are exported from now on.
+
+        Without an open segment nothing is done, and the result is None.
+        """
         if self._writer is None:
-            return
+            return None
         segment = self._writer.close(self._open_last)
         self._ids.add(segment, self._open_ids)
         self._writer, self.last = None, segment.last
         self._open_ids = set()
+        return segment
 
 
 def _is_request(line: Line) -> bool:

@@ -18,8 +18,9 @@ from millstream.ledger.export_directory import ExportDirectory
 from millstream.ledger.lines import to_line
 from streams import topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, StoredMessage
+from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable, MillstreamError
+from streams.records.usage_rollups import UsageRollups
 
 log = structlog.get_logger()
 
@@ -63,7 +64,7 @@ class LedgerExporter:
 
     def __init__(self, broker: Broker, directory: ExportDirectory, plan: ExportPlan) -> None:
         self._broker, self._directory, self._plan = broker, directory, plan
-        self._opened_at = 0.0
+        self._rollups, self._opened_at = UsageRollups(broker), 0.0
         # Closed segments whose records are in the ledger still: when each was closed, and its last
         self._closed = deque([(time.monotonic(), directory.last)] if directory.last else [])
         self._accepts_gap = plan.accepts_gap
@@ -81,7 +82,7 @@ class LedgerExporter:
                     seconds = 0.0
                 await self._close_if_due()
                 await self._remove_exported()
-            except (BrokerUnavailable, NotFoundError) as error:
+            except (BrokerUnavailable, StoreRefused, NotFoundError) as error:
                 log.warning("ledger_not_exported", reason=str(error))
                 seconds = RETRY_SECONDS
             with suppress(TimeoutError):
@@ -143,25 +144,24 @@ class LedgerExporter:
             await self._close()
 
     async def _close(self) -> None:
-        before = self._directory.last
-        await asyncio.to_thread(self._directory.close_segment)
-        if self._directory.last != before:
-            self._closed.append((time.monotonic(), self._directory.last))
-            log.info("segment_closed", first=before + 1, last=self._directory.last)
+        if segment := await asyncio.to_thread(self._directory.close_segment):
+            self._closed.append((time.monotonic(), segment.last))
+            log.info("segment_closed", first=segment.first, last=segment.last)
 
     async def _remove_exported(self) -> None:
         """Remove what closed segments hold, once it is old enough or the ledger is half full."""
         if self._plan.keep_seconds is None or not self._closed:
             return
         is_urgent = await self._is_half_full()
-        removable = 0
         oldest = time.monotonic() - self._plan.keep_seconds
-        while self._closed and (is_urgent or self._closed[0][0] <= oldest):
-            removable = self._closed[0][1]
-            await self._broker.purge(topology.LEDGER, None, removable + 1)
+        old = [last for closed, last in self._closed if is_urgent or closed <= oldest]
+        if not old:
+            return
+        await self._rollups.roll_up()  # what is removed is in the sums of `millstream usage` still
+        await self._broker.purge(topology.LEDGER, None, old[-1] + 1)
+        for _ in old:
             self._closed.popleft()
-        if removable:
-            log.info("ledger_records_removed", last=removable)
+        log.info("ledger_records_removed", last=old[-1])
 
     async def _is_half_full(self) -> bool:
         info = await declaration.stream_info(self._broker, topology.LEDGER)

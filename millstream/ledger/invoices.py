@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from streams import subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.errors import MillstreamError
 from streams.headers import STORED_AT
+from streams.usage_accounts import format_amount
 
 _COLUMNS = (
     Column("model", "name", least=12),
@@ -124,11 +124,6 @@ class Invoice:
             "repeated_records": self.repeated,
             "last_seq": self.last_seq,
         }
-
-
-def format_amount(picos: int) -> str:
-    """Return an amount in 10⁻¹² of a currency as that of the currency, exactly."""
-    return f"{Decimal(picos).scaleb(-12).normalize():f}" if picos else "0"
 
 
 async def run(settings: InvoiceSettings, stop: asyncio.Event) -> None:

@@ -63,6 +63,12 @@ class UpSettings(Settings):
         {}, description="tenants that may send requests, with their keys and quotas"
     )
 
+    ledger_dir: Path | None = Field(
+        None,
+        description="directory into which the ledger is exported, and then removed from NATS; "
+        "unless given, records expire after 30 days",
+    )
+
     @property
     def shutdown_timeout_seconds(self) -> float:
         """Seconds that the process may still run after the first SIGTERM or SIGINT.

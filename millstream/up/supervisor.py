@@ -94,9 +94,9 @@ class ProcessManager:
     async def stop(self) -> None:
         """Stop all processes, remove the state file, and return when all have ended.
 
-        Gateways are stopped first, then workers, dispatchers and nats-server; the processes of one
-        service are stopped together. Each gets SIGTERM, and SIGKILL if it still runs after its
-        service's `kill_after_seconds`.
+        Gateways are stopped first, then workers, dispatchers, the ledger's export and nats-server;
+        the processes of one service are stopped together. Each gets SIGTERM, and SIGKILL if it
+        still runs after its service's `kill_after_seconds`.
         """
         for service in DRAIN_SHARES:
             seconds = self.plan.kill_after_seconds(service)
@@ -123,6 +123,8 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     directory.save_api_key(plan.api_key)
     manager.add("dispatcher", plan.dispatcher_program())
     manager.add("gateway", plan.gateway_program())
+    for program in plan.ledger_programs():
+        manager.add("ledger", program)
     await model_registration.register_models(models, plan.settings, plan.nats_url, directory.logs)
     for program in plan.worker_programs():
         manager.add("worker", program, partial(_announce_death, plan, program.name))

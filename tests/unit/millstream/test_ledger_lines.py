@@ -3,11 +3,10 @@
 import msgpack
 
 from millstream.ledger import cloud_events
-from millstream.ledger.invoices import format_amount
 from millstream.ledger.lines import day_of, to_line
 from streams import messages, subjects
 from streams.messages import LedgerRecord, RefusalCounts
-from streams.usage_accounts import Price, PriceEntry
+from streams.usage_accounts import Price, PriceEntry, format_amount
 
 SUBJECT = subjects.ledger("acme", "mock")
 RECORD = LedgerRecord(
