@@ -356,9 +356,13 @@ class LedgerRecord:
     def unpack(cls, data: bytes) -> Self:
         """Return the record that `pack` encoded; unknown fields are ignored.
 
-        Raises ValueError for bytes that are not msgpack, TypeError if a field is missing.
+        Raises ValueError for bytes that are not msgpack and for a price of another form, TypeError
+        if a field is missing.
         """
-        return from_wire(cls, unpack(data))
+        record = from_wire(cls, unpack(data))
+        if record.price:
+            PriceEntry.unpack(record.price)
+        return record
 
 
 @cache

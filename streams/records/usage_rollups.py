@@ -30,6 +30,8 @@ MAX_DAYS = 92
 ROLL_SECONDS = 60.0  # between two times that a gateway adds up what is new
 _CONFLICT_SECONDS = 0.02  # until a replica knows what another process has stored
 _UNIQUE_MS = (topology.LOG_SECONDS - 60) * 1000
+_PAGE = 1000  # messages
+_Numbered = tuple[int, LedgerRecord]  # with its sequence in the ledger
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,23 @@ class _DaySums:
         return cls(stored["through"], message.seq, sums)
 
 
+def _read_record(message: StoredMessage) -> _Numbered | None:
+    """A ledger record with its sequence; None, with a log event, if it cannot be read."""
+    try:
+        return message.seq, LedgerRecord.unpack(message.data)
+    except (ValueError, TypeError) as error:
+        log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
+        return None
+
+
+def _is_late(record: LedgerRecord) -> bool:
+    """True if it came so long after its request that it may be a second record of it.
+
+    The broker recognises an earlier one.
+    """
+    return record.finished - record.accepted >= _UNIQUE_MS
+
+
 class UsageRollups:
     """The roll-ups of all tenants, stored by the broker."""
 
@@ -130,49 +149,50 @@ class UsageRollups:
             if not refusal.is_conflict:
                 raise
 
-    async def _group(
-        self, found: Iterable[StoredMessage]
-    ) -> dict[str, list[tuple[int, LedgerRecord]]]:
+    async def _group(self, found: Iterable[StoredMessage]) -> dict[str, list[_Numbered]]:
         """The records with their sequences, by the subject of the sums that they belong to."""
-        groups = defaultdict[str, list[tuple[int, LedgerRecord]]](list)
-        for message in found:
-            try:
-                record = LedgerRecord.unpack(message.data)
-                record.price_entry  # noqa: B018  # raises ValueError if it cannot be read
-            except (ValueError, TypeError) as error:
-                log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
-                continue
-            if await self._is_repeated(record, message):
-                log.warning("ledger_record_repeated", request_id=record.request_id, seq=message.seq)
+        readable = [numbered for message in found if (numbered := _read_record(message))]
+        repeated = await self._find_repeated([each for each in readable if _is_late(each[1])])
+        groups = defaultdict[str, list[_Numbered]](list)
+        for seq, record in readable:
+            if seq in repeated:
+                log.warning("ledger_record_repeated", request_id=record.request_id, seq=seq)
                 continue
             day = quota_windows.utc_day(record.accepted / 1000)
-            groups[subjects.rollup(record.tenant, day, record.model)].append((message.seq, record))
+            groups[subjects.rollup(record.tenant, day, record.model)].append((seq, record))
         return groups
 
-    async def _is_repeated(self, record: LedgerRecord, message: StoredMessage) -> bool:
-        """Return whether the ledger has an earlier record of the same request.
+    async def _find_repeated(self, late: Sequence[_Numbered]) -> set[int]:
+        """Return the sequences of those records whose request has an earlier one in the ledger."""
+        by_subject = defaultdict[str, list[_Numbered]](list)
+        for seq, record in late:
+            by_subject[subjects.ledger(record.tenant, record.model)].append((seq, record))
+        repeated: set[int] = set()
+        for subject, records in by_subject.items():
+            first = await self._find_first(subject, records)
+            repeated |= {seq for seq, record in records if first[record.request_id] < seq}
+        return repeated
 
-        Only one that came long after its request was accepted can be a second one, so few are
-        looked up.
-        """
-        if record.finished - record.accepted < _UNIQUE_MS:
-            return False
-        accepted = datetime.fromtimestamp(record.accepted / 1000, UTC).isoformat()
-        query: dict[str, int | str] = {"next_by_subj": message.subject, "start_time": accepted}
-        after = 0
+    async def _find_first(self, subject: str, records: Sequence[_Numbered]) -> dict[str, int]:
+        """Return by request id the sequence of its first record, for the requests of `records`."""
+        first = {record.request_id: seq for seq, record in reversed(records)}
+        since = min(record.accepted for _, record in records)
+        query: dict[str, int | str] = {
+            "next_by_subj": subject,
+            "start_time": datetime.fromtimestamp(since / 1000, UTC).isoformat(),
+            "batch": _PAGE,
+        }
         while True:
-            page = await self._broker.read_page(topology.LEDGER, {**query, "batch": 1000})
-            for each in page.messages:
-                if each.seq >= message.seq:
-                    return False
-                if LedgerRecord.unpack(each.data).request_id == record.request_id:
-                    return True
-                after = each.seq
-            if not page.remaining:
-                return False
-            query = {"next_by_subj": message.subject, "seq": after + 1}
+            page = await self._broker.read_page(topology.LEDGER, query)
+            for message in page.messages:
+                if (numbered := _read_record(message)) and numbered[1].request_id in first:
+                    name = numbered[1].request_id
+                    first[name] = min(first[name], message.seq)
+            if not page.remaining or page.messages[-1].seq >= records[-1][0]:
+                return first
+            query = {"next_by_subj": subject, "seq": page.messages[-1].seq + 1, "batch": _PAGE}
 
-    async def _add(self, subject: str, records: Sequence[tuple[int, LedgerRecord]]) -> None:
+    async def _add(self, subject: str, records: Sequence[_Numbered]) -> None:
         """Add records to the sums on a subject, those that they do not have yet."""
         while True:
             known = await self._read_sums(subject)

@@ -157,7 +157,7 @@ def kill_at(
     monkeypatch.setattr(owner, name, killing_later if is_async else killing)
 
 
-STEPS = [
+STEPS: list[tuple[Any, str, int]] = [
     (ExportDirectory, "add", 2),
     (segments.SegmentWriter, "add", 2),
     (os, "fsync", 3),
