@@ -346,7 +346,7 @@ def _parse_queued(delivery: Delivery) -> QueuedRequest:
         account=sys.intern(envelope.account),
         goal_ms=envelope.goal_ms,
         key=sys.intern(envelope.key),
-        user=sys.intern(envelope.user),
+        user=envelope.user,
         price=sys.intern(envelope.price),
     )
 
