@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from functools import lru_cache
 from typing import Self
 
 from streams import subjects
 
 PICO = 10**12  # prices and spend are integers in 10⁻¹² of the currency, so that sums are exact
 PICO_PER_MILLION = PICO // 10**6  # of one token, for each unit of the price of a million tokens
+_CACHED_ENTRIES = 1024  # most records have one of few
 NO_CURRENCY = "XXX"  # ISO 4217's code for none
 TENANT_SCOPE = "tenant"  # the scope of a tenant's own quotas; `key_scope` has those of keys
 
@@ -89,12 +91,17 @@ class PriceEntry:
         cached = "-" if price.cached is None else price.cached
         return f"{self.version} {self.currency} {price.prompt} {cached} {price.completion}"
 
-    @classmethod
-    def unpack(cls, packed: str) -> Self:
+    @staticmethod
+    def unpack(packed: str) -> "PriceEntry":
         """Return the entry that `pack` encoded; raises ValueError for text of another form."""
-        version, currency, prompt, cached, completion = packed.split()
-        cached_price = None if cached == "-" else int(cached)
-        return cls(int(version), currency, Price(int(prompt), int(completion), cached_price))
+        return _parse_entry(packed)
+
+
+@lru_cache(_CACHED_ENTRIES)
+def _parse_entry(packed: str) -> PriceEntry:
+    version, currency, prompt, cached, completion = packed.split()
+    cached_price = None if cached == "-" else int(cached)
+    return PriceEntry(int(version), currency, Price(int(prompt), int(completion), cached_price))
 
 
 @dataclass(frozen=True)

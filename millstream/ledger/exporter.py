@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 1.0
+PAGE_MESSAGES = 1000  # that are read at once
 URGENT_RATIO = 0.5  # of the ledger's size: from here on all that is exported is removed
 
 EXPORTED = Counter("millstream_ledger_exported_total", "Messages of the ledger in closed segments.")
@@ -103,7 +104,7 @@ class LedgerExporter:
     async def _export_page(self) -> bool:
         """Read one page of the ledger into the open segment; False if there was nothing to read."""
         after = self._directory.open_last
-        page = await self._broker.read_filtered(topology.LEDGER, ">", after)
+        page = await self._broker.read_filtered(topology.LEDGER, ">", after, PAGE_MESSAGES)
         PENDING.set(page.remaining)
         if not page.messages:
             return False

@@ -56,7 +56,8 @@ _RETRY_SECONDS = 0.25
 _DECLARE_SECONDS = 1.0
 _READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # timeouts of a read's tries: STORE_SECONDS together
 # A page of this size arrives within one such try.
-_PAGE_LIMITS: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}
+_PAGE_MESSAGES = 1000
+_PAGE_LIMITS: Mapping[str, int | str] = {"max_bytes": 1_000_000}
 NO_STREAM = 10059  # JetStream's error code
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
@@ -260,13 +261,15 @@ class Broker(ReconnectingClient):
                 return found
             after = page.messages[-1].seq
 
-    async def read_filtered(self, stream: str, subject: str, after: int = 0) -> MessagePage:
+    async def read_filtered(
+        self, stream: str, subject: str, after: int = 0, limit: int = _PAGE_MESSAGES
+    ) -> MessagePage:
         """Return the next messages on a subject (or filter) with a sequence above `after`.
 
-        They are as many as one page has, up to 1,000; `remaining` says how many are behind them.
+        They are as many as one page has, up to `limit`; `remaining` says how many are behind them.
         Raises `BrokerUnavailable` if no answer comes.
         """
-        query = {**_PAGE_LIMITS, "next_by_subj": subject, "seq": after + 1}
+        query = {**_PAGE_LIMITS, "batch": limit, "next_by_subj": subject, "seq": after + 1}
         return await self.read_page(stream, query)
 
     async def find_subject(self, stream: str, pattern: str) -> str | None:

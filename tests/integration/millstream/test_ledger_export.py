@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from millstream.ledger import commands, segments
+from millstream.ledger import commands, exporter, segments
 from millstream.ledger.export_directory import DirectoryInUse, ExportDirectory
 from millstream.ledger.exporter import ExportPlan, LedgerExporter, LedgerGap
 from millstream.ledger.invoices import (
@@ -198,7 +198,7 @@ async def test_an_exporter_that_is_killed_loses_nothing(
 async def export_in_pages(broker: Broker, path: Path, plan: ExportPlan = SMALL) -> None:
     """As `export_once`, with few messages a page."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("streams.broker.broker_client._PAGE_LIMITS", {"batch": 7})
+        patched.setattr(exporter, "PAGE_MESSAGES", 7)
         await export_once(broker, path, plan)
 
 

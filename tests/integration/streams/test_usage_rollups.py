@@ -94,7 +94,7 @@ async def test_processes_that_roll_up_at_once_add_everything_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several gateways, and an exporter, while requests end."""
-    monkeypatch.setattr("streams.broker.broker_client._PAGE_LIMITS", {"batch": 7})
+    monkeypatch.setattr(usage_rollups, "ROLLED_RECORDS", 7)
     records = [record(number) for number in range(200)]
 
     async def write_all() -> None:
