@@ -17,7 +17,7 @@ from streams.errors import MillstreamError
 from streams.quota_windows import QuotaWindow
 from streams.records import usage_rollups
 from streams.records.usage_rollups import UsageRollups
-from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, format_amount, key_scope
+from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
 
 UsageRow = dict[str, Any]
 Counters = Mapping[str, int]
@@ -82,10 +82,9 @@ def render_past_usage(sums: list[UsageRow], by: str) -> FittedTable:
     """Return the results of `usage_rollups.add_up` as a table for rich."""
     names = ("requests", "prompt", "cached", "completion", "amount")
     columns = (Column(by, "name"), Column("currency"), *(Column(n, is_number=True) for n in names))
-    cells = [
-        (*map(str, (name, currency, *counts)), format_amount(charge))
-        for name, currency, *counts, charge in (row.values() for row in sums)
-    ]
+    fields = ("prompt_tokens", "cached_tokens", "completion_tokens", "amount")
+    shown = (by, "currency", "requests", *fields)
+    cells = [[str(row[name]) for name in shown] for row in sums]
     return FittedTable(columns, cells)
 
 

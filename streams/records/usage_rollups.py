@@ -21,6 +21,7 @@ from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST
 from streams.messages import LedgerRecord
+from streams.usage_accounts import format_amount
 
 log = structlog.get_logger()
 
@@ -262,12 +263,14 @@ def recent_days(now: float) -> tuple[str, str]:
 def add_up(rows: Iterable[UsageRow], by: str) -> list[dict[str, Any]]:
     """Return the sums of `rows` by `day`, `model` or `key`, and by currency, in order.
 
-    Each result has the name by which it was added, the currency and the fields of `UsageSums`.
+    Each result has the name by which it was added, the currency, the fields of `UsageSums`, and the
+    charge as `amount`, in the currency itself and exact: text, since it is above what a JSON number
+    holds in some languages.
     """
     sums = defaultdict[tuple[str, str], UsageSums](UsageSums)
     for row in rows:
         sums[getattr(row, by), row.currency] += row.sums
     return [
-        {by: name, "currency": currency, **vars(sums[name, currency])}
-        for name, currency in sorted(sums)
+        {by: name, "currency": currency, **vars(found), "amount": format_amount(found.charge)}
+        for (name, currency), found in sorted(sums.items(), key=lambda item: item[0])
     ]

@@ -86,7 +86,7 @@ async def test_usage_is_the_ledgers_by_day_model_and_key(broker: Broker) -> None
         for field, wanted in vars(total).items():
             assert sum(each[field] for each in found) == wanted
     assert await sums(broker, "day", "other") == [
-        {"day": "2026-11-05", "currency": "USD", **vars(UsageSums(requests=1))}
+        {"day": "2026-11-05", "currency": "USD", **vars(UsageSums(requests=1)), "amount": "0"}
     ]
 
 
