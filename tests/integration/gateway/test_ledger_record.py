@@ -42,7 +42,8 @@ async def test_a_record_has_key_user_goal_and_price(nats_url: str) -> None:
         async def is_known() -> bool:
             answer = await gateway.complete(user="jane@example.org", service_tier="priority")
             assert answer.status == 200
-            return (await records(broker, 1))[-1].price != PriceEntry().pack()
+            last = (await records(broker, 1))[-1]
+            return last.price != PriceEntry().pack() and last.goal_ms is not None
 
         await eventually(is_known)
         found = (await records(broker, 1))[-1]

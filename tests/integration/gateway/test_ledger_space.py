@@ -83,7 +83,7 @@ async def test_a_full_ledger_refuses_and_what_runs_gets_its_record(nats_url: str
 
         await eventually(is_acknowledged)
         stored = await broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS)
-        assert messages.unpack(stored[-1].data)["completion_tokens"] == 400
+        assert 400 in [messages.unpack(each.data)["completion_tokens"] for each in stored]
         assert not await stored_counts(broker)  # they wait for room
 
         await broker.purge(topology.LEDGER, subjects.outcome("other", None), stored[-1].seq)
