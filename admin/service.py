@@ -9,13 +9,14 @@ import structlog
 
 from admin.admin_api import AdminApi
 from admin.admin_keys import AdminKeys
-from admin.declarer import Declarer
+from admin.declarer import Declarer, Records
 from admin.http_api import build_app
 from admin.http_server import AdminServer, listen
 from admin.metrics import DECLARING
 from admin.nats_api import serve_nats
 from admin.operations import Operations
 from admin.settings import AdminSettings
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams.broker.broker_client import Broker, connect
@@ -58,11 +59,11 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             campaign = tasks.create_task(lease.run(), name="lease")
             await lease.answered.wait()
-            registry, tenants = await _open_records(stack, broker, lease, settings)
+            records = await _open_records(stack, broker, lease, settings)
             scale = Scale(settings.replicas, settings.shards)
-            declarer = Declarer(broker, lease, registry, tenants, scale)
+            declarer = Declarer(broker, lease, records, scale, settings.ledger_limits)
             DECLARING.set_function(lambda: float(lease.is_held))
-            api = AdminApi(Operations(registry, tenants))
+            api = AdminApi(Operations(records.registry, records.tenants))
             checks["records"] = lambda: True
             server = AdminServer(build_app(api, keys, checks))
             working = [
@@ -96,8 +97,8 @@ def _read_keys(settings: AdminSettings) -> dict[str, str]:
 
 async def _open_records(
     stack: AsyncExitStack, broker: Broker, lease: Lease, settings: AdminSettings
-) -> tuple[Registry, Tenants]:
-    """Return models and tenants once they are loaded, with the configured tenants among them."""
+) -> Records:
+    """Return the buckets' records once they are loaded, with the configured tenants among them."""
 
     def declares() -> bool:
         return lease.is_held
@@ -110,11 +111,15 @@ async def _open_records(
         broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
     )
     stack.push_async_callback(tenants.close)
+    prices = await PriceBook.open(
+        broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
+    )
+    stack.push_async_callback(prices.close)
     if settings.replace_tenants or "tenants" in settings.model_fields_set:
         await tenants.apply_config(settings.tenants)
     if settings.api_key:
         await tenants.apply_api_key(settings.api_key)
-    return registry, tenants
+    return Records(registry, tenants, prices)
 
 
 def _log_address(listener: socket.socket) -> None:

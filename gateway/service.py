@@ -12,8 +12,10 @@ from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
+from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
 from gateway.entrypoints.nats_ingress import NatsIngress
@@ -23,6 +25,7 @@ from gateway.replies.relay import Relay
 from gateway.server.tls_certificate import ServerCertificate, TlsFiles
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
@@ -32,6 +35,7 @@ from streams.broker.declaration import WAIT_SECONDS
 from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import Ended, MillstreamError
 from streams.metrics_server import serve_metrics
+from streams.records.usage_rollups import UsageRollups
 
 log = structlog.get_logger()
 
@@ -56,9 +60,11 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(tenants.close)
+        prices = await PriceBook.open(broker, seconds=WAIT_SECONDS)
+        stack.push_async_callback(prices.close)
         streams = StreamMonitor(broker)
         await streams.open(topology.stream_names(settings.shards))
-        context = await _build_context(stack, settings, broker, registry, tenants, streams)
+        context = await _build_context(stack, settings, broker, registry, tenants, prices, streams)
         checks = context.readiness_checks
         stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
         await sync_clock(broker)
@@ -72,6 +78,7 @@ async def _build_context(
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
+    prices: PriceBook,
     streams: StreamMonitor,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
@@ -81,16 +88,18 @@ async def _build_context(
     grammars = GrammarChecker()
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
+    validator = SubmissionValidator(broker, registry, prices, tokenizers, grammars, deadlines)
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
-    submitter = Submitter(broker, streams, offload_thread)
+    ledger_space = LedgerSpace(broker)
+    submitter = Submitter(broker, streams, offload_thread, ledger_space)
     await submitter.open()
     context = GatewayContext(
         settings,
         broker,
         registry,
         tenants,
+        prices,
         tokenizers,
         validator,
         submitter,
@@ -99,6 +108,9 @@ async def _build_context(
         relay,
         streams,
         offload_thread,
+        ledger_space,
+        RefusalRecorder(broker, registry, settings.id, lambda: not ledger_space.use.is_full),
+        UsageRollups(broker),
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
@@ -131,6 +143,11 @@ async def _serve(
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
         tracking = tasks.create_task(_follow_tenants(context), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
+        background = [
+            tasks.create_task(context.ledger_space.run(), name="ledger"),
+            tasks.create_task(context.refusals.run(), name="refusals"),
+            tasks.create_task(context.rollups.run(), name="rollups"),
+        ]
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
         tls = bool(context.settings.tls_cert)
@@ -144,8 +161,9 @@ async def _serve(
             queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
-        for task in (relaying, counting):
+        for task in (relaying, counting, *background):
             task.cancel()
+        await context.refusals.close()
         await context.relay.close()
 
 

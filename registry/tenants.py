@@ -125,9 +125,9 @@ class Tenants:
     def authenticate(self, key: str) -> Tenant | None:
         """Return the tenant that an API key belongs to; None if there is none.
 
-        That is so for an unknown key, and for a tenant that was removed. If the key has limits of
-        its own, they are in the result's `key`. The key's hash is looked up, so the time this takes
-        says nothing about any key.
+        That is so for an unknown key, and for a tenant that was removed. The key's record is in the
+        result's `key`. The key's hash is looked up, so the time this takes says nothing about any
+        key.
         """
         return self.find_key_holder(hash_key(key))
 
@@ -137,9 +137,7 @@ class Tenants:
         if not isinstance(record, ApiKey):
             return None
         tenant = self.get(record.tenant)
-        if tenant and (record.has_limits or record.has_connection_limits):
-            return tenant.model_copy(update={"key": record})
-        return tenant
+        return tenant.model_copy(update={"key": record}) if tenant else None
 
     def has_key(self, tenant: str, digest: str) -> bool:
         """True while the API key with this `hash_key` belongs to `tenant`, and that exists."""
@@ -334,5 +332,7 @@ def _decode(key: str, value: bytes) -> Tenant | ApiKey:
     if key.startswith(_TENANT):
         return Tenant.model_validate_json(value)
     if key.startswith(_KEY):
-        return ApiKey.model_validate_json(value)
+        record = ApiKey.model_validate_json(value)
+        short = key.removeprefix(_KEY)[:_SHORT_DIGEST]
+        return record if record.name else record.model_copy(update={"name": short})
     raise ValueError("neither a tenant nor a key")

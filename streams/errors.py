@@ -13,7 +13,7 @@
     │   ├── LaneFull, TooManyConnections, TooManyWrongKeys
     │   ├── RateLimited
     │   │   └── QuotaSpent
-    │   ├── Overloaded, TenantBacklog, NoWorkers
+    │   ├── Overloaded, TenantBacklog, NoWorkers, LedgerFull
     │   └── BrokerUnavailable
     │       └── NotConnected
     ├── BrokerMisconfigured  tell an operator: no retry helps
@@ -67,6 +67,7 @@ HTTP_STATUS: dict[str, int] = {
     "upstream_failed": 502,
     "overloaded": 503,
     "no_workers": 503,
+    "ledger_full": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "work_lost": 503,
@@ -375,6 +376,12 @@ class NoWorkers(Refused):
     """The model is registered, but no worker has served it for some time."""
 
     code = "no_workers"
+
+
+class LedgerFull(Refused):
+    """The ledger has no room for the records of further requests; those accepted still get one."""
+
+    code = "ledger_full"
 
 
 class BrokerUnavailable(Refused):
