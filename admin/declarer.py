@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import structlog
 from nats.js.api import StreamConfig
 
 from admin.metrics import observe_unusable
 from registry.credentials.keys import Keys
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import subjects, topology
@@ -17,9 +19,18 @@ from streams.broker.broker_client import Broker
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.coordination.lease import Lease
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
-from streams.topology import Scale
+from streams.topology import LedgerLimits, Scale
 
 log = structlog.get_logger()
+
+
+class Records(NamedTuple):
+    """The buckets that the admin service declares and writes."""
+
+    registry: Registry
+    tenants: Tenants
+    keys: Keys
+    prices: PriceBook
 
 
 class Declarer:
@@ -29,13 +40,12 @@ class Declarer:
         self,
         broker: Broker,
         lease: Lease,
-        registry: Registry,
-        tenants: Tenants,
-        keys: Keys,
+        records: Records,
         scale: Scale,
+        ledger_limits: LedgerLimits,
     ) -> None:
-        self._broker, self._lease, self._scale = broker, lease, scale
-        self._registry, self._tenants, self._keys = registry, tenants, keys
+        self._broker, self._lease, self._records = broker, lease, records
+        self._scale, self._ledger_limits = scale, ledger_limits
         self._changed = asyncio.Event()
         self.streams = StreamReconciler(broker, scale, self._make_configs, lambda: lease.is_held)
         self.streams.on_deleted = self._check_buckets
@@ -43,28 +53,28 @@ class Declarer:
 
     def _make_configs(self) -> Iterable[StreamConfig]:
         """Return what to declare, with every lane bounded by the highest limit of any tenant."""
-        tenants = self._tenants.by_name.values()
+        tenants = self._records.tenants.by_name.values()
         most = max((t.max_queued for t in tenants), default=TenantSettings().max_queued)
         publishing = [topology.ingress_stream(name) for name in self._publishing_tenants()]
-        return [*topology.stream_configs(self._scale, most), *publishing]
+        return [*topology.stream_configs(self._scale, most, self._ledger_limits), *publishing]
 
     def _publishing_tenants(self) -> set[str]:
-        return {name for name, tenant in self._tenants.by_name.items() if tenant.publishes}
+        return {name for name, tenant in self._records.tenants.by_name.items() if tenant.publishes}
 
     def _check_buckets(self, stream: str) -> None:
         """Have a bucket restored whose stream was deleted."""
-        for view in (self._registry, self._tenants, self._keys):
+        for view in self._records:
             view.check_bucket(stream)
 
     async def run(self) -> None:
         """Declare until cancelled, whenever this process leads."""
-        self._tenants.on_change(self._changed.set)
+        self._records.tenants.on_change(self._changed.set)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.streams.run(), name="streams")
             tasks.create_task(self._follow_tenants(), name="tenants")
             while True:
                 await self._lease.gained.wait()
-                for bucket in ("KV_registry", "KV_tenants", "KV_keys"):
+                for bucket in ("KV_registry", "KV_tenants", "KV_keys", "KV_prices"):
                     self._check_buckets(bucket)
                 self._changed.set()
                 await self._lease.wait_until_lost()

@@ -9,7 +9,7 @@ import structlog
 
 from admin.admin_api import AdminApi
 from admin.admin_keys import AdminKeys
-from admin.declarer import Declarer
+from admin.declarer import Declarer, Records
 from admin.http_api import build_app
 from admin.http_server import AdminServer, listen
 from admin.key_operations import KeyOperations
@@ -19,6 +19,7 @@ from admin.operations import Operations
 from admin.settings import AdminSettings
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams.broker.broker_client import Broker, connect
@@ -62,9 +63,10 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             campaign = tasks.create_task(lease.run(), name="lease")
             await lease.answered.wait()
-            registry, tenants, managed_keys = await _open_records(stack, broker, lease, settings)
+            records = await _open_records(stack, broker, lease, settings)
+            registry, tenants, managed_keys, _ = records
             scale = Scale(settings.replicas, settings.shards)
-            declarer = Declarer(broker, lease, registry, tenants, managed_keys, scale)
+            declarer = Declarer(broker, lease, records, scale, settings.ledger_limits)
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
             operations = Operations(registry, tenants, managed_keys)
@@ -102,8 +104,8 @@ def _read_keys(settings: AdminSettings) -> dict[str, str]:
 
 async def _open_records(
     stack: AsyncExitStack, broker: Broker, lease: Lease, settings: AdminSettings
-) -> tuple[Registry, Tenants, Keys]:
-    """Return all records once they are loaded, with the configured tenants among them."""
+) -> Records:
+    """Return the buckets' records once they are loaded, with the configured tenants among them."""
 
     def declares() -> bool:
         return lease.is_held
@@ -120,11 +122,15 @@ async def _open_records(
         broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
     )
     stack.push_async_callback(keys.close)
+    prices = await PriceBook.open(
+        broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
+    )
+    stack.push_async_callback(prices.close)
     if settings.replace_tenants or "tenants" in settings.model_fields_set:
         await tenants.apply_config(settings.tenants)
     if settings.api_key:
         await tenants.apply_api_key(settings.api_key)
-    return registry, tenants, keys
+    return Records(registry, tenants, keys, prices)
 
 
 def _log_address(listener: socket.socket) -> None:

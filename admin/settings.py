@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
+from streams.topology import DAY_SECONDS, MIB, LedgerLimits
 
 
 class AdminSettings(ServiceSettings):
@@ -38,3 +39,14 @@ class AdminSettings(ServiceSettings):
     replace_tenants: bool = Field(
         False, description="remove the tenants of an earlier configuration even without a new one"
     )
+    ledger_bytes: int = Field(256 * MIB, ge=MIB, description="size of the ledger")
+    ledger_days: int = Field(
+        30,
+        ge=0,
+        description="age at which ledger records are removed; 0: never, `ledger export` does it",
+    )
+
+    @property
+    def ledger_limits(self) -> LedgerLimits:
+        """How much the ledger may hold."""
+        return LedgerLimits(self.ledger_bytes, self.ledger_days * DAY_SECONDS)

@@ -15,8 +15,10 @@ from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from api.wrong_keys import WrongKeyLimiter
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
+from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED, count_refused
 from gateway.replies.record_queue import RecordQueue
@@ -27,6 +29,7 @@ from gateway.server.key_use_counts import KeyUseCounts
 from gateway.server.refusal_log import RefusalLog
 from gateway.settings import GatewaySettings
 from registry.credentials.keys import Keys
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenant_records import Scope
 from registry.tenants import Tenants, hash_key
@@ -39,6 +42,7 @@ from streams.errors import (
     Refused,
     Unauthenticated,
 )
+from streams.records.usage_rollups import UsageRollups
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class GatewayContext:
     tenants: Tenants
     keys: Keys
     authenticator: Authenticator
+    prices: PriceBook
     tokenizers: TokenizerCache
     validator: SubmissionValidator
     submitter: Submitter
@@ -59,6 +64,9 @@ class GatewayContext:
     relay: Relay
     streams: StreamMonitor
     offload_thread: OffloadThread
+    ledger_space: LedgerSpace
+    refusals: RefusalRecorder
+    rollups: UsageRollups
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

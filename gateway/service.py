@@ -15,8 +15,10 @@ from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
+from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
 from gateway.entrypoints.nats_ingress import NatsIngress
@@ -29,6 +31,7 @@ from gateway.settings import GatewaySettings
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.key_strength import MIN_BITS
 from registry.credentials.keys import Keys
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
@@ -39,6 +42,7 @@ from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import BrokerUnavailable, Ended, MillstreamError, Overloaded
 from streams.metrics_server import serve_metrics
 from streams.records.key_use import add_uses
+from streams.records.usage_rollups import UsageRollups
 
 log = structlog.get_logger()
 
@@ -81,11 +85,13 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         keys = await Keys.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(keys.close)
         _refuse_weak_keys(tenants, settings)
+        prices = await PriceBook.open(broker, seconds=WAIT_SECONDS)
+        stack.push_async_callback(prices.close)
         streams = StreamMonitor(broker)
         await streams.open(topology.stream_names(settings.shards))
         authenticator = _build_authenticator(stack, settings, broker, tenants, keys)
         context = await _build_context(
-            stack, settings, broker, registry, tenants, keys, authenticator, streams
+            stack, settings, broker, registry, tenants, keys, authenticator, prices, streams
         )
         checks = context.readiness_checks
         stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
@@ -132,6 +138,7 @@ async def _build_context(
     tenants: Tenants,
     keys: Keys,
     authenticator: Authenticator,
+    prices: PriceBook,
     streams: StreamMonitor,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
@@ -141,10 +148,11 @@ async def _build_context(
     grammars = GrammarChecker()
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
+    validator = SubmissionValidator(broker, registry, prices, tokenizers, grammars, deadlines)
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
-    submitter = Submitter(broker, streams, offload_thread)
+    ledger_space = LedgerSpace(broker)
+    submitter = Submitter(broker, streams, offload_thread, ledger_space)
     await submitter.open()
     context = GatewayContext(
         settings,
@@ -153,6 +161,7 @@ async def _build_context(
         tenants,
         keys,
         authenticator,
+        prices,
         tokenizers,
         validator,
         submitter,
@@ -161,6 +170,9 @@ async def _build_context(
         relay,
         streams,
         offload_thread,
+        ledger_space,
+        RefusalRecorder(broker, registry, settings.id, lambda: not ledger_space.use.is_full),
+        UsageRollups(broker),
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)
@@ -194,7 +206,12 @@ async def _serve(
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
         tracking = tasks.create_task(_follow_tenants(context), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
-        storing = tasks.create_task(_store_key_uses(context), name="key-uses")
+        background = [
+            tasks.create_task(context.ledger_space.run(), name="ledger"),
+            tasks.create_task(context.refusals.run(), name="refusals"),
+            tasks.create_task(context.rollups.run(), name="rollups"),
+            tasks.create_task(_store_key_uses(context), name="key-uses"),
+        ]
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
         tls = bool(context.settings.tls_cert)
@@ -208,8 +225,9 @@ async def _serve(
             queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
-        for task in (relaying, counting, storing):
+        for task in (relaying, counting, *background):
             task.cancel()
+        await context.refusals.close()
         await context.relay.close()
 
 

@@ -146,7 +146,7 @@ async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings
 def _build_server(
     broker: Broker, model: Model, version: Version, settings: WorkerSettings
 ) -> ModelServer:
-    identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards, model.goals)
+    identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards)
     timeout = settings.engine_timeout_seconds
     return ModelServer(broker, identity, model.context_length, observe_finished, timeout)
 

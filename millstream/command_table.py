@@ -91,9 +91,39 @@ COMMANDS = (
     ),
     Command(
         "usage",
-        "show what tenants and keys with quotas have used",
+        "show what tenants and keys have used: of their quotas, or by key, model or day",
         "millstream.admin.settings:UsageSettings",
         "millstream.admin.usage:run",
+    ),
+    Command(
+        "prices set",
+        "enter what a model costs from now on",
+        "millstream.prices.settings:PriceSettings",
+        "millstream.prices.commands:set_price",
+    ),
+    Command(
+        "prices list",
+        "list what models cost, and did before",
+        "millstream.prices.settings:PriceListSettings",
+        "millstream.prices.commands:list_prices",
+    ),
+    Command(
+        "ledger export",
+        "write the ledger into files of JSON Lines, and remove from it what they hold",
+        "millstream.ledger.settings:ExportSettings",
+        "millstream.ledger.commands:export",
+    ),
+    Command(
+        "ledger send",
+        "send exported requests to a meter, as CloudEvents",
+        "millstream.ledger.settings:SendSettings",
+        "millstream.ledger.commands:send",
+    ),
+    Command(
+        "invoice",
+        "add up what a tenant owes for a month",
+        "millstream.ledger.settings:InvoiceSettings",
+        "millstream.ledger.invoices:run",
     ),
     Command(
         "why",

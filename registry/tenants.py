@@ -138,8 +138,6 @@ class Tenants:
         if not isinstance(record, ApiKey):
             return None
         tenant = self.get(record.tenant)
-        if not record.name:
-            record = record.model_copy(update={"name": digest[:_SHORT_DIGEST]})
         return tenant.model_copy(update={"key": record}) if tenant else None
 
     def find_certificate_holders(self, identities: Iterable[str]) -> set[str]:
@@ -331,5 +329,7 @@ def _decode(key: str, value: bytes) -> Tenant | ApiKey:
     if key.startswith(_TENANT):
         return Tenant.model_validate_json(value)
     if key.startswith(_KEY):
-        return ApiKey.model_validate_json(value)
+        record = ApiKey.model_validate_json(value)
+        short = key.removeprefix(_KEY)[:_SHORT_DIGEST]
+        return record if record.name else record.model_copy(update={"name": short})
     raise ValueError("neither a tenant nor a key")

@@ -16,7 +16,7 @@
     │   ├── LaneFull, TooManyConnections, TooManyWrongKeys
     │   ├── RateLimited
     │   │   └── QuotaSpent
-    │   ├── Overloaded, TenantBacklog, NoWorkers
+    │   ├── Overloaded, TenantBacklog, NoWorkers, LedgerFull
     │   └── BrokerUnavailable
     │       └── NotConnected
     ├── BrokerMisconfigured  tell an operator: no retry helps
@@ -80,6 +80,7 @@ HTTP_STATUS: dict[str, int] = {
     "overloaded": 503,
     "no_workers": 503,
     "issuer_unreachable": 503,
+    "ledger_full": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "work_lost": 503,
@@ -436,6 +437,12 @@ class NoWorkers(Refused):
     """The model is registered, but no worker has served it for some time."""
 
     code = "no_workers"
+
+
+class LedgerFull(Refused):
+    """The ledger has no room for the records of further requests; those accepted still get one."""
+
+    code = "ledger_full"
 
 
 class BrokerUnavailable(Refused):

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from api.submission.quotas import Quotas
 from api.submission.validation import ValidatedRequest
 from gateway.admission.idempotency import IdempotencyStore
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.load_shedding import (
     LatencyTarget,
     LoadShedder,
@@ -61,9 +62,14 @@ class Submitter:
     """
 
     def __init__(
-        self, broker: Broker, streams: StreamMonitor, offload_thread: OffloadThread
+        self,
+        broker: Broker,
+        streams: StreamMonitor,
+        offload_thread: OffloadThread,
+        ledger_space: LedgerSpace,
     ) -> None:
         self._broker, self._streams = broker, streams
+        self._ledger_space = ledger_space
         self._offload_thread = offload_thread
         self._idempotency = IdempotencyStore(broker)
         self.quotas = Quotas(broker)
@@ -126,6 +132,7 @@ class Submitter:
         """
         if self._streams.unusable:
             raise Overloaded(_UNUSABLE, _UNUSABLE_RETRY_SECONDS)
+        self._ledger_space.check()
         wait = self._load_shedders[validated.model.name].admit(
             _latency_target(validated), time.monotonic()
         )

@@ -19,7 +19,7 @@ from api.submission.validation import ValidatedRequest
 from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
 from gateway.entrypoints.http_middleware import REQUEST_ID
-from gateway.metrics import RequestMetrics, count_refused
+from gateway.metrics import RequestMetrics
 from gateway.replies.log_subscription import Sink, discard_record
 from gateway.replies.record_queue import ClientGone, RecordQueue
 from registry.tenant_records import Tenant
@@ -139,7 +139,8 @@ async def submit_choices(
         principal.check("infer")  # it may have ended while the body came or was tokenised
         tickets += await _submit_all(context, validated, queue, key)
     except MillstreamError as error:
-        count_refused(tenant.name, error.code)
+        first = submissions[0]
+        context.refusals.count(tenant.name, error.code, first.model, first.priority)
         raise
     request.scope["state"][REQUEST_ID] = tickets[0].request_id
     _unpause(context, tickets)

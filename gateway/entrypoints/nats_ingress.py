@@ -8,6 +8,7 @@ that never can be is answered with an error, on the route `none` if it names no 
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from email.message import Message
 
 import structlog
@@ -160,6 +161,7 @@ class NatsIngress:
     async def _refuse(self, delivery: Delivery, error: MillstreamError) -> None:
         """Answer a submission that can never be accepted with an error, and end its delivery."""
         self._log(delivery, error, "submission_refused")
+        self._count_refusal(delivery, error)
         await self._append_error(delivery, error)
         await delivery.terminate()
 
@@ -172,6 +174,12 @@ class NatsIngress:
             code=error.code,
             reason=str(error),
         )
+
+    def _count_refusal(self, delivery: Delivery, error: MillstreamError) -> None:
+        model, priority = "", ""
+        with suppress(BadRequest):
+            _, model, priority = _parse_lane(delivery.subject)
+        self._context.refusals.count(self._tenant, error.code, model, priority)
 
     async def _append_error(self, delivery: Delivery, error: MillstreamError) -> None:
         try:

@@ -25,6 +25,7 @@ from gateway.entrypoints import (
     embed_classify_rerank,
     http_middleware,
     openapi,
+    usage,
     websocket,
 )
 from gateway.entrypoints.endpoint import Endpoint, request_key
@@ -55,6 +56,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
             WebSocketRoute("/v1/stream", _WebSocketApp(context)),
             Route("/v1/models", partial(_list_models, context)),
             Route("/v1/models/{model:path}", partial(_show_model, context)),
+            Route("/v1/usage", partial(usage.show_usage, context)),
             Route("/healthz", _healthz),
             Route("/health", _healthz),
             Route("/version", _version),

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from admin.operation_table import OPERATIONS, PREFIX, Operation
 from millstream.admin.settings import AdminClientSettings
+from millstream.http_redirects import NoRedirects
 from registry.models import Model
 from streams import subjects
 from streams.broker.broker_client import Broker, connect
@@ -111,19 +112,12 @@ class NatsAdminClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key elsewhere."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Follow none: the answer is an error then."""
-
-
 class HttpAdminClient:
     """Asks over HTTP, with a key; no proxy of the environment is used."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url, self._key = url.rstrip("/"), key
-        self._opener = urllib.request.build_opener(_NoRedirects(), urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(NoRedirects(), urllib.request.ProxyHandler({}))
 
     async def call(self, operation: str, **arguments: Any) -> JsonBody:
         """Return the answer of an operation; raises `AdminRefused` or `AdminUnreachable`."""

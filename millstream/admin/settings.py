@@ -1,7 +1,7 @@
 """Settings of `millstream lag`, `drain`, `usage` and `why`, and of clients of the admin service."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -71,12 +71,39 @@ class DrainSettings(ClientSettings):
 
 
 class UsageSettings(ClientSettings):
-    """Settings of `millstream usage`."""
+    """Settings of `millstream usage`: quotas and what is used of them, or with `by` past usage."""
 
     tenant: Slug | None = Field(
         None, description="tenant to show, with its keys; default: all", json_schema_extra=FLAG_ONLY
     )
-    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+    by: Literal["key", "model", "day"] | None = Field(
+        None,
+        description="show what the tenant has used, added up so, instead of its quotas",
+        json_schema_extra=FLAG_ONLY,
+    )
+    start: str | None = Field(
+        None,
+        description="with --by: first day of UTC, such as 2026-11-01; 30 days ago unless given",
+        json_schema_extra=FLAG_ONLY,
+    )
+    end: str | None = Field(
+        None,
+        description="with --by: last day of UTC; today unless given",
+        json_schema_extra=FLAG_ONLY,
+    )
+    as_json: bool = Field(
+        False,
+        alias="json",
+        description="print JSON instead of a table; with --by, an object a line",
+    )
+
+    @model_validator(mode="after")
+    def _check_usage(self) -> "UsageSettings":
+        if self.by and not self.tenant:
+            raise ValueError("--by needs --tenant")
+        if not self.by and (self.start or self.end):
+            raise ValueError("--start and --end are for --by")
+        return self
 
 
 class WhySettings(ClientSettings):

@@ -4,6 +4,7 @@ All ask the admin service. `models add` reads the files itself, where they lie, 
 """
 
 import asyncio
+from dataclasses import replace
 
 from rich import print_json
 from rich.table import Table
@@ -18,6 +19,7 @@ from millstream.models.settings import (
     RemoveSettings,
     ShowSettings,
 )
+from millstream.prices.commands import open_price_book
 from registry.artifact_verification import SHORT_DIGEST
 from registry.lora_inspection import adapter_from
 from registry.model_inspection import make_record, require_servable
@@ -56,10 +58,21 @@ async def _add_model(settings: AddSettings) -> None:
     model = described.model_copy(update={**given, "goals": settings.goals})
     async with admin_client(settings) as admin:
         await put_model(admin, model, settings.alias)
+        if "prompt_price" in given or "completion_price" in given:
+            found = await admin.call("models.show", name=model.name)
+            await _enter_price(settings, Model.model_validate(found["model"]))
     console = make_console()
     for warning in warnings:
         console.print(f"warning: {warning}")
     console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
+
+
+async def _enter_price(settings: AddSettings, model: Model) -> None:
+    """Enter the price in a model's record into the price book; a cached token's price stays."""
+    async with open_price_book(settings) as (_, prices):
+        current = prices.current(model.name)
+        price = replace(model.price, cached=current.cached if current else None)
+        await prices.set_price(model.name, prices.currency, price)
 
 
 def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:

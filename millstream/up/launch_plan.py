@@ -19,8 +19,23 @@ from streams.base_settings import ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
-DRAIN_SHARES = {"gateway": 0.4, "worker": 0.3, "dispatcher": 0.1, "admin": 0.1, "nats": 0.1}
-CLOSING_SECONDS = {"gateway": 2.5, "worker": 1.0, "dispatcher": 0.3, "admin": 0.3, "nats": 0.2}
+DRAIN_SHARES = {
+    "gateway": 0.4,
+    "worker": 0.25,
+    "dispatcher": 0.1,
+    "ledger": 0.1,
+    "admin": 0.05,
+    "nats": 0.1,
+}
+CLOSING_SECONDS = {
+    "gateway": 2.2,
+    "worker": 1.0,
+    "dispatcher": 0.3,
+    "ledger": 0.4,
+    "admin": 0.3,
+    "nats": 0.2,
+}
+LEDGER_KEPT = "1h"  # of what is exported, for `why` and for new leaders
 
 # Let glibc keep freed memory instead of returning it: engines allocate equal blocks in every step.
 ALLOCATOR_ENVIRONMENT = {
@@ -94,6 +109,8 @@ class LaunchPlan:
             "replace_tenants": True,
             "metrics_port": self._metrics_port(self.settings.workers + 2),
         }
+        if self.settings.ledger_dir:
+            settings["ledger_days"] = 0
         return self._make_program("admin", "admin", settings)
 
     @property
@@ -125,6 +142,14 @@ class LaunchPlan:
         return self._make_program(
             "dispatcher", "dispatcher", {"metrics_port": self._metrics_port(0)}
         )
+
+    def ledger_programs(self) -> list[Program]:
+        """Return the program that exports the ledger, in a list; an empty one unless it is set."""
+        if self.settings.ledger_dir is None:
+            return []
+        directory = str(self.settings.ledger_dir.expanduser().resolve())
+        words = ("ledger", "export", directory, "--remove-after", LEDGER_KEPT)
+        return [self._make_program("ledger", "ledger-export", {}, words=words)]
 
     def worker_programs(self) -> list[Program]:
         """Return the programs of all workers, one for each process that the settings ask for.
@@ -176,6 +201,7 @@ class LaunchPlan:
         name: str,
         own_settings: dict[str, object],
         allocator: dict[str, str] | None = None,
+        words: tuple[str, ...] = (),
     ) -> Program:
         settings = {
             "nats": self.nats_url,
@@ -191,7 +217,8 @@ class LaunchPlan:
             **_inherited_environment(service),
             **dict(_to_variables(settings.items())),
         }
-        return Program(name, (sys.executable, "-m", "millstream", service), environment)
+        command = (sys.executable, "-m", "millstream", *(words or (service,)))
+        return Program(name, command, environment)
 
 
 def _inherited_environment(service: str) -> dict[str, str]:

@@ -62,6 +62,12 @@ class UpSettings(DestinationSettings, TlsSettings):
         {}, description="tenants that may send requests, with their keys and quotas"
     )
 
+    ledger_dir: Path | None = Field(
+        None,
+        description="directory into which the ledger is exported, and then removed from NATS; "
+        "unless given, records expire after 30 days",
+    )
+
     @model_validator(mode="after")
     def _check_client_auth(self) -> Self:
         if self.tls_client_auth == "required":

@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import (
     ConsumerConfig,
     ConsumerInfo,
-    RetentionPolicy,
+    DiscardPolicy,
     StreamConfig,
     StreamInfo,
 )
@@ -200,7 +200,7 @@ def _keep_contents(config: StreamConfig, info: StreamInfo) -> None:
     if config.discard_new_per_subject:
         bounds = (config.max_msgs_per_subject or 0, known.max_msgs_per_subject or 0)
         config.max_msgs_per_subject = max(bounds)
-    if config.retention is RetentionPolicy.WORK_QUEUE and config.max_bytes:
+    if config.discard is DiscardPolicy.NEW and config.max_bytes:
         config.max_bytes = max(config.max_bytes, info.state.bytes)
 
 

@@ -154,6 +154,11 @@ class BrokerClient:
         records = self.records.get(request_id, [])
         return [record["attempt"] for record in records if record["type"] == "started"]
 
+    async def ledger(self) -> list[LedgerRecord]:
+        """All ledger records so far."""
+        stored = await self.broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS)
+        return [LedgerRecord.unpack(message.data) for message in stored]
+
     async def ledger_counts(self) -> Counter[str]:
         """How many ledger records each request has, once all that have ended have one.
 
@@ -162,10 +167,8 @@ class BrokerClient:
         counts = Counter[str]()
 
         async def is_settled() -> bool:
-            stored = await self.broker.read_subject(topology.LEDGER, "infer.ledger.>")
-            records = [messages.from_wire(LedgerRecord, messages.unpack(m.data)) for m in stored]
             counts.clear()
-            counts.update(record.request_id for record in records)
+            counts.update(record.request_id for record in await self.ledger())
             return all(counts[request] for request in self.records if self.terminal(request))
 
         await eventually(is_settled)

@@ -36,6 +36,17 @@ def test_each_command_line_names_one_service() -> None:
     assert [program.command[1:] for program in programs] == [("-m", "millstream", w) for w in words]
 
 
+def test_an_exported_ledger_does_not_expire(tmp_path: Path) -> None:
+    """Else a record could be gone before it was exported."""
+    assert plan_of().ledger_programs() == []
+    assert "MILLSTREAM_LEDGER_DAYS" not in plan_of().admin_program().environment
+    plan = plan_of(ledger_dir=tmp_path)
+    assert plan.admin_program().environment["MILLSTREAM_LEDGER_DAYS"] == "0"
+    (program,) = plan.ledger_programs()
+    assert program.command[3:6] == ("ledger", "export", str(tmp_path))
+    assert "--remove-after" in program.command
+
+
 def test_the_key_is_in_no_command_line_and_no_repr() -> None:
     """`ps` is for everybody."""
     admin = plan_of().admin_program()
