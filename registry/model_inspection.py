@@ -23,6 +23,7 @@ from registry.checkpoints.model_types import (
     CLASSIFIES,
     check_architecture,
     complete,
+    names_generator,
     read_setting,
     text_settings,
 )
@@ -32,12 +33,15 @@ from registry.classifier import check_classifier, count_labels
 from registry.generation_config import read_sampling_defaults
 from registry.model_folder import check_model_folder
 from registry.models import EngineKind, Model, Task, Version
-from registry.sentence_encoder import read_text_settings, read_vector_modules
+from registry.sentence_encoder import (
+    is_sentence_encoder,
+    read_text_settings,
+    read_vector_modules,
+)
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
 _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
-_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,12 @@ def inspect_model(directory: Path) -> ModelDescription:
 
 def _describe(directory: Path, config: dict[str, Any]) -> ModelDescription:
     architectures = _read_architectures(config)
-    if any(each.endswith(CLASSIFIES) for each in architectures):
+    pools = is_sentence_encoder(json_reader(directory))
+    if any(each.endswith(CLASSIFIES) for each in architectures) and not pools:
         return _describe_classifier(directory, config)
     if (directory / "modules.json").exists():
         return _describe_encoder(directory, config)
-    if not any(each.endswith(_GENERATES) for each in architectures):
+    if not any(names_generator(config, each) for each in architectures):
         raise ArtifactRefused(
             "config.json",
             f"architectures {config.get('architectures')} is no causal language model and no "
@@ -187,7 +192,8 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
         for key in keys:
             if number := positive(read_setting(part, key)):
                 return number
-    raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
+    reason = f"has none of {', '.join(keys)}: write the first of them into it"
+    raise ArtifactRefused("config.json", reason)
 
 
 def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescription:
@@ -195,31 +201,31 @@ def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescripti
     return ModelDescription(
         "embed",
         "embed",
-        _longest_input(directory, config),
+        _longest_input(directory, config, "embed"),
         _first_number(config, ("vocab_size",)),
         embedding_dimensions=modules.dimensions(_first_number(config, _WIDTHS)),
     )
 
 
 def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescription:
-    check_classifier(config)
+    check_classifier(config, json_reader(directory))
     return ModelDescription(
         "classify",
         "classify",
-        _longest_input(directory, config),
+        _longest_input(directory, config, "classify"),
         _first_number(config, ("vocab_size",)),
         num_labels=count_labels(config),
     )
 
 
-def _longest_input(directory: Path, config: dict[str, Any]) -> int:
+def _longest_input(directory: Path, config: dict[str, Any], engine: EngineKind) -> int:
     """Return the tokens that the model has positions for, or was trained with if that is less."""
     length = _first_number(config, _LENGTHS)
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
         padding = config.get("pad_token_id")
         length -= (1 if padding is None else positive(padding) or 0) + 1
-    trained = read_text_settings(json_reader(directory)).max_tokens
+    trained = read_text_settings(json_reader(directory), engine).max_tokens
     return min(length, trained or _tokenizer_limit(directory) or length)
 
 

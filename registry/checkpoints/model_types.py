@@ -22,6 +22,8 @@ CONFIG = "config.json"
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 REMOTE = "serve it with vLLM and register that server (--remote)"
 CLASSIFIES = "ForSequenceClassification"
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_HEADS = ("LMHeadModel", "DoubleHeadsModel")  # of classes that are no base model
 
 # Keys of config.json whose defaults are in the table
 KEYS = (
@@ -74,6 +76,14 @@ def read_refused() -> dict[str, str]:
     """Return why architectures cannot run, by the name of their class, as `make sweep` found it."""
     found: dict[str, str] = json.loads(REFUSED_FILE.read_text())["architectures"]
     return found
+
+
+def names_generator(config: Mapping[str, Any], architecture: str) -> bool:
+    """Return whether an architecture is a causal language model, by its name or its type's entry.
+
+    The name may be one that transformers does not have.
+    """
+    return architecture.endswith(_GENERATES) or architecture == _find(config).generates
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,10 +213,18 @@ def _generating_reasons(config: Mapping[str, Any], kind: ModelType) -> Iterator[
         yield from (f"{kind.generates} cannot run on this engine: it has {x}" for x in features)
 
 
+def classes_run(config: Mapping[str, Any], engine: EngineKind) -> Iterator[str]:
+    """Yield the names of the classes that an engine may run for a configuration."""
+    kind = _find(config)
+    endings = {"embed": ("Model",), "classify": ("Model", CLASSIFIES)}.get(engine, ())
+    found = (each for each in kind.architectures if each.endswith(endings))
+    yield from (each for each in found if not each.endswith(_HEADS))
+    if engine == "transformers" and kind.generates:
+        yield kind.generates
+
+
 def _refused_classes(config: Mapping[str, Any], engine: EngineKind) -> Iterator[str]:
     """Yield why workers refuse the classes that the engine would run, of all configurations."""
-    kind = _find(config)
-    bases = [each for each in kind.architectures if each.endswith("Model")]
-    for name in [kind.generates] if engine == "transformers" else bases:
-        if reason := read_refused().get(name or ""):
+    for name in classes_run(config, engine):
+        if reason := read_refused().get(name):
             yield f"{name} cannot run on this engine: {reason}; {REMOTE}"
