@@ -86,7 +86,8 @@ def _describe_without_weights(directory: Path) -> str:
 def _adapter_advice() -> str:
     return (
         f"is an adapter ({ADAPTER_CONFIG}), not a model: register it for its model with "
-        "`millstream models add PATH --name NAME --adapter-of MODEL`"
+        "`millstream models add PATH --name NAME --adapter-of MODEL`, or check it with "
+        "`millstream models check PATH --adapter-of DIR`"
     )
 
 
