@@ -30,7 +30,7 @@ from registry.checkpoints.model_types import (
 from registry.checkpoints.model_weights import check_vector_layers, check_weights
 from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
 from registry.classifier import check_classifier, count_labels
-from registry.generation_config import read_sampling_defaults
+from registry.generation_config import read_sampling_defaults, warn_of_settings_left_out
 from registry.model_folder import check_model_folder
 from registry.models import EngineKind, Model, Task, Version
 from registry.sentence_encoder import (
@@ -94,19 +94,21 @@ def check_model(directory: Path) -> list[Finding]:
     From headers, config.json and tokeniser files alone: a checkpoint without a finding may still be
     refused by the worker that loads it.
     """
+    read = json_reader(directory)
     try:
         check_model_folder(directory)
         list_files(directory)
         config = _read_config(directory)
         described = _describe(directory, config)
         check_architecture(config, described.engine)
-        check_token_ids(load_tokenizer(directory, described.vocab_size), json_reader(directory))
+        check_token_ids(load_tokenizer(directory, described.vocab_size), read)
     except ArtifactRefused as refused:
         return [Finding(refused.path, refused.reason)]
     return [
         *_warn_of_unread_files(directory),
         *check_weights(directory, config, described.engine),
         *(check_vector_layers(directory) if described.engine == "embed" else ()),
+        *(warn_of_settings_left_out(read) if described.engine == "transformers" else ()),
         *check_tokenizer(directory, described.vocab_size, described.chat_template),
         *check_template(directory, described.chat_template),
     ]

@@ -135,6 +135,7 @@ def declared_reasons(config: Mapping[str, Any], engine: EngineKind) -> Iterator[
     if not isinstance(name, str):
         yield f"has the model_type {name!r}: write the type's name into it"
     elif kind := read_types().get(name):
+        yield from _quoted_numbers(config)
         yield from (f"{reason}; {REMOTE}" for reason in _type_reasons(config, kind, engine))
     else:
         own_code = ", and code that comes with a model is not run" * ("auto_map" in config)
@@ -171,6 +172,18 @@ def _has_longrope(get: GetSetting) -> bool:
     inner = [part for each in outer for part in each.values() if isinstance(part, dict)]
     kinds = {str(each.get(key)) for each in (*outer, *inner) for key in ("rope_type", "type")}
     return "longrope" in kinds
+
+
+def _quoted_numbers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield keys of a configuration, or of its text part, with a text instead of a number."""
+    key, _ = _find(config).text or ("text_config", None)
+    parts = (config, config.get(key))
+    for part in (each for each in parts if isinstance(each, dict)):
+        kind = _find(part)
+        for name, value in part.items():
+            default = kind.defaults.get(kind.names.get(name, name))
+            if isinstance(value, str) and isinstance(default, int):
+                yield f"has {name} {value!r}: write the number without quotes"
 
 
 def _find(config: Mapping[str, Any]) -> ModelType:
