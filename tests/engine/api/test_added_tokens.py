@@ -56,6 +56,13 @@ DIRECTORIES: dict[str, dict[str, Any]] = {
     "more special tokens by their newer name": {
         "tokenizer_config": {"eos_token": END, "extra_special_tokens": [CALL, "<|im_start|>"]}
     },
+    "more special tokens with names of their own": {
+        "tokenizer_config": {
+            "eos_token": END,
+            "pad_token": "<pad>",
+            "extra_special_tokens": {"call_token": CALL, "start_token": "<|im_start|>"},
+        }
+    },
     "older files": {
         "added_tokens": {"<|im_start|>": 257, END: 258, CALL: 256},
         "special_tokens_map": {"eos_token": token(END), "bos_token": "<s>"},
@@ -174,3 +181,12 @@ def test_a_byte_order_mark_that_transformers_would_not_read_is_refused(
     (tmp_path / name).write_text("\ufeff" + (tmp_path / name).read_text())
     with pytest.raises(ArtifactRefused, match=rf"{name}: begins with a byte order mark.*sed -i"):
         model_from(tmp_path, "m")
+
+
+def test_special_tokens_that_are_split_in_texts_are_refused(tmp_path: Path) -> None:
+    """A template's own would be split, too."""
+    write(tmp_path, {"tokenizer_config": {"split_special_tokens": True}})
+    with pytest.raises(
+        ArtifactRefused, match=r"tokenizer_config\.json: split_special_tokens is set"
+    ):
+        load_library(tmp_path, VOCABULARY)
