@@ -151,9 +151,10 @@ def _special_values(read: ReadJson) -> Iterator[Any]:
     yield from _named_values(read).values()
     for path in (_CONFIG, _NAMES):
         content = read_object(read, path)
-        for found in (content.get(key) for key in _LISTS):
-            values = found.values() if isinstance(found, dict) else found
-            yield from filter(_text, values if isinstance(found, dict | list) else ())
+        for listed in (content.get(key) for key in _LISTS):
+            values = listed.values() if isinstance(listed, dict) else listed
+            if isinstance(listed, dict | list):
+                yield from (value for value in values or () if _text(value))
 
 
 def _build_token(value: Any, *, is_special: bool) -> AddedToken:

@@ -152,7 +152,11 @@ def check_architecture(config: PreTrainedConfig) -> None:
 
 
 def _get_setting(config: PreTrainedConfig, key: str) -> Any:
-    return getattr(config, key, None)
+    """Return a setting's value, None without it; a text where it differs between layers."""
+    try:
+        return getattr(config, key, None)
+    except RuntimeError:  # transformers' own for such a setting
+        return "differs between layers"
 
 
 def check_model_class(config: PreTrainedConfig) -> None:

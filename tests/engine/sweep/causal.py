@@ -55,7 +55,9 @@ def sweep(only: set[str]) -> Iterator[Result]:
         if not only or name in only:
             with tempfile.TemporaryDirectory() as directory, time_limit(LIMIT_SECONDS):
                 result = try_architecture(name, kind, Path(directory))
-                yield compare_with_registration(result, Path(directory), "transformers")
+                yield compare_with_registration(
+                    result, Path(directory), "transformers", kind.model_type
+                )
 
 
 @contextmanager
@@ -93,14 +95,16 @@ def try_architecture(name: str, kind: type[PreTrainedConfig], directory: Path) -
     return Result(name, "equal")
 
 
-def compare_with_registration(result: Result, directory: Path, engine: EngineKind) -> Result:
+def compare_with_registration(
+    result: Result, directory: Path, engine: EngineKind, model_type: str
+) -> Result:
     """Return a result with what `models add` says; a wrong one if it says otherwise than a worker.
 
     What it accepts although a worker refuses it gets into refused_architectures.json, by which it
-    refuses it, too.
+    refuses it, too. `model_type` is that of a whole model, of which the directory may have a part.
     """
     if result.outcome == "refused":
-        config = read_json_object(directory / "config.json")
+        config = read_json_object(directory / "config.json") | {"model_type": model_type}
         if any(declared_reasons(config, engine)):
             return replace(result, is_declared=True)
         if result.architecture in classes_run(config, engine):
