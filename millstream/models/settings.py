@@ -181,7 +181,12 @@ class CheckSettings(Settings):
     """Settings of `millstream models check`: a directory, and a worker's settings of memory."""
 
     log_level: LogLevel = Field("error", description="least severe log event to write")
-    path: Path = Field(description="directory with the model's files", json_schema_extra=POSITIONAL)
+    path: Path = Field(
+        description="directory with the model's or adapter's files", json_schema_extra=POSITIONAL
+    )
+    adapter_of: Path | None = Field(
+        None, description="directory of the model whose LoRA adapter is in PATH"
+    )
     as_json: bool = Field(False, alias="json", description="print JSON instead of lines")
     max_sequences: int = Field(64, ge=1, description="sequences in one running batch of the worker")
     max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")

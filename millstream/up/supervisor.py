@@ -39,7 +39,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     times in a row before all are ready; the other services are then killed.
     """
     models = model_registration.resolve_models(settings)
-    await asyncio.to_thread(model_registration.check_folders, models.values())
+    await asyncio.to_thread(model_registration.check_folders, models)
     with open_data_directory(settings.data_dir) as directory:
         plan = _make_plan(settings, directory, models)
         async with asyncio.TaskGroup() as tasks:

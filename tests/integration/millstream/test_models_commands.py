@@ -372,9 +372,12 @@ async def run_add_remote(url: str, remote: str, **options: str) -> None:
     await add(AddSettings.model_validate({"nats": url, "remote": remote, **options}), STOP)
 
 
-async def run_check(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+async def run_check(
+    path: Path, capsys: pytest.CaptureFixture[str], **options: Path
+) -> tuple[int, Any]:
     """The exit status of `models check --json`, and what it prints."""
-    status = await check(CheckSettings.model_validate({"path": path, "json": True}), STOP)
+    settings = CheckSettings.model_validate({"path": path, "json": True, **options})
+    status = await check(settings, STOP)
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -405,6 +408,38 @@ async def test_a_check_tells_all_refusals_at_once(
     assert [each["path"] for each in report["refusals"]] == ["config.json", "chat_template.jinja"]
     await check(CheckSettings.model_validate({"path": files}), STOP)
     assert "refusal  config.json: num_hidden_layers is 4" in capsys.readouterr().out
+
+
+async def test_an_adapter_is_checked_with_its_model(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its files and the model's: no server is asked, and nothing is registered."""
+    q_proj = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    a, b = f"{q_proj}A.weight", f"{q_proj}B.weight"
+    outputs, inputs = shapes_of(CONFIG)["model.layers.0.self_attn.q_proj.weight"]
+    adapter = write_adapter(tmp_path / "lora", {a: (2, inputs), b: (outputs, 2)})
+    status, report = await run_check(adapter, capsys, adapter_of=files)
+    assert (status, report["servable"], report["refusals"]) == (0, True, [])
+    assert (report["rank"], report["targets"]) == (2, ["q_proj"])
+    assert report["parameters"] == 2 * (inputs + outputs)
+    write_adapter(tmp_path / "wide", {a: (2, inputs + 1), b: (outputs, 2)})
+    await check(
+        CheckSettings.model_validate({"path": tmp_path / "wide", "adapter_of": files}), STOP
+    )
+    assert f"q_proj fits ({outputs}, {inputs + 1})" in capsys.readouterr().out
+
+
+async def test_an_adapter_is_checked_with_a_model_alone(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its model, or with something else, the check says what to give."""
+    adapter = write_adapter(tmp_path / "lora")
+    status, report = await run_check(adapter, capsys)
+    assert "models check PATH --adapter-of DIR" in report["refusals"][0]["reason"]
+    status, report = await run_check(adapter, capsys, adapter_of=tmp_path / "nowhere")
+    assert (status, report["refusals"][0]["reason"]) == (1, "does not exist")
+    status, report = await run_check(files, capsys, adapter_of=files)
+    assert "leave out --adapter-of" in report["refusals"][0]["reason"]
 
 
 async def test_a_directory_of_no_known_kind_is_told(
