@@ -13,6 +13,16 @@ HTTP_ONLY = {
     "headers_too_large",
     "request_timeout",
     "unsupported_media_type",
+    # of the admin API, which has a client of its own
+    "key_ended",
+    "key_not_found",
+    "key_taken",
+    "name_taken",
+    "no_key_pepper",
+    "tenant_configured",
+    "tenant_exists",
+    "tenant_not_found",
+    "version_exists",
 }
 
 
