@@ -291,11 +291,12 @@ async def test_a_handshake_without_a_known_key_is_a_401(gateway: RunningGateway,
 async def test_a_browser_brings_its_key_as_a_subprotocol(gateway: RunningGateway) -> None:
     """It cannot set headers, and a key must not be in a URL; it is not echoed either."""
     url = f"{gateway.url.replace('http', 'ws')}/v1/stream"
-    async with connect(url, subprotocols=[f"bearer.{KEY}", MSGPACK]) as connection:  # type: ignore[list-item]
+    offered = [f"bearer.{KEY}", MSGPACK]
+    async with connect(url, subprotocols=offered, ssl=gateway.tls) as connection:  # type: ignore[arg-type]
         assert connection.subprotocol == MSGPACK
         await serves(GatewaySocket(connection))
     with pytest.raises(InvalidStatus, match="401"):
-        await connect(f"{url}?key={KEY}")
+        await connect(f"{url}?key={KEY}", ssl=gateway.tls)
 
 
 async def test_an_unknown_subprotocol_is_a_400(gateway: RunningGateway) -> None:
@@ -355,7 +356,7 @@ async def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(
 
     def is_told() -> bool:
         nonlocal seen
-        seen += capsys.readouterr().out
+        seen += capsys.readouterr().err
         return "client_left" in seen
 
     await eventually(is_told)

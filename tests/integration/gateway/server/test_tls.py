@@ -23,6 +23,7 @@ from streams.broker.broker_client import connect
 from tests.support.certificates import CertificateAuthority
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, gateways
+from tests.support.services import always
 
 ACME, OTHER, NOBODY = "spiffe://cell/acme", "spiffe://cell/other", "spiffe://cell/nobody"
 MAPPED = {
@@ -372,7 +373,7 @@ async def test_without_authorities_a_certificate_counts_for_nothing(
 
 async def configure(nats_url: str, configured: dict[str, TenantSettings]) -> None:
     async with connect(nats_url, "test") as broker:
-        opened = await Tenants.open(broker)
+        opened = await Tenants.open(broker, declares=always)
         try:
             await opened.apply_config(configured)
         finally:
