@@ -222,16 +222,6 @@ class Broker(ReconnectingClient):
             raise BrokerUnavailable(f"{stream} {seq} is not deleted: {error!r}") from error
         return True
 
-    async def purge(self, stream: str, subject: str, before: int) -> None:
-        """Delete a subject's messages whose stream sequence is less than `before`.
-
-        Raises `BrokerUnavailable` if the broker does not answer or refuses.
-        """
-        try:
-            await self.js.purge_stream(stream, seq=before, subject=subject)
-        except (nats.errors.Error, TimeoutError, OSError) as error:
-            raise BrokerUnavailable(f"{subject} is not purged: {error!r}") from error
-
     async def _get_from_leader(self, stream: str, seq: int) -> StoredMessage | None:
         query = orjson.dumps({"seq": seq})
         answer = await self.request(f"$JS.API.STREAM.MSG.GET.{stream}", query, STORE_SECONDS)

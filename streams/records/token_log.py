@@ -11,17 +11,16 @@ worker that has finished a log can restore it in the same way (`FinishedLog`).
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused
 from streams.broker.retry import retry_for
 from streams.errors import BrokerUnavailable, MillstreamError
-from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID
+from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID, RESTART
 from streams.messages import LedgerRecord
 from streams.records import usage_counters
 from streams.records.token_log_cache import TokenLogCache
@@ -94,10 +93,21 @@ class LogContents:
         return [record for record in self.records if record["type"] in ("chunk", "result")]
 
 
-def decode_contents(stored: list[StoredMessage]) -> LogContents:
+def decode_contents(stored: Sequence[StoredMessage]) -> LogContents:
     """Return the contents of a token log, given all of its stored messages in order."""
-    records = [messages.unpack(message.data) for message in stored]
+    records = [messages.unpack(message.data) for message in skip_void(stored)]
     return LogContents(records, stored[-1].seq if stored else 0)
+
+
+def begins_anew(stored: Sequence[StoredMessage]) -> bool:
+    """Return whether one of a token log's messages is a claim that makes void all before it."""
+    return any(RESTART in message.headers for message in stored)
+
+
+def skip_void(stored: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
+    """Return messages of a token log from the last claim on that began anew; all if none did."""
+    begin = next((n for n in reversed(range(len(stored))) if RESTART in stored[n].headers), 0)
+    return stored[begin:]
 
 
 class _LogLost(Exception):
@@ -127,7 +137,7 @@ class TokenLog:
         """
         stored = await self._broker.read_subject(self._stream, self.subject)
         self.cache = TokenLogCache()
-        for message in stored:
+        for message in skip_void(stored):
             self.cache.add(message.seq, message.data)
         found = decode_contents(stored)
         self.last = found.last
@@ -138,7 +148,9 @@ class TokenLog:
 
         From then on the appends of earlier attempts fail with `Fenced`. If the log has its terminal
         already, nothing is claimed, and the result has `terminal`. If the log's beginning is lost
-        (`is_truncated`), everything before the claim is deleted. The first attempt needs no read:
+        (`is_truncated`), everything before the claim is void from then on: the claim says so, and
+        the broker drops it in time. No record is deleted, since the right to purge a stream is the
+        right to purge all of it: no worker has it. The first attempt needs no read:
         it expects an empty log. Lost races and missing answers are retried; raises
         `BrokerUnavailable` when the broker has not answered for `RETRY_TIMEOUT_SECONDS`.
         """
@@ -146,13 +158,14 @@ class TokenLog:
         claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
         while before.terminal is None:
             attempt = before.attempts + 1
+            headers = claim | ({RESTART: "1"} if before.is_truncated else {})
             try:
-                await self.append(messages.started_record(model, version, attempt, worker), claim)
+                await self.append(messages.started_record(model, version, attempt, worker), headers)
             except Fenced:
                 before = await retry_for(RETRY_TIMEOUT_SECONDS, self.read)
             else:
                 if before.is_truncated:
-                    await self._drop_before_claim()
+                    self.cache.drop_before_claim()
                 return before
         return before
 
@@ -165,11 +178,6 @@ class TokenLog:
         query: dict[str, int | str] = {"next_by_subj": self.subject, "seq": self.last + 1}
         if await self._broker.read(self._stream, query):
             raise Fenced(f"the log {self.subject} has moved on")
-
-    async def _drop_before_claim(self) -> None:
-        self.cache.drop_before_claim()
-        purge = partial(self._broker.purge, self._stream, self.subject, self.last)
-        await retry_for(RETRY_TIMEOUT_SECONDS, purge)
 
     async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NO_CLAIM) -> None:
         """Append one record after this writer's last one; returns once the broker has stored it.
