@@ -139,11 +139,11 @@ class _Rights:
         return [topology.token_stream_name(shard) for shard in range(self.shards)]
 
     def everyone(self) -> list[Right]:
-        """What each process does: the broker's time, and asking for streams that it misses."""
+        """What each process does: ask for the broker's time, and for streams that it misses."""
         api = Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream")
         return [
             api,
-            *self.sees(topology.REQUESTS),
+            *self.sees(topology.CLOCK),
             *self.publishes(BrokerAccount.ADMIN, "ask for missing streams", subjects.DECLARE),
             *self.hears(
                 BrokerAccount.ADMIN, "which streams there are", f"{subjects.PREFIX}.streams"
@@ -191,7 +191,8 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.writes(LEASES, "lead"),
         *make.reads(topology.REQUESTS, topology.WORK, topology.ATTEMPTS, *make.logs()),
         *make.reads(topology.LEDGER, topology.CHECKPOINTS, LEASES),
-        *make.sees(topology.WORK, topology.USAGE, topology.DEAD, topology.ATTEMPTS, *make.logs()),
+        *make.sees(topology.REQUESTS, topology.WORK, topology.USAGE, topology.DEAD),
+        *make.sees(topology.ATTEMPTS, *make.logs()),
         *make.sees(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.asks(topology.REQUESTS, "read", "STREAM.MSG.GET.{}", "CONSUMER.NAMES.{}"),
         *make.asks(topology.WORK, "read", "STREAM.MSG.GET.{}"),
@@ -221,7 +222,6 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
         *make.reads(topology.ATTEMPTS, *make.logs()),
-        *make.sees(topology.WORK),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),
         *make.hears(

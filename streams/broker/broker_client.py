@@ -60,7 +60,7 @@ _PAGE_LIMITS: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}
 NO_STREAM = 10059  # JetStream's error code
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
-_CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
+_CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.CLOCK}"
 
 
 class Broker(ReconnectingClient):
@@ -322,7 +322,7 @@ class Broker(ReconnectingClient):
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def sample_clock(self) -> ClockSample:
-        """Ask the leader of the stream REQUESTS for the time; return it with when it was asked.
+        """Ask the leader of the stream `topology.CLOCK` for the time; return it with when it was asked.
 
         Raises `BrokerUnavailable` if no answer comes or the stream does not exist.
         """
