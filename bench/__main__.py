@@ -27,6 +27,7 @@ SETTLED = "idle", "unread", "cancels"  # up to 10,000 sockets, and goals reached
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
+    "pipeline-tls": partial(pipeline_cost.measure, tls=True),
     "front_ends": gateway_vs_dynamo.measure,
     "failures": failover_vs_dynamo.measure,
     "engine_share": throughput_share.measure,

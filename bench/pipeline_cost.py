@@ -1,5 +1,7 @@
 """Measures what the pipeline costs, around a mock engine that costs next to nothing.
 
+With TLS as well, `python -m bench pipeline-tls`: the gateway's rise is that of encryption.
+
 (a) CPU per relayed token with 128 streams of 64 tokens, 6 ms apart. (b) Time to first token beyond
 the mock's own, one request at a time.
 """
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from bench import bench_command, reporting
 from bench.reporting import Figure, Run
+from tests.support.certificates import CertificateAuthority
 from tests.support.millstream_up import KEY, MillstreamUp
 
 TTFT_MS, ITL_MS = 20, 6
@@ -33,7 +36,7 @@ FIGURES = (
 )
 
 
-def measure(runs: int, seconds: float) -> None:
+def measure(runs: int, seconds: float, *, tls: bool = False) -> None:
     """Measure `runs` times, each on a fresh `millstream up`, and publish."""
     setting = {
         "mock_ttft_ms": TTFT_MS,
@@ -41,18 +44,24 @@ def measure(runs: int, seconds: float) -> None:
         "relay": f"{STREAMS} streams of {TOKENS} tokens over 4 WebSockets, {seconds} s",
         "first_token": f"1 stream, {REQUESTS} requests",
     }
-    reporting.publish("pipeline", setting, FIGURES, [_run(seconds) for _ in range(runs)])
+    name = "pipeline-tls" if tls else "pipeline"
+    reporting.publish(name, setting, FIGURES, [_run(seconds, tls) for _ in range(runs)])
 
 
-def _run(seconds: float) -> Run:
+def _run(seconds: float, tls: bool) -> Run:
     with tempfile.TemporaryDirectory() as home:
-        with MillstreamUp(Path(home), *WORDS) as up:
+        words, client = list(WORDS), list[str]()
+        if tls:
+            authority = CertificateAuthority(Path(home))
+            words += authority.server_words()
+            client = ["--ca", str(authority.file)]
+        with MillstreamUp(Path(home), *words) as up:
             up.wait_until_ready()
-            return {**_first_token(up), **_relay(up, seconds)}
+            return {**_first_token(up, client), **_relay(up, client, seconds)}
 
 
-def _relay(up: MillstreamUp, seconds: float) -> Run:
-    words = ["--concurrency", str(STREAMS), "--output-tokens", str(TOKENS)]
+def _relay(up: MillstreamUp, client: list[str], seconds: float) -> Run:
+    words = [*client, "--concurrency", str(STREAMS), "--output-tokens", str(TOKENS)]
     report = bench_command.measure_up(up, *words, "--duration", str(seconds))
     cpu = {f"{name}_us_per_token": us for name, us in report["cpu_us_per_token"].items()}
     return {
@@ -63,8 +72,8 @@ def _relay(up: MillstreamUp, seconds: float) -> Run:
     }
 
 
-def _first_token(up: MillstreamUp) -> Run:
-    words = ["--concurrency", "1", "--requests", str(REQUESTS), "--output-tokens", "2"]
+def _first_token(up: MillstreamUp, client: list[str]) -> Run:
+    words = [*client, "--concurrency", "1", "--requests", str(REQUESTS), "--output-tokens", "2"]
     report = bench_command.measure_up(up, *words, "--warmup", "20")
     ttft = report["latencies_ms"]["ttft"]
     return {f"added_ttft_{q}_ms": ttft[q] - TTFT_MS for q in ("p50", "p99")}

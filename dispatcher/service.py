@@ -36,7 +36,7 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(serve_metrics(settings, checks))
         name = f"dispatcher-{settings.id}"
-        broker = await stack.enter_async_context(connect(settings.nats, name))
+        broker = await stack.enter_async_context(connect(settings.nats, name, settings.nats_files))
         checks["nats"] = lambda: broker.is_connected
         registry = await Registry.open(broker, replicas=settings.replicas)
         stack.push_async_callback(registry.close)

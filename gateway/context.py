@@ -17,6 +17,7 @@ from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
+from gateway.server.client_certificates import certificate_identities, check_origin
 from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
@@ -25,7 +26,7 @@ from registry.tenant_records import Tenant
 from registry.tenants import Tenants, hash_key
 from streams.broker.broker_client import Broker
 from streams.broker.stream_reconciler import StreamReconciler
-from streams.errors import Refused, TooManyWrongKeys, Unauthenticated
+from streams.errors import Forbidden, Refused, TooManyWrongKeys, Unauthenticated
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,38 @@ class GatewayContext:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def authenticate(self, key: str | None, scope: Scope) -> Tenant:
-        """Return the tenant of an API key; raises `Unauthenticated` for none or an unknown one.
+        """Return the tenant of an API key, or of the client's certificate if there is no key.
 
-        `scope` is that of the request or handshake. Raises `TooManyWrongKeys` if too many wrong
-        keys came from its address.
+        `scope` is that of the request or handshake. Raises `Unauthenticated` if there is neither,
+        or the key is unknown; `Forbidden` if key and certificate are of different tenants, or a
+        page of another origin uses the certificate of its visitor; `TooManyWrongKeys` if too many
+        wrong keys came from the client's address.
         """
         try:
-            return self._authenticate(key, (scope.get("client") or ("",))[0])
-        except (Unauthenticated, TooManyWrongKeys):
+            holders = self.tenants.find_certificate_holders(certificate_identities(scope))
+            if not key:
+                return self._authenticate_certificate(holders, scope)
+            tenant = self._authenticate_key(key, (scope.get("client") or ("",))[0])
+            if holders - {tenant.name}:
+                raise Forbidden("the API key and the client certificate are of different tenants")
+            return tenant
+        except (Unauthenticated, TooManyWrongKeys, Forbidden):
             UNAUTHENTICATED.labels(scope["type"]).inc()
             raise
 
-    def _authenticate(self, key: str | None, address: str) -> Tenant:
-        if not key:
-            raise Unauthenticated("no API key: send `Authorization: Bearer <key>`")
+    def _authenticate_certificate(self, holders: set[str], scope: Scope) -> Tenant:
+        names = certificate_identities(scope)
+        if not holders:
+            hint = "; no tenant lists this client certificate" if names else ""
+            raise Unauthenticated(f"no API key: send `Authorization: Bearer <key>`{hint}")
+        if len(holders) > 1:
+            raise Forbidden("the names of this client certificate are of different tenants")
+        check_origin(scope, self.settings.cors_origins)
+        tenant = self.tenants.get(*holders)
+        assert tenant  # holders are tenants that exist
+        return tenant
+
+    def _authenticate_key(self, key: str, address: str) -> Tenant:
         digest, now = hash_key(key), time.monotonic()
         self.wrong_keys.check(address, digest, now)
         tenant = self.tenants.find_key_holder(digest)
@@ -74,8 +93,15 @@ class GatewayContext:
         self.wrong_keys.record_right(address, digest)
         return tenant
 
+    def has_credential(self, tenant: str, key_digest: str | None, scope: Scope) -> bool:
+        """True while what a handshake was accepted for is the tenant's: key and certificate."""
+        holders = self.tenants.find_certificate_holders(certificate_identities(scope))
+        if key_digest is None:
+            return holders == {tenant}
+        return self.tenants.has_key(tenant, key_digest) and not holders - {tenant}
+
     def check_keys(self) -> None:
-        """Have every WebSocket check its API key; called after each change of tenants or keys."""
+        """Have every WebSocket check its credential; called after each change of tenants."""
         for check in [*self.key_checks]:
             check()
 

@@ -44,8 +44,20 @@ CUT_CONNECTIONS = Counter(
 )
 UNAUTHENTICATED = Counter(
     "millstream_unauthenticated_total",
-    "Requests and handshakes without an API key, or with a wrong one.",
+    "Requests and handshakes without a credential, or with a wrong one.",
     ["entry_point"],
+)
+HANDSHAKES = Counter(
+    "millstream_tls_handshakes_total", "TLS handshakes by how they ended.", ["outcome"]
+)
+CERTIFICATE_NOT_AFTER = Gauge(
+    "millstream_tls_certificate_not_after_timestamp_seconds",
+    "When the gateway's certificate expires, in seconds since 1970.",
+)
+CERTIFICATE_RELOADS = Counter(
+    "millstream_tls_certificate_reloads_total",
+    "Certificates found in changed files, by whether they were loaded or rejected.",
+    ["outcome"],
 )
 FOLLOWED_REQUESTS = Gauge(
     "millstream_followed_requests", "Requests whose replies are relayed here."

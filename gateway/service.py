@@ -22,6 +22,7 @@ from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
 from gateway.entrypoints.routes import build_app
 from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
+from gateway.server.tls_certificate import ServerCertificate, TlsFiles
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
 from registry.store import Registry
@@ -42,14 +43,19 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve clients until `stop` is set; then take no new requests and finish those under way.
 
     Those that are not finished when the time to drain is nearly over can be resumed at another
-    gateway. Raises `AddressInUse` if the address cannot be bound, and `BrokerUnavailable` if the
-    broker does not answer at the start.
+    gateway. Raises `AddressInUse` if the address cannot be bound, `CertificateUnusable` if
+    TLS cannot be served with the files given, and `BrokerUnavailable` if the broker does not answer
+    at the start.
     """
+    tls_files = TlsFiles.from_settings(settings)
+    certificate = ServerCertificate(tls_files) if tls_files else None
     listener = listen(settings)
     scale = Scale(settings.replicas, settings.shards)
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
-        broker = await stack.enter_async_context(connect(settings.nats, f"gateway-{settings.id}"))
+        broker = await stack.enter_async_context(
+            connect(settings.nats, f"gateway-{settings.id}", settings.nats_files)
+        )
         registry = await Registry.open(broker, replicas=settings.replicas, restores=True)
         stack.push_async_callback(registry.close)
         tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
@@ -61,7 +67,8 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
         checks = context.readiness_checks
         stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
         await sync_clock(broker)
-        await _serve(context, scale, listener, stop)
+        server = GatewayServer(build_config(build_app(context), settings), certificate)
+        await _serve(context, scale, server, listener, stop)
 
 
 async def _declare_tenants(tenants: Tenants, settings: GatewaySettings) -> None:
@@ -143,9 +150,12 @@ def _doubt_requests(context: GatewayContext, stream: str) -> None:
 
 
 async def _serve(
-    context: GatewayContext, scale: Scale, listener: socket.socket, stop: asyncio.Event
+    context: GatewayContext,
+    scale: Scale,
+    server: GatewayServer,
+    listener: socket.socket,
+    stop: asyncio.Event,
 ) -> None:
-    server = GatewayServer(build_config(build_app(context), context.settings))
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(context.relay.run(), name="relay")
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
@@ -154,7 +164,8 @@ async def _serve(
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
-        log.info("listening", host=host, port=port, route=context.relay.route)
+        tls = bool(context.settings.tls_cert)
+        log.info("listening", host=host, port=port, tls=tls, route=context.relay.route)
         await stop.wait()
         context.draining.set()
         for task in (tracking, warming):

@@ -4,12 +4,12 @@ from ipaddress import ip_address
 
 from pydantic import Field, SecretStr
 
-from streams.base_settings import Port, ServiceSettings, Slug, TenantSettings
+from streams.base_settings import Port, ServiceSettings, Slug, TenantSettings, TlsSettings
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
 
-class GatewaySettings(ServiceSettings):
-    """Settings of a gateway: its address, its tenants, its limits."""
+class GatewaySettings(ServiceSettings, TlsSettings):
+    """Settings of a gateway: its address, its certificate, its tenants, its limits."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8080, description="port for HTTP and WebSocket")

@@ -54,7 +54,9 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
     checks = {"nats": not_yet, "models": not_yet}
     async with AsyncExitStack() as stack:
         stack.enter_context(serve_metrics(settings, checks))
-        broker = await stack.enter_async_context(connect(settings.nats, f"worker-{settings.id}"))
+        broker = await stack.enter_async_context(
+            connect(settings.nats, f"worker-{settings.id}", settings.nats_files)
+        )
         checks["nats"] = lambda: broker.is_connected
         drain = DrainController(broker, settings.id)
         await drain.listen()

@@ -156,6 +156,12 @@ COMMANDS = (
         "millstream.bench:run",
     ),
     Command(
+        "tls init",
+        "make certificates for the gateway and its clients, by an authority of one's own",
+        "millstream.tls.settings:TlsInitSettings",
+        "millstream.tls.commands:init",
+    ),
+    Command(
         "models add",
         "register a model, or a new version of one",
         "millstream.models.settings:AddSettings",

@@ -39,7 +39,16 @@ def configure(level: LogLevel, stream: TextIO = sys.stderr) -> None:
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_make_stdlib_formatter(renderers))
+    handler.addFilter(_is_worth_telling)
     logging.basicConfig(level=max(least, logging.WARNING), handlers=[handler], force=True)
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """False for what asyncio and uvloop say whenever a server closes a TLS connection of nats-py.
+
+    It means nothing: the connection ends as it should.
+    """
+    return "returning true from eof_received()" not in str(record.msg)
 
 
 def _make_renderers(stream: TextIO) -> list[Processor]:

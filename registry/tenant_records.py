@@ -58,6 +58,7 @@ class Tenant(QuotaLimits):
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     publishes: bool = False  # may submit over NATS: it gets an ingress stream
+    certificates: tuple[str, ...] = ()  # names of client certificates that stand for this tenant
     source: Source = "config"
     # The key that authenticated the request, if it has its own limits; not stored.
     key: ApiKey | None = Field(default=None, exclude=True)

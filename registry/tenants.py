@@ -27,6 +27,16 @@ class KeyTaken(MillstreamError):
         self.tenant, self.holder = tenant, holder
 
 
+class CertificateTaken(MillstreamError):
+    """The name of a client certificate already stands for another tenant."""
+
+    def __init__(self, identity: str, tenant: str, holder: str) -> None:
+        super().__init__(
+            f"the certificate {identity!r} of tenant {tenant!r} already stands for {holder!r}"
+        )
+        self.identity, self.tenant, self.holder = identity, tenant, holder
+
+
 class Tenants:
     """All tenants and their API keys, kept current and looked up without waiting.
 
@@ -36,6 +46,8 @@ class Tenants:
 
     def __init__(self, broker: Broker, replicas: int = 1, *, restores: bool = False) -> None:
         self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, replicas, restores)
+        self._holders: dict[str, set[str]] | None = None  # tenants by their certificates' names
+        self._view.on_change(self._forget_holders)
 
     @classmethod
     async def open(
@@ -99,6 +111,18 @@ class Tenants:
         is_holder = isinstance(record, ApiKey) and record.tenant == tenant
         return is_holder and self.get(tenant) is not None
 
+    def find_certificate_holders(self, identities: Iterable[str]) -> set[str]:
+        """Return the names of the tenants that list one of these names of a client certificate."""
+        if self._holders is None:
+            self._holders = {}
+            for tenant in self.by_name.values():
+                for identity in tenant.certificates:
+                    self._holders.setdefault(identity, set()).add(tenant.name)
+        return set().union(*(self._holders.get(identity, ()) for identity in identities))
+
+    def _forget_holders(self) -> None:
+        self._holders = None
+
     def check_bucket(self, stream: str) -> None:
         """Look soon whether the bucket is there, if `stream` is its stream."""
         self._view.check_bucket(stream)
@@ -113,17 +137,19 @@ class Tenants:
     async def upsert(self, tenant: Tenant, keys: Iterable[str] = ()) -> None:
         """Add or replace a tenant, and add `keys` (in clear text) to the keys that it has.
 
-        Raises `KeyTaken`, before anything is written, if a key belongs to another tenant.
+        Raises `KeyTaken` or `CertificateTaken`, before anything is written, if a key or the name of
+        a certificate belongs to another tenant.
         """
         records = _make_records(tenant, [KeySettings(key=SecretStr(key)) for key in keys])
-        _refuse_taken_keys(records, self._view.values)
+        _refuse_taken(records, self._view.values)
         await self._write(records)
 
     async def apply_config(self, configured: Mapping[str, TenantSettings]) -> None:
         """Replace all tenants and keys that came from a configuration by those in `configured`.
 
         Tenants and keys that are no longer in it are removed; those from another source stay.
-        Idempotent. Raises `KeyTaken`, before anything is written, if two tenants have the same key.
+        Idempotent. Raises `KeyTaken` or `CertificateTaken`, before anything is written, if two
+        tenants have the same key or the same certificate.
         """
         kept = self._records_not_from("config")
         records: dict[str, Tenant | ApiKey] = {}
@@ -133,7 +159,7 @@ class Tenants:
             records = {k: v for k, v in _make_records(owner, ()).items() if k not in kept}
         for name, settings in configured.items():
             tenant = Tenant(name=name, **settings.model_dump(exclude={"keys"}))
-            _refuse_taken_keys(added := _make_records(tenant, settings.keys), {**kept, **records})
+            _refuse_taken(added := _make_records(tenant, settings.keys), {**kept, **records})
             records |= added
         await self._replace(records, kept)
 
@@ -146,7 +172,7 @@ class Tenants:
         """
         kept = self._records_not_from("api_key")
         tenant = Tenant(name=DEFAULT, source="api_key", publishes=True)
-        _refuse_taken_keys(records := _make_records(tenant, [KeySettings(key=key)]), kept)
+        _refuse_taken(records := _make_records(tenant, [KeySettings(key=key)]), kept)
         await self._replace({k: v for k, v in records.items() if k not in kept}, kept)
 
     def _records_not_from(self, source: Source) -> dict[str, Tenant | ApiKey]:
@@ -184,15 +210,24 @@ def _make_records(tenant: Tenant, keys: Iterable[KeySettings]) -> dict[str, Tena
     return records
 
 
-def _refuse_taken_keys(
+def _refuse_taken(
     added: Mapping[str, Tenant | ApiKey], known: Mapping[str, Tenant | ApiKey]
 ) -> None:
     for key, record in added.items():
+        if isinstance(record, Tenant) and record.certificates:
+            _refuse_taken_certificates(record, known.values())
         other = known.get(key)
         if not isinstance(record, ApiKey) or not isinstance(other, ApiKey):
             continue
         if other.tenant != record.tenant:
             raise KeyTaken(record.tenant, other.tenant)
+
+
+def _refuse_taken_certificates(tenant: Tenant, known: Iterable[Tenant | ApiKey]) -> None:
+    others = (each for each in known if isinstance(each, Tenant) and each.name != tenant.name)
+    for other in others:
+        for identity in {*tenant.certificates} & {*other.certificates}:
+            raise CertificateTaken(identity, tenant.name, other.name)
 
 
 def _replace_with(value: bytes) -> Callable[[object], bytes]:

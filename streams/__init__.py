@@ -12,6 +12,7 @@ logprob_token_text  texts of tokens that are a part of a character, as OpenAI sp
 base_settings       what the settings of all commands have in common
 metrics_server      serves metrics and health checks on a port of their own
 server_urls         NATS URLs: addresses, and credentials that nobody is shown
+connection_files    paths of credentials and certificates for NATS
 broker/             talks to NATS; records/ stores; coordination/ elects leaders, lists live
                     members and hears signals
 """

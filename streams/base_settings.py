@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,8 +22,10 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
+from streams.connection_files import ConnectionFiles
 from streams.server_urls import parse_server_urls
 
+ClientAuth = Literal["optional", "required"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -35,6 +37,19 @@ def _check_server_urls(value: str) -> str:
     return value
 
 
+def _normalize_identity(value: str) -> str:
+    """Return `value` with a host name in lower case; raises ValueError for a kind in lower case."""
+    if value.startswith(("dns:", "cn:")):
+        raise ValueError("write DNS: and CN: in capitals")
+    return f"DNS:{value[4:].lower()}" if value.startswith("DNS:") else value
+
+
+# As `streams.certificates.find_identities` names them
+CertificateIdentity = Annotated[
+    str,
+    StringConstraints(pattern=r"^(DNS:\S+|CN:.*\S|[a-z][a-z0-9+.-]*:\S+)$"),
+    AfterValidator(_normalize_identity),
+]
 ServerUrl = Annotated[str, AfterValidator(_check_server_urls)]
 RequestId = Annotated[  # also accepts an OpenAI answer's id, which has the request id in it
     str, AfterValidator(lambda value: re.sub("^(chat)?cmpl-", "", value))
@@ -102,6 +117,32 @@ class ClientSettings(DiscoverySettings):
         description="comma-separated URLs of the NATS servers; found in the data directory of a "
         "running `millstream up`, else the default",
     )
+    nats_creds: Path | None = Field(
+        None, description="credentials file for NATS: the token and seed of this process's user"
+    )
+    nats_nkey: Path | None = Field(
+        None, description="file with the seed of a NATS user that has no token"
+    )
+    nats_ca: Path | None = Field(
+        None, description="CA certificates, in PEM, by which NATS servers are known; needs TLS"
+    )
+    nats_cert: Path | None = Field(
+        None, description="certificate, in PEM, that NATS servers are shown; needs TLS"
+    )
+    nats_key: Path | None = Field(None, description="unencrypted private key of --nats-cert")
+
+    @property
+    def nats_files(self) -> ConnectionFiles:
+        """The files of the connection to NATS. Raises `InvalidConnectionFiles`."""
+        return ConnectionFiles(
+            self.nats_creds, self.nats_nkey, self.nats_ca, self.nats_cert, self.nats_key
+        )
+
+    @model_validator(mode="after")
+    def _check_nats_files(self) -> "ClientSettings":
+        """Refuse files that exclude each other before anything starts."""
+        assert self.nats_files
+        return self
 
 
 class ServiceSettings(ClientSettings):
@@ -128,6 +169,37 @@ class ServiceSettings(ClientSettings):
         They are `drain_seconds` plus 2 s for closing connections.
         """
         return self.drain_seconds + CLOSING_SECONDS
+
+
+class TlsSettings(Settings):
+    """Settings of a command that serves clients, with TLS if it has a certificate.
+
+    A part of what belongs together fails validation: a certificate without its key, or what is
+    asked of clients without an authority to check it by.
+    """
+
+    tls_cert: Path | None = Field(
+        None, description="PEM file with the certificate and its chain: serves https and wss"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities of clients' certificates, which stand for the "
+        "tenants that list them",
+    )
+    tls_client_auth: ClientAuth = Field(
+        "optional", description="whether a client must have a certificate of these authorities"
+    )
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("give both --tls-cert and --tls-key, or neither")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+        if self.tls_client_auth == "required" and not self.tls_client_ca:
+            raise ValueError("--tls-client-auth required needs --tls-client-ca")
+        return self
 
 
 class QuotaSettings(BaseModel):
@@ -173,6 +245,11 @@ class TenantSettings(QuotaSettings):
 
     keys: tuple[KeySettings, ...] = Field(
         (), description='API keys, kept only as hashes: "sk-…" or {key = "sk-…", limits}'
+    )
+    certificates: tuple[CertificateIdentity, ...] = Field(
+        (),
+        description="names of client certificates that stand for this tenant: a URI like "
+        '"spiffe://cell/acme", "DNS:host" or "CN:name"',
     )
     weight: float = Field(1.0, gt=0, description="share relative to the other tenants")
     reserved_tokens: int = Field(

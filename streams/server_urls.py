@@ -36,6 +36,21 @@ class ServerUrls:
         """The addresses, separated by commas."""
         return ",".join(self.addresses)
 
+    @property
+    def has_credentials(self) -> bool:
+        """True if the URL has a user or a token."""
+        return self.user is not None or self.token is not None
+
+    @property
+    def encrypts(self) -> bool:
+        """True if an address asks for TLS; then all servers must have it."""
+        return any(address.startswith(("tls://", "wss://")) for address in self.addresses)
+
+    @property
+    def are_websockets(self) -> bool:
+        """True if the servers are reached over WebSockets, whose TLS is that of HTTP."""
+        return all(address.startswith(("ws://", "wss://")) for address in self.addresses)
+
 
 def parse_server_urls(text: str) -> ServerUrls:
     """Parse `nats://user:password@host:port`, one or several separated by commas.

@@ -1,10 +1,12 @@
 """Fixtures shared by all tiers: a real nats-server per test."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from gpu_worker.engines import openmp_runtime
@@ -23,6 +25,11 @@ if not Path("/dev/nvidiactl").exists():
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+# What a command prints on stdout is its JSON alone, as in a process of its own. Looked up for each
+# line, since pytest replaces it.
+structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Self, Unpack
 from uuid import uuid4
@@ -25,6 +26,9 @@ class Client:
     constructor raises `ValueError` for an empty list or a URL of another form, and connects to
     nothing.
 
+    `ssl` is a TLS context for https gateways, for an authority that the system does not trust or a
+    certificate of the client's own, which may stand in for `api_key`.
+
     If a gateway refuses a request and says when to try again, the client sends the request again
     then. Such retries are limited to a tenth of the number of requests plus ten a second; further
     ones wait. `patience` is how many seconds a request may be delayed by refusals, or by gateways
@@ -35,11 +39,12 @@ class Client:
         self,
         gateways: str | Sequence[str],
         *,
-        api_key: str,
+        api_key: str | None = None,
+        ssl: SSLContext | None = None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         urls = [gateways] if isinstance(gateways, str) else gateways
-        self._connector, self._patience = Connector(urls, api_key), patience
+        self._connector, self._patience = Connector(urls, api_key, ssl), patience
         self._session: Session | None = None
 
     async def __aenter__(self) -> Self:

@@ -4,6 +4,7 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from random import sample
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -30,11 +31,14 @@ class Connector:
     not a gateway's URL.
     """
 
-    def __init__(self, gateways: Sequence[str], api_key: str) -> None:
+    def __init__(
+        self, gateways: Sequence[str], api_key: str | None, ssl: SSLContext | None = None
+    ) -> None:
         if not gateways:
             raise ValueError("name at least one gateway, like http://127.0.0.1:8080")
         self._urls = deque(sample([*map(_socket_url, gateways)], len(gateways)))
-        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._ssl = ssl
         self._backoff = Backoff(initial=0.1, maximum=2.0)
         self._failures = 0
         self._retry_after = 0.0
@@ -90,6 +94,7 @@ class Connector:
             ping_interval=None,
             compression=None,
             max_size=None,  # an answer to `embed` is as large as its inputs make it
+            ssl=(self._ssl or True) if url.startswith("wss:") else None,
         )
 
 

@@ -81,7 +81,9 @@ async def serve_websocket(
             encoding = SUBPROTOCOLS[protocol or "millstream.v1.json"]
             with OPEN_WEBSOCKETS.track_inprogress():
                 connection = WebSocketConnection(context, tenant, rate_limiter, encoding, send)
-                with connection.checking_key(hash_key(credential or "")):
+                digest = hash_key(credential) if credential else None
+                is_valid = partial(context.has_credential, tenant.name, digest, scope)
+                with connection.checking_credential(is_valid):
                     await connection.serve(receive)
     except MillstreamError as error:
         await error_responses.deny_websocket(send, error)
@@ -127,11 +129,11 @@ class WebSocketConnection:
         self._closing = _DRAINED
 
     @contextmanager
-    def checking_key(self, digest: str) -> Iterator[None]:
-        """Close the socket if its key, or the key's tenant, is removed while the block runs."""
+    def checking_credential(self, is_valid: Callable[[], bool]) -> Iterator[None]:
+        """Close the socket if its credential is no longer the tenant's while the block runs."""
 
         def check() -> None:
-            if not self._context.tenants.has_key(self._tenant.name, digest):
+            if not is_valid():
                 self._revoke()
 
         self._context.key_checks.add(check)

@@ -1,20 +1,19 @@
 """HTTP/1.1 protocol that bounds heads in bytes and time, and idle connections in number."""
 
 import asyncio
-import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import httptools
 import uvicorn
-from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway import error_responses
 from gateway.metrics import CUT_CONNECTIONS
+from gateway.server import client_certificates
 from gateway.server.idle_connections import IdleConnections
-from gateway.server.response_framing import ResponseCycle
+from gateway.server.response_framing import ResponseCycle, encode_last_error
+from gateway.server.tls_transport import TlsTransport
 from gateway.server.write_timeout import WriteTimeout
 from streams import topology
 from streams.errors import BadRequest, HeadTooLarge, MillstreamError, Refused, TooSlow
@@ -62,6 +61,9 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
     _refusal: MillstreamError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if ssl_object := transport.get_extra_info("ssl_object"):
+            transport = TlsTransport(transport, self.loop)
+            self.app_state = {**self.app_state, **client_certificates.read_state(ssl_object)}
         super().connection_made(transport)
         self._paused_client = PausedClient(self._abort_stalled)
         self._await_head(HEAD_TIMEOUT_SECONDS)
@@ -72,6 +74,10 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
         self._stop_awaiting_head()
         self.config.paused_clients.discard(self._paused_client)
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """Write what is buffered and close, because the client has sent its last byte."""
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refusal:
@@ -291,16 +297,8 @@ class HttpProtocol(WriteTimeout, HttpToolsProtocol):
             self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _write_error(self, error: MillstreamError) -> None:
-        self.transport.write(_encode_response(error_responses.error_response(error)))
+        self.transport.write(encode_last_error(error))
 
 
 def _head_too_large(what: str, limit: int, unit: str) -> HeadTooLarge:
     return HeadTooLarge(f"{what} has more than {limit} {unit}")
-
-
-def _encode_response(response: Response) -> bytes:
-    """The bytes of a whole response after which the connection closes."""
-    request_id = (b"x-request-id", secrets.token_hex(16).encode())
-    headers = [*response.raw_headers, request_id, (b"connection", b"close")]
-    lines = b"".join(b"%s: %s\r\n" % header for header in headers)
-    return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)

@@ -1,10 +1,14 @@
 """uvicorn's request and response, with what RFC 9110 and 9112 ask beyond it."""
 
+import secrets
 from collections.abc import Iterable
 from typing import Any, cast
 
 from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from gateway import error_responses
+from streams.errors import MillstreamError
 
 
 class ResponseCycle(RequestResponseCycle):
@@ -44,3 +48,12 @@ class ResponseCycle(RequestResponseCycle):
 
 def _has_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name.lower() == b"content-length" for name, _ in headers)
+
+
+def encode_last_error(error: MillstreamError) -> bytes:
+    """Return the bytes of a whole error response after which the connection closes."""
+    response = error_responses.error_response(error)
+    request_id = (b"x-request-id", secrets.token_hex(16).encode())
+    headers = [*response.raw_headers, request_id, (b"connection", b"close")]
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)

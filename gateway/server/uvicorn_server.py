@@ -1,5 +1,6 @@
 """The listening socket and uvicorn's configuration, with limits that the operating system keeps."""
 
+import asyncio
 import resource
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from starlette.types import ASGIApp
 
 from gateway.server.http_protocol import TCP_TIMEOUT_SECONDS, HttpProtocol, ServerConfig
 from gateway.server.idle_connections import IdleConnections
+from gateway.server.tls_certificate import ServerCertificate
+from gateway.server.tls_listener import MAX_HANDSHAKES, TlsListener
 from gateway.server.websocket_protocol import WebSocketProtocol
 from gateway.settings import GatewaySettings
 from streams.errors import MillstreamError
@@ -29,7 +32,41 @@ class AddressInUse(MillstreamError):
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers, since the process handles signals itself."""
+    """uvicorn's server without its signal handlers, since the process handles signals itself.
+
+    With a certificate it serves TLS alone.
+    """
+
+    config: ServerConfig
+
+    def __init__(self, config: ServerConfig, certificate: ServerCertificate | None = None) -> None:
+        super().__init__(config)
+        self._certificate = certificate
+        self._tls_tasks: list[asyncio.Task[None]] = []
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve clients of these bound sockets until `should_exit`; then close them."""
+        if self._certificate is None:
+            await super().serve(sockets)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._certificate.run(), name="certificate")
+            self._tls_tasks = [watching]
+            for listener in sockets or ():
+                listener.listen(self.config.backlog)
+                listener.setblocking(False)
+                accepting = TlsListener(self._certificate, self._make_protocol).run(listener)
+                self._tls_tasks.append(tasks.create_task(accepting, name="tls-listener"))
+            await super().serve([])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, and close those that are open."""
+        for task in self._tls_tasks:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _make_protocol(self) -> HttpProtocol:
+        return HttpProtocol(self.config, self.server_state, {})
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,18 +128,22 @@ def build_config(application: ASGIApp, settings: GatewaySettings) -> ServerConfi
         timeout_keep_alive=settings.idle_seconds,
         backlog=4096,
     )
-    config.max_connections = _limit_connections(settings.max_connections)
+    reserved = RESERVED_DESCRIPTORS + (MAX_HANDSHAKES if settings.tls_cert else 0)
+    config.max_connections = _limit_connections(settings.max_connections, reserved)
     config.idle_connections = IdleConnections(MAX_IDLE_CONNECTIONS)
     config.paused_clients = IdleConnections(MAX_PAUSED_CLIENTS)
     return config
 
 
-def _limit_connections(requested: int) -> int:
-    """The requested number of connections, or as many as the process may have descriptors for."""
+def _limit_connections(requested: int, reserved: int) -> int:
+    """The requested number of connections, or as many as the process may have descriptors for.
+
+    `reserved` descriptors are not for connections.
+    """
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return requested
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    if requested > limit - RESERVED_DESCRIPTORS:
+    if requested > limit - reserved:
         log.warning("connections_limited_by_descriptors", requested=requested, descriptors=limit)
-    return max(1, min(requested, limit - RESERVED_DESCRIPTORS))
+    return max(1, min(requested, limit - reserved))

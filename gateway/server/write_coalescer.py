@@ -4,12 +4,13 @@ uvloop's transports make one for each `write`, so for each token of each stream 
 """
 
 import asyncio
-from typing import Any
+
+from gateway.server.transport_wrapper import WrappedTransport
 
 MAX_BUFFERED_BYTES = 16 * 1024  # more is passed on at once, so that the transport can push back
 
 
-class CoalescingTransport(asyncio.Transport):
+class CoalescingTransport(WrappedTransport):
     """A transport that joins all writes of one turn of the event loop into one to `transport`.
 
     Once `MAX_BUFFERED_BYTES` are exceeded, they are written without waiting for the end of the
@@ -17,8 +18,7 @@ class CoalescingTransport(asyncio.Transport):
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
+        super().__init__(transport, loop)
         self._buffered: list[bytes] = []
         self._bytes = 0
 
@@ -34,30 +34,18 @@ class CoalescingTransport(asyncio.Transport):
     def close(self) -> None:
         """Write what is buffered, and close the inner transport."""
         self._flush()
-        self._transport.close()
+        super().close()
 
     def abort(self) -> None:
         """Drop what is buffered, and abort the inner transport at once."""
         self._buffered, self._bytes = [], 0
-        self._transport.abort()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
+        super().abort()
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that are buffered here and in the inner transport together."""
-        return self._bytes + self._transport.get_write_buffer_size()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        return self._bytes + super().get_write_buffer_size()
 
     def _flush(self) -> None:
         written, self._buffered, self._bytes = self._buffered, [], 0
-        if written and not self._transport.is_closing():
-            self._transport.write(b"".join(written))
+        if written and not self.is_closing():
+            super().write(b"".join(written))

@@ -11,7 +11,7 @@ from streams import topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.broker.pull_loop import Delivery, PullLoop
-from streams.broker.retry import wait_for_tasks
+from streams.broker.retry import retry_forever, wait_for_tasks
 from streams.subjects import PoolKey, Priority
 
 _STOP_SECONDS = 2.0
@@ -45,9 +45,9 @@ class PullLoops:
     async def start(self, tasks: asyncio.TaskGroup, ack_wait_seconds: float) -> None:
         """Declare the consumers on the broker, then pull from each in a task of the group `tasks`.
 
-        Returns once the tasks are started. A consumer redelivers a message that was not
-        acknowledged for `ack_wait_seconds`. Raises `BrokerUnavailable` if a consumer cannot be
-        declared, and `TopologyMismatch` if the broker refuses its configuration.
+        Returns once the tasks are started; waits while the broker does not answer. A consumer
+        redelivers a message that was not acknowledged for `ack_wait_seconds`. Raises
+        `TopologyMismatch` if the broker refuses its configuration.
         """
         self._pulls = [
             await self._create_own_pull(ack_wait_seconds),
@@ -94,7 +94,7 @@ class PullLoops:
         async def declare() -> None:
             await declaration.declare_consumer(self._broker, topology.WORK, consumer)
 
-        await declare()
+        await retry_forever(declare)
         assert consumer.durable_name
         limit = partial(self._pull_limit, priority)
         return PullLoop(

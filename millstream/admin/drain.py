@@ -49,7 +49,7 @@ async def run(settings: DrainSettings, stop: asyncio.Event) -> None:
             else:
                 emptied.set_result(answer)
 
-    async with connect(settings.nats, "drain") as broker:
+    async with connect(settings.nats, "drain", settings.nats_files) as broker:
         await broker.subscribe(subjects.draining(worker), on_answer)
         await broker.store_retrying(subjects.drain(worker), order, {}, ANSWER_SECONDS)
         answer = await _wait_for(accepted, ANSWER_SECONDS, stop)

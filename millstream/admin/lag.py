@@ -50,7 +50,7 @@ async def run(settings: LagSettings, stop: asyncio.Event) -> int:
     not answer within 2 s, else 0. With `watch` it is always 0; a closed pipe on stdout also ends
     the loop.
     """
-    async with connect(settings.nats, "lag") as broker:
+    async with connect(settings.nats, "lag", settings.nats_files) as broker:
         registry = await Registry.open(broker)
         try:
             if settings.watch:

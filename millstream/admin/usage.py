@@ -32,7 +32,7 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
     `TenantNotFound` if that tenant does not exist, and `BrokerUnavailable` if the broker does not
     answer.
     """
-    async with connect(settings.nats, "usage") as broker:
+    async with connect(settings.nats, "usage", settings.nats_files) as broker:
         tenants = await Tenants.open(broker)
         try:
             if settings.tenant and tenants.get(settings.tenant) is None:

@@ -22,7 +22,7 @@ async def run(settings: WhySettings, stop: asyncio.Event) -> int:
 
     1 if the request or tenant is unknown, or no dispatcher answers for the tenant.
     """
-    async with connect(settings.nats, "why") as broker:
+    async with connect(settings.nats, "why", settings.nats_files) as broker:
         registry = await Registry.open(broker)
         try:
             models = [settings.model] if settings.model else list(registry.models)

@@ -4,7 +4,6 @@ The parser is `httptools`; the caller gets a body piece by piece, each with its 
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -91,12 +90,11 @@ async def open_connection(address: GatewayAddress, clock: Clock) -> KeepAliveCon
     `clock` is given to the connection. Raises `Unreachable` if connecting fails or takes longer
     than 10 s.
     """
-    context = ssl.create_default_context() if address.uses_tls else None
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(10):
             _, connection = await loop.create_connection(
-                lambda: KeepAliveConnection(clock), address.host, address.port, ssl=context
+                lambda: KeepAliveConnection(clock), address.host, address.port, ssl=address.tls
             )
     except OSError as error:  # includes TimeoutError
         raise Unreachable(f"cannot connect to {address.url}: {error or 'timed out'}") from error

@@ -1,7 +1,8 @@
 """The interface of a load's client, and what both kinds share: request, gateway address, errors."""
 
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import urlsplit
@@ -49,10 +50,15 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The gateway's base URL, and the API key for it; None sends no key."""
+    """The gateway's base URL, and the API key for it; None sends no key.
+
+    `trust` says which certificates an https gateway may have, by default those that the system
+    trusts, and has the client's own if there is one.
+    """
 
     url: str
     key: str | None
+    trust: ssl.SSLContext = field(default_factory=ssl.create_default_context, repr=False)
 
     @property
     def host(self) -> str:
@@ -68,6 +74,11 @@ class GatewayAddress:
     def uses_tls(self) -> bool:
         """True for an https URL."""
         return self.url.startswith("https:")
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context to connect with; None for http."""
+        return self.trust if self.uses_tls else None
 
     @property
     def headers(self) -> dict[str, str]:

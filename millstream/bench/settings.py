@@ -29,6 +29,14 @@ class BenchSettings(DiscoverySettings):
         description="API key; by default, and with --data-dir in any case, the one that "
         "`millstream up` keeps in its data directory",
     )
+    ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities to trust the gateway's certificate by; by "
+        "default the system's, or those that SSL_CERT_FILE names",
+    )
+    client_cert: Path | None = Field(
+        None, description="PEM file with a client certificate and its private key to show"
+    )
     model: tuple[str, ...] = Field(
         (), description="model to ask, by default the first that generates; several take turns"
     )

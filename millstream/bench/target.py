@@ -1,7 +1,9 @@
 """Finds the gateway to load and its models, with their vocabulary and context length."""
 
+import ssl
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from millstream.bench.http_connection import get_json
@@ -12,7 +14,17 @@ from millstream.bench.load_client import (
     Unreachable,
 )
 from millstream.bench.settings import BenchSettings
-from streams.errors import ModelNotFound
+from streams.errors import MillstreamError, ModelNotFound
+
+
+class TlsFileUnusable(MillstreamError):
+    """A file of certificates that was given with `--ca` or `--client-cert` cannot be used."""
+
+    def __init__(self, option: str, file: Path | None, error: OSError) -> None:
+        reason = "it has no certificate, or no key for it, in PEM"
+        if not isinstance(error, ssl.SSLError):
+            reason = error.strerror or str(error)
+        super().__init__(f"--{option} {file}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -31,10 +43,26 @@ class TargetModel:
 def resolve_address(settings: BenchSettings) -> GatewayAddress:
     """Return the gateway's URL and API key from the settings; None as key: none is sent.
 
-    Whether the gateway answers is not checked.
+    Whether the gateway answers is not checked. Raises `TlsFileUnusable` for a file of certificates
+    that cannot be used.
     """
     key = settings.api_key
-    return GatewayAddress(settings.url.rstrip("/"), key.get_secret_value() if key else None)
+    return GatewayAddress(
+        settings.url.rstrip("/"), key.get_secret_value() if key else None, _load_trust(settings)
+    )
+
+
+def _load_trust(settings: BenchSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+    except OSError as error:
+        raise TlsFileUnusable("ca", settings.ca, error) from None
+    if settings.client_cert:
+        try:
+            context.load_cert_chain(settings.client_cert)
+        except OSError as error:
+            raise TlsFileUnusable("client-cert", settings.client_cert, error) from None
+    return context
 
 
 async def fetch_models(

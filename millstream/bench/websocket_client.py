@@ -6,7 +6,6 @@ it belongs to, with no task or queue in between.
 
 import asyncio
 import itertools
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -283,7 +282,6 @@ class WebSocketClient:
             return socket
 
     async def _open_socket(self) -> MultiplexedSocket:
-        context = ssl.create_default_context() if self._address.uses_tls else None
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(10):
@@ -291,7 +289,7 @@ class WebSocketClient:
                     lambda: MultiplexedSocket(self._address, self._codec, self._clock),
                     self._address.host,
                     self._address.port,
-                    ssl=context,
+                    ssl=self._address.tls,
                 )
                 await socket.opened
         except OSError as error:  # includes TimeoutError

@@ -44,7 +44,7 @@ async def list_letters(settings: DeadListSettings, stop: asyncio.Event) -> None:
     A dead letter is a request that no worker could finish, stored with the reason. If none matches,
     the table or JSON list is empty and nothing is raised.
     """
-    async with connect(settings.nats, "dead") as broker:
+    async with connect(settings.nats, "dead", settings.nats_files) as broker:
         replayed = await replays.read_replays(broker)
         rows = [
             summarize(letter, replayed.get(letter.name))
@@ -62,7 +62,7 @@ async def show(settings: DeadShowSettings, stop: asyncio.Event) -> None:
     The prompt and other text that the client wrote are never printed. Raises `DeadLetterNotFound`
     if no dead letter has the request id in the settings.
     """
-    async with connect(settings.nats, "dead") as broker:
+    async with connect(settings.nats, "dead", settings.nats_files) as broker:
         letter = await _find_letter(broker, settings.request_id)
         facts = describe(letter, (await replays.read_replays(broker)).get(letter.name))
     if settings.as_json:
@@ -83,7 +83,7 @@ async def replay(settings: DeadChangeSettings, stop: asyncio.Event) -> int:
     letter whose request could not be queued; the letters before that one were replayed, those after
     it were not.
     """
-    async with connect(settings.nats, "dead") as broker:
+    async with connect(settings.nats, "dead", settings.nats_files) as broker:
         await sample_once(broker)
         return max([await _replay_one(broker, each) for each in await _select(broker, settings)])
 
@@ -104,7 +104,7 @@ async def drop(settings: DeadChangeSettings, stop: asyncio.Event) -> None:
     Raises `DeadLetterNotFound` if none is chosen, and `NotConfirmed` if several match the filter
     without `--yes`. A letter that somebody else deletes meanwhile raises nothing.
     """
-    async with connect(settings.nats, "dead") as broker:
+    async with connect(settings.nats, "dead", settings.nats_files) as broker:
         for letter in await _select(broker, settings):
             await broker.remove(topology.DEAD, letter.seq)  # no error if it is gone already
             print(f"{letter.name} is dropped")

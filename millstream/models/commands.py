@@ -17,6 +17,7 @@ from registry.models import INHERITED_FIELDS, Adapter, Model
 from registry.remote_models import RemoteServer, find_needed_settings, remote_model
 from registry.store import NameTaken, Registry
 from streams.broker.broker_client import connect
+from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.errors import ModelNotFound
 
 _COLUMNS = (
@@ -50,7 +51,7 @@ async def _add_model(settings: AddSettings) -> None:
     options = {name: getattr(settings, name) for name in INHERITED_FIELDS}
     given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         if settings.alias in {*registry.models, settings.name}:  # before anything is registered
             raise NameTaken(settings.alias)
         await registry.add_model(model)
@@ -90,7 +91,7 @@ def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:
 
 async def _add_adapter(settings: AddSettings, base: str) -> None:
     assert settings.path, "an adapter has files"
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         adapter = await asyncio.to_thread(
             adapter_from, settings.path, settings.name, *registry.resolve(base)
         )
@@ -105,7 +106,7 @@ async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
 
     Raises `BrokerUnavailable` if NATS does not answer.
     """
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         if settings.as_json:
             print_json(data=[_model_json(registry, model) for model in registry.models.values()])
         else:
@@ -118,7 +119,7 @@ async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
     The name may also be an alias, which shows its model, or `MODEL:ADAPTER`, which shows that
     adapter with its files. Raises `ModelNotFound` if nothing has this name.
     """
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         model, _, adapter = registry.resolve_target(settings.name)
         if settings.as_json:
             print_json(data=_adapter_json(adapter) if adapter else _model_json(registry, model))
@@ -135,7 +136,7 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
     `model_not_found`. Raises `ModelNotFound`, and removes nothing, if no model, alias or adapter
     has the name in the settings.
     """
-    async with open_registry(settings.nats) as registry:
+    async with open_registry(settings.nats, settings.nats_files) as registry:
         if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
             raise ModelNotFound(settings.name)
         await registry.remove(settings.name)
@@ -143,13 +144,13 @@ async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def open_registry(url: str) -> AsyncIterator[Registry]:
-    """Connect to NATS at `url` and yield the registry of models, with its contents loaded.
+async def open_registry(url: str, files: ConnectionFiles = NO_FILES) -> AsyncIterator[Registry]:
+    """Connect to NATS at `url`, by `files`, and yield the registry of models with its contents.
 
     Leaving the `with` block closes the registry and the connection. Raises `BrokerUnavailable` if
     NATS does not answer.
     """
-    async with connect(url, "millstream-models") as broker:
+    async with connect(url, "millstream-models", files) as broker:
         registry = await Registry.open(broker)
         try:
             yield registry

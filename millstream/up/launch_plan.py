@@ -54,7 +54,8 @@ class LaunchPlan:
         """The gateway's URL for clients on this machine; on 127.0.0.1 if it listens everywhere."""
         host = self.settings.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-        return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
+        scheme = "https" if self.settings.tls_cert else "http"
+        return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
     def drain_seconds(self, service: str) -> float:
         """Return how many seconds a service may take to finish its requests after its SIGTERM.
@@ -79,8 +80,14 @@ class LaunchPlan:
             "api_key": self.api_key,
             "metrics_port": self._metrics_port(self.settings.workers + 1),
             "public_metrics": self.settings.public_metrics,
+            **self._tls_files(),
         }
         return self._make_program("gateway", "gateway", settings)
+
+    def _tls_files(self) -> dict[str, object]:
+        names = ("tls_cert", "tls_key", "tls_client_ca")
+        files = {name: getattr(self.settings, name) for name in names}
+        return {name: file.expanduser().resolve() for name, file in files.items() if file}
 
     def dispatcher_program(self) -> Program:
         """Return the dispatcher's program, which serves its metrics on the setting `metrics_port`.

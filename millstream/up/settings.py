@@ -1,17 +1,18 @@
 """Settings of `millstream up`."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from registry.destination_policy import DestinationSettings
 from registry.models import GenerationConfig
-from streams.base_settings import DATA_DIR, Port, Slug, TenantSettings
+from streams.base_settings import DATA_DIR, Port, Slug, TenantSettings, TlsSettings
 
 CLOSING_SECONDS = 4.5  # for all services to close their connections, one after the other
 
 
-class UpSettings(DestinationSettings):
+class UpSettings(DestinationSettings, TlsSettings):
     """Settings of `millstream up`: all services on one machine."""
 
     model: tuple[str, ...] = Field(
@@ -57,6 +58,15 @@ class UpSettings(DestinationSettings):
     tenants: dict[Slug, TenantSettings] = Field(
         {}, description="tenants that may send requests, with their keys and quotas"
     )
+
+    @model_validator(mode="after")
+    def _check_client_auth(self) -> Self:
+        if self.tls_client_auth == "required":
+            raise ValueError(
+                "--tls-client-auth required is for `millstream gateway`: `up` asks its gateway for "
+                "its health without a certificate"
+            )
+        return self
 
     @property
     def shutdown_timeout_seconds(self) -> float:

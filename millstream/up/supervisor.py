@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from functools import partial
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import SecretStr
@@ -166,13 +167,18 @@ async def _wait_until_ready(plan: LaunchPlan) -> None:
 
 async def _is_ready(plan: LaunchPlan) -> bool:
     """Return True once the gateway is ready and knows a worker for each model."""
-    host = plan.gateway_url.removeprefix("http://").rpartition(":")[0].strip("[]")
-    answer = await health_probe.send_probe(host, plan.port, "/readyz", PROBE_SECONDS)
+    url = urlsplit(plan.gateway_url)
+    probe = partial(
+        health_probe.send_probe,
+        url.hostname or "",
+        plan.port,
+        seconds=PROBE_SECONDS,
+        uses_tls=url.scheme == "https",
+    )
+    answer = await probe("/readyz")
     if answer is None or not answer.is_healthy:
         return False
-    listed = await health_probe.send_probe(
-        host, plan.port, "/v1/models", PROBE_SECONDS, plan.api_key
-    )
+    listed = await probe("/v1/models", api_key=plan.api_key)
     if listed is None or not listed.is_healthy:
         return False
     workers = {card["id"]: card["workers"] for card in json.loads(listed.text)["data"]}

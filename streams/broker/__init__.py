@@ -5,10 +5,12 @@ nats_client                     nats-py's client with that parser, non-waiting p
                                 cancellation
 reconnecting_subscription, reconnecting_client  survive frozen and closed servers, and subscribe
                                 again
+authentication, refusals        files of credentials and certificates, and why they are refused
 inbox, responses                match the broker's responses to the calls that wait for them
 broker_client                   `connect()` and `Broker`: publish, store, read; every service starts
                                 here
 cluster_clock, clock_sync       the shared time, and the samples that keep it right
 declaration, stream_reconciler  create streams and consumers, and keep the streams
+countdown                       time-outs that do not count what the process stood still
 pull_loop, retry                pull deliveries, and retry while the broker does not answer
 """

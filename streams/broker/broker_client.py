@@ -8,7 +8,7 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -21,7 +21,8 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from streams import subjects, topology
 from streams.broker import clock_sync
 from streams.broker.cluster_clock import ClockSample, ClusterClock
-from streams.broker.inbox import Inbox
+from streams.broker.countdown import Countdown, running_timeout
+from streams.broker.inbox import STORE_SECONDS
 from streams.broker.reconnecting_client import ReconnectingClient
 from streams.broker.reconnecting_subscription import BrokerSubscription, MessageHandler
 from streams.broker.responses import (
@@ -35,9 +36,11 @@ from streams.broker.responses import (
     StoreRefused,
     StreamMissing,
 )
+from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected
 
 __all__ = [
+    "STORE_SECONDS",
     "Broker",
     "BrokerSubscription",
     "MessageHandler",
@@ -50,7 +53,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-STORE_SECONDS = 2.5
 MIN_MAX_PAYLOAD = 65_536  # bytes: the least for a heartbeat or a checkpoint of a busy cell
 _RETRY_SECONDS = 0.25
 _DECLARE_SECONDS = 1.0
@@ -69,15 +71,10 @@ class Broker(ReconnectingClient):
     Use `async with connect(...)` to make one; it stays usable over reconnects.
     """
 
-    def __init__(self, url: str, name: str) -> None:
-        super().__init__(url, name)
+    def __init__(self, url: str, name: str, files: ConnectionFiles = NO_FILES) -> None:
+        super().__init__(url, name, files)
         self.clock = ClusterClock()
-        self._inbox = Inbox(STORE_SECONDS)
         self._next_declare_request_at = 0.0  # monotonic seconds
-        self._subscriptions.append(
-            BrokerSubscription(self, self._inbox.subject, raw_handler=self._inbox.receive)
-        )
-        self.on_disconnect.append(self._fail_pending)
 
     @property
     def js(self) -> JetStreamContext:
@@ -185,18 +182,18 @@ class Broker(ReconnectingClient):
         time is up. The latter is a `NotConnected` only if the message cannot have been stored by
         any try.
         """
-        deadline = time.monotonic() + seconds
         unsure = ""  # the reason of a try that may have been stored
-        while True:
-            try:
-                stored = await self.store(subject, payload, headers, repeats=True)
-                return replace(stored, repeated=True) if unsure else stored
-            except BrokerUnavailable as error:
-                if not isinstance(error, NotConnected):
-                    unsure = str(error)  # not the error, which holds this frame: a cycle
-                if time.monotonic() + _RETRY_SECONDS > deadline:
-                    raise BrokerUnavailable(unsure) if unsure else error from None
-                await asyncio.sleep(_RETRY_SECONDS)
+        with closing(Countdown(seconds)) as limit:
+            while True:
+                try:
+                    stored = await self.store(subject, payload, headers, repeats=True)
+                    return replace(stored, repeated=True) if unsure else stored
+                except BrokerUnavailable as error:
+                    if not isinstance(error, NotConnected):
+                        unsure = str(error)  # not the error, which holds this frame: a cycle
+                    if limit.seconds_left < _RETRY_SECONDS:
+                        raise BrokerUnavailable(unsure) if unsure else error from None
+                    await asyncio.sleep(_RETRY_SECONDS)
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
         """Return the message with sequence `seq` in a stream; None if it certainly does not exist.
@@ -281,7 +278,7 @@ class Broker(ReconnectingClient):
         subject, payload = f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(dict(query))
         for seconds in _READ_SECONDS:
             try:
-                async with asyncio.timeout(seconds):
+                async with running_timeout(seconds):
                     return await self._await_response(
                         PendingRead("batch" in query), subject, payload
                     )
@@ -341,15 +338,14 @@ class Broker(ReconnectingClient):
 
         With `repeats` it is published again while no response comes.
         """
-        if not self._client.is_connected:
-            raise NotConnected(f"not connected to NATS at {self.url}")
-        reply = self._inbox.expect(response)
+        client, inbox = self._client, self._inbox  # a new client has another inbox
+        if not client.is_connected:
+            raise NotConnected("not connected to NATS")
+        reply = inbox.expect(response)
         if repeats:
-            response.resend = partial(
-                self._client.try_publish_now, subject, payload, headers, reply
-            )
+            response.resend = partial(client.try_publish_now, subject, payload, headers, reply)
         try:
-            if not self._client.try_publish_now(subject, payload, headers, reply):
+            if not client.try_publish_now(subject, payload, headers, reply):
                 await self._publish_in_time(subject, payload, headers, reply)
             return await response.future
         except StreamMissing:
@@ -360,29 +356,28 @@ class Broker(ReconnectingClient):
                 self.request_declaration()  # somebody may have edited the stream
             raise
         finally:
-            self._inbox.discard(reply)
+            inbox.discard(reply)
             response.close()
 
     async def _publish_in_time(
         self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str
     ) -> None:
         try:
-            async with asyncio.timeout(STORE_SECONDS):
+            async with running_timeout(STORE_SECONDS):
                 await self.publish(subject, payload, headers, reply)
         except TimeoutError:
             raise BrokerUnavailable(f"NATS accepted nothing for {STORE_SECONDS:g} s") from None
 
-    def _fail_pending(self) -> None:
-        self._inbox.fail(BrokerUnavailable("the connection to NATS was lost"))
-
 
 @asynccontextmanager
-async def connect(url: str, name: str) -> AsyncIterator[Broker]:
+async def connect(url: str, name: str, files: ConnectionFiles = NO_FILES) -> AsyncIterator[Broker]:
     """Connect to the broker and yield the `Broker`; leaving the `async with` block closes it.
 
-    Raises `BrokerUnavailable` if no server answers, and as `Broker.check_usable` does.
+    `name` is what the broker calls this process, `files` say who it is. Raises `BrokerUnavailable`
+    if no server answers or lets it in, `BrokerMisconfigured` for a file that cannot be used, and as
+    `Broker.check_usable` does.
     """
-    broker = Broker(url, name)
+    broker = Broker(url, name, files)
     await broker.open()
     try:
         await broker.check_usable()
@@ -396,4 +391,5 @@ async def connect(url: str, name: str) -> AsyncIterator[Broker]:
     finally:
         for task in housekeeping:
             task.cancel()
+        await asyncio.wait(housekeeping)
         await broker.close()

@@ -1,34 +1,37 @@
 """The reply subject of one process, and the responses from the broker that it waits for."""
 
-import asyncio
 import itertools
 import secrets
-from math import inf
+from math import ceil
 from typing import Any
 
+from streams.broker.countdown import TICK_SECONDS, Ticker
 from streams.broker.responses import PendingResponse
 from streams.errors import BrokerUnavailable, MillstreamError
 
+STORE_SECONDS = 2.5
 REPEAT_SECONDS = 0.6  # a question may have been lost with a leader that died: ask again
 
 
 class Inbox:
     """The reply subjects of one connection, and the broker's responses that are still awaited.
 
-    Each question gets a reply subject of its own. A response that has not come after `seconds`
-    fails with `BrokerUnavailable`; until then its question is sent again every `REPEAT_SECONDS`, if
-    the question allows that. All wait equally long, so one timer for the oldest serves all: a
-    timeout for each would take 3.4 µs of the 20 µs of an append.
+    Each question gets a reply subject of its own. A response that has not come while the event loop
+    ran for `seconds` fails with `BrokerUnavailable`; until then its question is sent again every
+    `REPEAT_SECONDS`, if the question allows that. All wait equally long, so one ticker serves all:
+    a timeout for each would take 3.4 µs of the 20 µs of an append.
     """
 
-    def __init__(self, seconds: float) -> None:
-        prefix = f"_INBOX.{secrets.token_hex(11)}."
-        self.subject = f"{prefix}*"
-        self._prefix, self._seconds = prefix, seconds
+    def __init__(self, seconds: float = STORE_SECONDS, prefix: str = "_INBOX") -> None:
+        self.prefix, self._seconds = prefix, seconds
+        self._own_prefix = f"{prefix}.{secrets.token_hex(11)}."
+        self.subject = f"{self._own_prefix}*"
+        self._tick_seconds = min(seconds, REPEAT_SECONDS, TICK_SECONDS)
         self._ids = itertools.count()
-        # By reply subject, with the deadline; the earliest deadline comes first.
-        self._pending: dict[str, tuple[float, PendingResponse[Any]]] = {}
-        self._is_check_scheduled = False
+        # By reply subject, with the tick after which it was asked; the earliest comes first.
+        self._pending: dict[str, tuple[int, PendingResponse[Any]]] = {}
+        self._tick = 0  # ticks in which a response was awaited
+        self._is_ticking = False
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -38,11 +41,11 @@ class Inbox:
 
         Returns at once; await the response's `future`. Call `discard` with the subject at the end.
         """
-        subject = f"{self._prefix}{next(self._ids):x}"
-        now = asyncio.get_running_loop().time()
-        self._pending[subject] = now + self._seconds, response
-        if not self._is_check_scheduled:
-            self._schedule_check(now + min(self._seconds, REPEAT_SECONDS))
+        subject = f"{self._own_prefix}{next(self._ids):x}"
+        self._pending[subject] = self._tick, response
+        if not self._is_ticking:
+            self._is_ticking = True
+            Ticker(self._tick_seconds, self._on_tick)
         return subject
 
     def discard(self, subject: str) -> None:
@@ -59,20 +62,24 @@ class Inbox:
         for _, response in self._pending.values():
             response.fail(error)
 
-    def _schedule_check(self, at: float) -> None:
-        self._is_check_scheduled = True
-        asyncio.get_running_loop().call_at(at, self._check_deadlines)
+    def _on_tick(self, in_time: bool) -> float | None:
+        """Repeat old questions and fail those out of time; a late tick is no time to judge."""
+        self._tick += 1
+        if in_time:
+            self._check_deadlines()
+        self._is_ticking = bool(self._pending)
+        return self._tick_seconds if self._is_ticking else None
 
     def _check_deadlines(self) -> None:
-        """Fail responses past their deadline, repeat old questions, schedule the next check."""
-        self._is_check_scheduled = False
-        now, first = asyncio.get_running_loop().time(), inf
-        for due, response in list(self._pending.values()):
-            if due <= now:
+        ticks, repeated_ticks = self._count_ticks(self._seconds), self._count_ticks(REPEAT_SECONDS)
+        for asked_at, response in self._pending.values():
+            age = self._tick - asked_at - 1  # of which the first tick may have been all but over
+            if age >= ticks:
                 response.fail(BrokerUnavailable(f"NATS did not answer in {self._seconds:g} s"))
-                continue
-            first = min(first, due)
-            if due - self._seconds + REPEAT_SECONDS <= now:
+            elif age >= repeated_ticks and age % repeated_ticks == 0:
                 response.repeat()
-        if first < inf:
-            self._schedule_check(min(first, now + REPEAT_SECONDS))
+            elif age < repeated_ticks:
+                return
+
+    def _count_ticks(self, seconds: float) -> int:
+        return ceil(seconds / self._tick_seconds)

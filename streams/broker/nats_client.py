@@ -14,26 +14,56 @@ when its answer comes.
 """
 
 import asyncio
+import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import nats.errors
+from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, NO_RESPONDERS_STATUS, Srv
 from nats.aio.client import Client as NatsClient
-from nats.aio.client import Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
+from nats.js.api import Header
 
+from streams.broker.authentication import Authentication, Identity, sign
+from streams.broker.countdown import running_timeout
 from streams.broker.nats_wire import RawHandler, WireParser, encode_publish, parse_header_lines
+from streams.connection_files import NO_FILES
+
+_NEVER = 86_400  # seconds: our own time-outs come first, and know when the process stood still
 
 
 class PatchedNatsClient(NatsClient):
     """nats-py's client with a faster read and write path, whose calls can be cancelled safely."""
 
-    def __init__(self) -> None:
+    def __init__(self, authentication: Authentication | None = None) -> None:
         super().__init__()
+        self._authentication = authentication or Authentication(NO_FILES)
+        self.identity: Identity | None = None  # shown at the last connect or reconnect
         self._raw_handlers: dict[int, RawHandler] = {}
         self._ps = WireParser(self, self._raw_handlers)
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The certificates for the next TLS handshake, read anew. Raises `UnusableFile`."""
+        return self._authentication.ssl_context()
+
+    def sign_nonce(self, nonce: str) -> bytes:
+        """Read the identity for one connect, and sign the server's nonce (`signature_cb`).
+
+        Raises `UnusableFile`.
+        """
+        self.identity = self._authentication.identity()
+        self._public_nkey = self.identity.key.public
+        return sign(self.identity, nonce)
+
+    def user_jwt(self) -> bytes:
+        """Return the token of the identity that has just signed (`user_jwt_cb`)."""
+        assert self.identity, "nats-py has the nonce signed first"
+        assert self.identity.token, "an identity from a credentials file"
+        return self.identity.token.encode()
 
     def try_publish_now(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
@@ -98,26 +128,65 @@ class PatchedNatsClient(NatsClient):
         self.abort()
         await super()._connect_to_server(s)
 
+    async def _process_connect_init(self) -> None:
+        """Leave no half-made connection: after a failed handshake, nats-py waits for its end."""
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            self.abort()
+            self._transport = None
+            raise
+
     async def _attempt_reconnect(self) -> None:
         """Drop the old connection first: nats-py would wait for a silent server to read it all."""
         self.abort()
         await super()._attempt_reconnect()
 
-    async def flush(self, *args: Any, **options: Any) -> None:
+    async def flush(self, timeout: float = DEFAULT_FLUSH_TIMEOUT) -> None:
         """Wait as nats-py's `flush` until the server has received all; never lose a cancellation.
 
-        If the task is cancelled meanwhile, CancelledError is raised in any case.
+        Raises TimeoutError when the loop has run for `timeout` seconds. If the task is cancelled
+        meanwhile, CancelledError is raised in any case.
         """
         with _reraise_cancellation():
-            await super().flush(*args, **options)
+            async with running_timeout(timeout):
+                await super().flush(_NEVER)
 
-    async def request(self, *args: Any, **options: Any) -> Msg:
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
         """Send a request and return the reply, as nats-py's `request`; never lose a cancellation.
 
-        If the task is cancelled meanwhile, CancelledError is raised in any case.
+        Raises TimeoutError when the loop has run for `timeout` seconds. If the task is cancelled
+        meanwhile, CancelledError is raised in any case.
         """
         with _reraise_cancellation():
-            return await super().request(*args, **options)
+            async with running_timeout(timeout):
+                return await super().request(subject, payload, _NEVER, old_style, headers)
+
+    async def _request_old_style(self, subject: str, payload: bytes, timeout: float = 1) -> Msg:
+        """Ask with an inbox for this request alone, which is given up however the request ends.
+
+        nats-py's own would keep the subscription if the request is cancelled.
+        """
+        inbox, reply = self.new_inbox(), asyncio.get_running_loop().create_future()
+        subscription = await self.subscribe(inbox, future=reply, max_msgs=1)
+        try:
+            await subscription.unsubscribe(limit=1)
+            await self.publish(subject, payload, reply=inbox)
+            msg: Msg = await reply
+        except BaseException:
+            with suppress(nats.errors.Error):  # it has ended by itself, or with its client
+                await subscription.unsubscribe()
+            raise
+        if msg.headers and msg.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
+            raise nats.errors.NoRespondersError
+        return msg
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():  # its flush was cancelled

@@ -135,7 +135,7 @@ class PullLoop:
         """Pull until the pull is lost, on a new inbox: messages of earlier pulls arrive nowhere."""
         self._is_lost = False
         inbox = self._broker.client.new_inbox()
-        subscription = await self._broker.subscribe(f"{inbox}.*", self._on_message)
+        subscription = await self._broker.subscribe(f"{inbox}.*", self._on_message, renewed=False)
         try:
             while not self._is_lost:
                 await self._pull_or_wait(inbox)

@@ -47,17 +47,25 @@ class BrokerSubscription:
         self._broker, self._subject = broker, subject
         self._handler, self._raw_handler = handler, raw_handler
         self._subscription: Subscription | None = None
+        self._subscribing = asyncio.Lock()
+        self._is_ended = False
 
-    async def resubscribe(self) -> None:
-        """Subscribe with the connection's current client; raises what nats-py raises.
+    async def resubscribe(self, client: PatchedNatsClient) -> Subscription | None:
+        """Subscribe with a client, and return the subscription with the one before, if any.
 
-        The connection calls this at the start and for each new client.
+        The connection calls this at the start and for each new client. Raises what nats-py raises.
         """
-        client = self._broker.client
+        async with self._subscribing:
+            made = await self._subscribe(client)
+            before, self._subscription = self._subscription, made
+        if self._is_ended:
+            await self.unsubscribe()
+        return before
+
+    async def _subscribe(self, client: PatchedNatsClient) -> Subscription:
         if self._raw_handler:
-            self._subscription = await client.subscribe_raw(self._subject, self._raw_handler)
-            return
-        self._subscription = await client.subscribe(
+            return await client.subscribe_raw(self._subject, self._raw_handler)
+        return await client.subscribe(
             self._subject,
             cb=self._handler,
             pending_msgs_limit=_NO_LIMIT,
@@ -78,13 +86,19 @@ class BrokerSubscription:
         Waits for them for one second at most.
         """
         if subscription := self._detach():
-            try:
-                async with asyncio.timeout(_DRAIN_SECONDS):
-                    await subscription.drain()  # type: ignore[no-untyped-call]
-            except (nats.errors.Error, TimeoutError):
-                return  # nothing to wait for: its client has closed, or the server is silent
+            await drain(subscription)
 
     def _detach(self) -> Subscription | None:
+        self._is_ended = True
         self._broker.remove_subscription(self)
         subscription, self._subscription = self._subscription, None
         return subscription
+
+
+async def drain(subscription: Subscription) -> None:
+    """End a subscription when the messages on their way are handled, within one second."""
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            await subscription.drain()  # type: ignore[no-untyped-call]
+    except (nats.errors.Error, TimeoutError):
+        return  # nothing to wait for: its client has closed, or the server is silent

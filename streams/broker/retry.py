@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import structlog
 
+from streams.broker.countdown import running_timeout
 from streams.errors import BrokerUnavailable
 
 T = TypeVar("T")
@@ -18,10 +19,11 @@ PAUSE_SECONDS = 0.25
 async def broker_timeout(seconds: float) -> AsyncIterator[None]:
     """Cancel the `async with` block after `seconds` and raise `BrokerUnavailable`.
 
-    A TimeoutError that the block itself raises becomes `BrokerUnavailable`, too.
+    Time in which this process stood still does not count. A TimeoutError that the block itself
+    raises becomes `BrokerUnavailable`, too.
     """
     try:
-        async with asyncio.timeout(seconds):
+        async with running_timeout(seconds):
             yield
     except TimeoutError:
         raise BrokerUnavailable(f"NATS did not answer within {seconds:g} s") from None

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -165,9 +167,32 @@ def token_indices(frames: list[dict[str, Any]]) -> list[int]:
 class RunningGateway:
     """A running gateway as its clients see it."""
 
-    def __init__(self, port: int, stop: asyncio.Event) -> None:
-        self.port, self.stop = port, stop
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, stop: asyncio.Event, tls: ssl.SSLContext | None = None) -> None:
+        self.port, self.stop, self.tls = port, stop, tls
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+
+    def with_tls(self, tls: ssl.SSLContext | None) -> Self:
+        """The same gateway as another client sees it."""
+        return type(self)(self.port, self.stop, tls)
+
+    async def connect(
+        self, connection: socket.socket | None = None, limit: int = 65_536
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which nothing was sent, over a socket or a new one; TLS is spoken.
+
+        While nobody reads, a little more than `limit` bytes are kept.
+        """
+        if connection is None:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", self.port, limit=limit, ssl=self.tls
+            )
+        else:
+            hostname = "127.0.0.1" if self.tls else None
+            reader, writer = await asyncio.open_connection(
+                sock=connection, limit=limit, ssl=self.tls, server_hostname=hostname
+            )
+        limit_tls_buffer(writer.transport, limit)
+        return reader, writer
 
     async def open(
         self,
@@ -186,7 +211,7 @@ class RunningGateway:
         if key is not None:
             lines["Authorization"] = f"Bearer {key}"
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await self.connect()
         writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
         return HttpExchange(reader, writer)
 
@@ -215,11 +240,18 @@ class RunningGateway:
 
     @asynccontextmanager
     async def socket(
-        self, subprotocol: str | None = JSON, *, key: str = KEY, **options: Any
+        self,
+        subprotocol: str | None = JSON,
+        *,
+        key: str | None = KEY,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> AsyncIterator[GatewaySocket]:
-        url = f"ws://127.0.0.1:{self.port}/v1/stream"
+        url = f"{self.url.replace('http', 'ws', 1)}/v1/stream"
         names = [Subprotocol(subprotocol)] if subprotocol else None
-        headers = {"Authorization": f"Bearer {key}"}
+        headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
+        if self.tls:
+            options["ssl"] = self.tls
         async with connect(
             url, subprotocols=names, additional_headers=headers, **{"close_timeout": 0.5, **options}
         ) as connection:
@@ -242,22 +274,31 @@ class RunningGateway:
         return await self.metric("millstream_followed_requests")
 
 
+def limit_tls_buffer(transport: Any, limit: int) -> None:
+    """Bound what a client with TLS keeps while it is not read, which is 256 KiB otherwise."""
+    if transport.get_extra_info("ssl_object"):
+        transport.set_read_buffer_limits(limit)
+
+
 def _dumps(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
 @asynccontextmanager
 async def gateways(
-    nats_url: str, count: int = 1, **settings: Any
+    nats_url: str, count: int = 1, *, tls: ssl.SSLContext | None = None, **settings: Any
 ) -> AsyncIterator[list[RunningGateway]]:
-    """Gateways with the models `mock` and `vectors` registered, and nothing behind them."""
+    """Gateways with the models `mock` and `vectors` registered, and nothing behind them.
+
+    `tls` is what their clients connect with.
+    """
     settings = {"tenants": tenants(), "drain_seconds": 5, **settings}
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(count):
             made = GatewaySettings(nats=nats_url, port=free_port(), **settings)
             stop = await stack.enter_async_context(running(gateway.service, made))
-            found.append(RunningGateway(made.port, stop))
+            found.append(RunningGateway(made.port, stop, tls))
         for each in found:
             await eventually(lambda each=each: _answers(each))  # type: ignore[misc]
         yield found

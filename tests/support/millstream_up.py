@@ -110,7 +110,8 @@ class MillstreamUp:
     def __init__(self, home: Path, *words: str, port: int | None = None) -> None:
         self.home, self.port, self.nats_port = home, port or free_port(), free_port()
         home.mkdir(exist_ok=True)
-        self.url = f"http://127.0.0.1:{self.port}"
+        scheme = "https" if "--tls-cert" in words else "http"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.nats_url = f"nats://127.0.0.1:{self.nats_port}"
         self.output = home / "up.out"
         own = ["--port", str(self.port), "--nats-port", str(self.nats_port)]

@@ -21,7 +21,9 @@ from millstream_client import (
     Stream,
     Unauthenticated,
 )
+from streams.base_settings import TenantSettings
 from tests.integration.gateway.replies.test_cancel import outcomes
+from tests.support.certificates import CertificateAuthority
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell, register
 from tests.support.nats_server import NatsServer
@@ -342,3 +344,19 @@ async def refused(gateway: RunningGateway, code: str) -> bool:
 
 async def ran(nats_url: str, count: int) -> bool:
     return len(await outcomes(nats_url)) == count
+
+
+async def test_it_speaks_tls_and_may_have_a_certificate_instead_of_a_key(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """With an authority of one's own; a gateway that it does not trust gets nothing."""
+    authority = CertificateAuthority(tmp_path)
+    mapped = {"acme": TenantSettings(certificates=("spiffe://cell/acme",))}
+    tls = {**authority.make_server(), "tls_client_ca": authority.file, "tenants": mapped}
+    context = authority.client_context("acme", "spiffe://cell/acme")
+    async with cell(nats_url, tls=context, **tls) as (gateway,):
+        async with Client(gateway.url, ssl=context) as client:
+            assert await client.generate(model="mock", prompt="hello", max_tokens=3).text()
+        async with Client(gateway.url, patience=0.5) as client:
+            with pytest.raises(NotConnected, match="certificate verify failed"):
+                await client.generate(model="mock", prompt="hello", max_tokens=3).text()

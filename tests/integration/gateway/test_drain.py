@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidStatus
 
+from tests.integration.gateway.conftest import Transport
 from tests.support.eventually import eventually
 from tests.support.gateways import GatewaySocket, RunningGateway, cell, token_indices
 
 SLOW = {"ttft_ms": 1, "itl_ms": 2}
 
 
-async def test_running_streams_finish_and_nothing_new_comes_in(nats_url: str) -> None:
+async def test_running_streams_finish_and_nothing_new_comes_in(
+    nats_url: str, transport: Transport
+) -> None:
     """The last frame arrives before the close; readiness tells the load balancer at once."""
-    async with cell(nats_url, mock=SLOW) as (gateway,):
+    async with cell(nats_url, mock=SLOW, **transport) as (gateway,):
         async with gateway.socket() as idle, gateway.socket() as busy:
             await busy.generate("a", max_tokens=400)
             frames = await busy.receive_until("a", "chunk")
@@ -57,9 +60,11 @@ async def closing_code(socket: Any) -> int:
     return int(closed.value.rcvd.code)
 
 
-async def test_what_does_not_finish_in_time_is_cut_and_can_be_resumed(nats_url: str) -> None:
+async def test_what_does_not_finish_in_time_is_cut_and_can_be_resumed(
+    nats_url: str, transport: Transport
+) -> None:
     """The process ends within its time whatever its clients do; another gateway goes on."""
-    async with cell(nats_url, 2, drain_seconds=0.3, mock=SLOW) as (first, second):
+    async with cell(nats_url, 2, drain_seconds=0.3, mock=SLOW, **transport) as (first, second):
         async with first.socket() as socket:
             await socket.generate("a", max_tokens=1000)
             frames = await socket.receive_until("a", "chunk")
@@ -75,9 +80,9 @@ async def test_what_does_not_finish_in_time_is_cut_and_can_be_resumed(nats_url: 
         assert token_indices(frames) == list(range(1000))
 
 
-async def test_a_stream_over_http_that_is_cut_says_so(nats_url: str) -> None:
+async def test_a_stream_over_http_that_is_cut_says_so(nats_url: str, transport: Transport) -> None:
     """A client must not take what it got for the whole answer."""
-    async with cell(nats_url, drain_seconds=0.3, mock=SLOW) as (gateway,):
+    async with cell(nats_url, drain_seconds=0.3, mock=SLOW, **transport) as (gateway,):
         streaming = asyncio.create_task(gateway.complete(max_tokens=1000, stream=True))
         await eventually(lambda: follows(gateway, 1))
         gateway.stop.set()
@@ -91,9 +96,9 @@ async def take_all(socket: GatewaySocket, frames: list[dict[str, Any]]) -> None:
         frames.append(await socket.receive())
 
 
-async def test_orphans_do_not_delay_the_end(nats_url: str) -> None:
+async def test_orphans_do_not_delay_the_end(nats_url: str, transport: Transport) -> None:
     """A dropped socket's requests wait for nobody here: they are resumed elsewhere."""
-    async with cell(nats_url, 2, grace_seconds=60, mock=SLOW) as (first, second):
+    async with cell(nats_url, 2, grace_seconds=60, mock=SLOW, **transport) as (first, second):
         async with first.socket() as socket:
             await socket.generate("a", max_tokens=600)
             frames = await socket.receive_until("a", "chunk")

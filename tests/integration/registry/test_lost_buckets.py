@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from nats.js.api import KeyValueConfig
+from structlog.testing import capture_logs
 
 from registry import kv_view
 from registry.models import mock_model
@@ -108,6 +109,15 @@ async def test_an_unreadable_record_takes_nothing_away(broker: Broker) -> None:
         await registry.wait_until(lambda: list(registry.models) == ["new"])
         async with opened(broker) as late:
             assert list(late.models) == ["new"]
+
+
+async def test_the_log_has_nothing_of_an_unreadable_record(broker: Broker) -> None:
+    """A tenant's record has hashes of keys, a model's the URL of a server."""
+    with capture_logs() as events:
+        async with opened(broker):
+            await broker.store(OLD_KEY, b'{"name": ["hunter2"]}')
+            await eventually(lambda: [e for e in events if e["event"] == "record_unreadable"])
+    assert "hunter2" not in str(events)
 
 
 async def test_a_bucket_without_history_gets_one(broker: Broker) -> None:

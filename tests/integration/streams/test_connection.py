@@ -146,11 +146,14 @@ async def test_a_frozen_server_does_not_keep_a_service_from_ending(
     nats_server.thaw()
 
 
-async def test_nobody_answering_is_an_error_not_a_silence(nats_server: NatsServer) -> None:
+async def test_nobody_answering_is_an_error_not_a_silence(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A command for people must end; a service is started again by its supervisor."""
+    monkeypatch.setattr(reconnecting_client, "OPEN_SECONDS", 0.5)
     nats_server.kill()
     with pytest.raises(BrokerUnavailable):
-        await Broker(nats_server.url, "test").open(seconds=0.5)
+        await Broker(nats_server.url, "test").open()
 
 
 async def test_a_subject_is_read_to_its_end(broker: Broker) -> None:

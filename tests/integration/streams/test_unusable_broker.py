@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.store import Registry
+from streams.broker import reconnecting_client
 from streams.broker.broker_client import Broker, connect
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from tests.support.nats_server import NatsServer
@@ -72,12 +73,15 @@ async def test_a_small_store_is_named_with_what_is_needed(servers: Servers) -> N
             await Registry.open(broker)
 
 
-async def test_a_dead_broker_is_told_of_at_once_and_at_the_end() -> None:
+async def test_a_dead_broker_is_told_of_at_once_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The message has the address, the attempt, the reason and the remedy."""
+    monkeypatch.setattr(reconnecting_client, "OPEN_SECONDS", 1.0)
     url = f"nats://mill:{quote(PASSWORD, safe='')}@127.0.0.1:{free_port()}"
     address = url.partition("@")[2]
     with capture_logs() as logged, pytest.raises(BrokerUnavailable) as failed:
-        await Broker(url, "test").open(seconds=1)
+        await Broker(url, "test").open()
     sentence = f"no connection to NATS at nats://{address} within 1 s: connection refused"
     assert str(failed.value).startswith(sentence)
     assert failed.value.message == "the message broker does not answer at the moment; try again"

@@ -22,10 +22,17 @@ from websockets.streams import StreamReader
 
 from gateway.server.http_protocol import HttpProtocol
 from gateway.server.response_framing import ResponseCycle
+from gateway.server.uvicorn_server import GatewayServer
 from gateway.server.websocket_protocol import WebSocketProtocol
 
 ROOT = Path(__file__).parents[3]
+SERVER_METHODS = {
+    "capture_signals": "(self)",
+    "serve": "(self, sockets=None)",
+    "shutdown": "(self, sockets=None)",
+}
 HTTP_STATE = {
+    "app_state",
     "config",
     "connections",
     "cycle",
@@ -54,6 +61,7 @@ HTTP_METHODS = {
     "connection_lost": "(self, exc)",
     "connection_made": "(self, transport)",
     "data_received": "(self, data)",
+    "eof_received": "(self)",
     "handle_websocket_upgrade": "(self)",
     "on_body": "(self, body)",
     "on_header": "(self, name, value)",
@@ -120,6 +128,14 @@ def test_the_minor_version_is_pinned() -> None:
     (pin,) = [found for found in dependencies if found.startswith("uvicorn")]
     major, minor, *_ = version("uvicorn").split(".")
     assert pin == f"uvicorn=={major}.{minor}.*"
+
+
+@pytest.mark.parametrize(("name", "parameters"), sorted(SERVER_METHODS.items()))
+def test_a_server_has_the_methods_that_are_overridden(name: str, parameters: str) -> None:
+    """With TLS, connections are accepted beside uvicorn, and must end when its own would."""
+    assert signature(getattr(uvicorn.Server, name)) == parameters
+    assert signature(getattr(GatewayServer, name)) == parameters
+    assert hasattr(uvicorn.Server(uvicorn.Config(Starlette())), "server_state")
 
 
 async def test_an_http_protocol_has_the_state_that_is_read_or_written() -> None:

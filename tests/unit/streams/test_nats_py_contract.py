@@ -30,6 +30,7 @@ CLIENT_STATE = {
     "_pending_data_size",
     "_pongs",
     "_ps",
+    "_public_nkey",
     "_status",
     "_transport",
     "CONNECTED",
@@ -38,8 +39,10 @@ CLIENT_METHODS = {
     "_attempt_reconnect": "(self)",
     "_connect_to_server": "(self, s)",
     "_parse_header_lines": "(raw)",
+    "_process_connect_init": "(self)",
     "_process_msg": "(self, sid, subject, reply, data, headers)",
     "_process_pong": "(self)",
+    "_request_old_style": "(self, subject, payload, timeout=1)",
     "_remove_sub": "(self, sid, max_msgs=0)",
 }
 PARSER_METHODS = {"reset": "(self)", "parse": "(self, data=b'')"}

@@ -12,6 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from gateway.entrypoints import endpoint
+from tests.integration.gateway.conftest import Transport
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     KEY,
@@ -161,10 +162,10 @@ PACKED: dict[str, bytes] = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(shared_nats_url: str) -> AsyncIterator[RunningGateway]:
+async def gateway(shared_nats_url: str, transport: Transport) -> AsyncIterator[RunningGateway]:
     """One for all these tests: whatever they send must leave it unharmed."""
     limits = tenants(max_prompt_tokens=8192, max_output_tokens=8192)
-    async with cell(shared_nats_url, tenants=limits) as (gateway,):
+    async with cell(shared_nats_url, tenants=limits, **transport) as (gateway,):
         yield gateway
 
 
@@ -289,7 +290,7 @@ async def test_a_handshake_without_a_known_key_is_a_401(gateway: RunningGateway,
 
 async def test_a_browser_brings_its_key_as_a_subprotocol(gateway: RunningGateway) -> None:
     """It cannot set headers, and a key must not be in a URL; it is not echoed either."""
-    url = f"ws://127.0.0.1:{gateway.port}/v1/stream"
+    url = f"{gateway.url.replace('http', 'ws')}/v1/stream"
     async with connect(url, subprotocols=[f"bearer.{KEY}", MSGPACK]) as connection:  # type: ignore[list-item]
         assert connection.subprotocol == MSGPACK
         await serves(GatewaySocket(connection))

@@ -30,11 +30,20 @@ from streams.broker.responses import MessagePage
 from streams.messages import Record
 from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress, PoolKey, Priority
+from tests.integration.gateway.conftest import Transport
 from tests.support.eventually import eventually
-from tests.support.gateways import GatewaySocket, RunningGateway, cell, text_of, token_indices
+from tests.support.gateways import (
+    GatewaySocket,
+    RunningGateway,
+    cell,
+    limit_tls_buffer,
+    text_of,
+    token_indices,
+)
 from tests.support.nats_server import NatsServer
 
 QUICK = {"ttft_ms": 1, "itl_ms": 1}
+FAST = {"ttft_ms": 1, "itl_ms": 0}
 ENDS = ("done", "error")
 OnReply = Callable[[Relay, bytes, bytes, bytes], None]
 
@@ -142,17 +151,18 @@ async def connection(gateway: RunningGateway) -> sockets.socket:
 
 async def flood(socket: GatewaySocket, requests: int) -> None:
     """Ask for more than all buffers on the way hold."""
+    limit_tls_buffer(socket.connection.transport, 4096)
     for i in range(requests):
         await socket.generate(str(i), max_tokens=3000, logprobs=2)
 
 
 @pytest.mark.usefixtures("small_buffers")
 async def test_who_does_not_read_is_cut_and_harms_nobody(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for it is bounded by bytes, and after a while without progress it has to go."""
     monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 2.0)
-    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}, grace_seconds=0) as (gateway,):
+    async with cell(nats_url, mock=FAST, grace_seconds=0, **transport) as (gateway,):
         tcp = await connection(gateway)
         async with gateway.socket(sock=tcp, max_queue=1, ping_interval=None) as socket:
             await flood(socket, 4)
@@ -173,24 +183,27 @@ async def nothing_followed(gateway: RunningGateway) -> bool:
 
 @pytest.mark.usefixtures("small_buffers")
 async def test_an_http_client_that_does_not_read_is_cut_too(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But only after minutes, since it may just pause. Nobody can get the answer any more."""
     monkeypatch.setattr(http_protocol, "PAUSE_SECONDS", 2.0)
-    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}) as (gateway,):
+    async with cell(nats_url, mock=FAST, **transport) as (gateway,):
         tcp = await connection(gateway)
-        wanted = {"model": "mock", "prompt": "x", "max_tokens": 3000, "logprobs": 2, "stream": True}
+        wanted = {"model": "mock", "prompt": "x", "max_tokens": 8000, "logprobs": 2, "stream": True}
         body = json.dumps(wanted).encode()
         head = f"Authorization: Bearer sk-acme\r\nContent-Length: {len(body)}\r\n\r\n"
         request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head.encode() + body
-        await asyncio.get_running_loop().sock_sendall(tcp, request)
+        _, writer = await gateway.connect(tcp, limit=2048)
+        writer.write(request)
         await eventually(gateway.followed_requests)
         await eventually(lambda: nothing_followed(gateway))
-        tcp.close()
+        writer.transport.abort()
 
 
 @pytest.mark.usefixtures("small_buffers")
-async def test_an_http_client_may_pause(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_http_client_may_pause(
+    nats_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Longer than a WebSocket may, since a request without a key cannot be resumed."""
     monkeypatch.setattr(write_timeout, "WRITE_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(http_protocol, "TCP_TIMEOUT_SECONDS", 1)
@@ -202,10 +215,10 @@ async def test_an_http_client_may_pause(nats_url: str, monkeypatch: pytest.Monke
         paused.set()
 
     monkeypatch.setattr(http_protocol.HttpProtocol, "pause_writing", watched)
-    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}) as (gateway,):
+    async with cell(nats_url, mock=FAST, **transport) as (gateway,):
         tcp = await connection(gateway)
-        reader, writer = await asyncio.open_connection(sock=tcp, limit=2048)
-        wanted = {"model": "mock", "prompt": "x", "max_tokens": 3000, "logprobs": 2, "stream": True}
+        reader, writer = await gateway.connect(tcp, limit=2048)
+        wanted = {"model": "mock", "prompt": "x", "max_tokens": 8000, "logprobs": 2, "stream": True}
         body = json.dumps(wanted).encode()
         head = f"Authorization: Bearer sk-acme\r\nContent-Length: {len(body)}\r\n"
         request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -220,7 +233,7 @@ async def test_an_http_client_may_pause(nats_url: str, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("small_buffers")
 async def test_a_slow_reader_gets_everything_once(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is paused and later fed from the log, while others stream at full speed."""
     paused: list[bool] = []
@@ -232,7 +245,7 @@ async def test_a_slow_reader_gets_everything_once(
         return wanted
 
     monkeypatch.setattr(LogSubscription, "consume_record", watched)
-    async with cell(nats_url, mock={"ttft_ms": 1, "itl_ms": 0}) as (gateway,):
+    async with cell(nats_url, mock=FAST, **transport) as (gateway,):
         tcp = await connection(gateway)
         async with gateway.socket(sock=tcp, max_queue=1, ping_interval=None) as socket:
             await flood(socket, 3)

@@ -15,6 +15,7 @@ from gateway.server import http_protocol, uvicorn_server, websocket_protocol
 from gateway.server.http_protocol import TCP_TIMEOUT_SECONDS
 from gateway.settings import GatewaySettings
 from streams.base_settings import KeySettings, TenantSettings
+from tests.integration.gateway.conftest import Transport
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, gateways
 from tests.support.ports import free_port
@@ -82,19 +83,19 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(shared_nats_url: str) -> AsyncIterator[RunningGateway]:
+async def gateway(shared_nats_url: str, transport: Transport) -> AsyncIterator[RunningGateway]:
     """One for all these tests: whatever they send must leave it unharmed."""
     few = KeySettings.model_validate({"key": FEW_KEY, "name": "few", "max_connections": 2})
     paced = KeySettings.model_validate({"key": PACED_KEY, "frames_per_second": 200})
     keys = (KeySettings.model_validate(KEY), few, paced)
     tenants = {"acme": TenantSettings(keys=keys), "other": TenantSettings(keys=(OTHER_KEY,))}
-    async with cell(shared_nats_url, tenants=tenants) as (gateway,):
+    async with cell(shared_nats_url, tenants=tenants, **transport) as (gateway,):
         yield gateway
 
 
 @asynccontextmanager
 async def connected(gateway: RunningGateway) -> AsyncIterator[Raw]:
-    connection = Raw(*await asyncio.open_connection("127.0.0.1", gateway.port))
+    connection = Raw(*await gateway.connect())
     yield connection
     connection.writer.transport.abort()
 
@@ -186,11 +187,11 @@ async def test_a_head_that_begins_during_a_response_has_no_more_time(
 
 
 async def test_who_waits_longest_gives_way_to_a_new_connection(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of connections that ask for nothing keeps nobody out."""
     monkeypatch.setattr(uvicorn_server, "MAX_IDLE_CONNECTIONS", 5)
-    async with gateways(nats_url) as (gateway,), AsyncExitStack() as stack:
+    async with gateways(nats_url, **transport) as (gateway,), AsyncExitStack() as stack:
         flood = [await stack.enter_async_context(connected(gateway)) for _ in range(9)]
         for each in flood:
             each.send("G")
@@ -199,9 +200,11 @@ async def test_who_waits_longest_gives_way_to_a_new_connection(
             assert await each.refusal() == (503, "overloaded")
 
 
-async def test_over_the_gateways_limit_a_connection_is_a_503(nats_url: str) -> None:
+async def test_over_the_gateways_limit_a_connection_is_a_503(
+    nats_url: str, transport: Transport
+) -> None:
     """Those that are open go on; one that asks for nothing would have given way."""
-    async with gateways(nats_url, max_connections=2) as (gateway,):
+    async with gateways(nats_url, max_connections=2, **transport) as (gateway,):
         async with gateway.socket() as first, gateway.socket() as second:
             async with connected(gateway) as refused:
                 assert await refused.refusal() == (503, "overloaded")
