@@ -21,8 +21,8 @@ ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS = "CHECKPOINTS"
 USAGE, RATES = "USAGE", "RATES"
 SIGNALS = "SIGNALS"
-# Whose leader tells everybody the time. Whoever may ask a stream for its state may have the subjects
-# in it, too: those of this one name models and workers, and no tenants.
+# Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
+# it, too: those of this one name models and workers, and no tenants.
 CLOCK = WORK
 MAX_DEADLINE_SECONDS = 600
 # A token log outlives its request: the longest deadline, and then time to resume reading.

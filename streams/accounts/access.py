@@ -30,6 +30,8 @@ BUCKETS = (REGISTRY, TENANTS, PRICES, LEASES, IDEMPOTENCY)
 CONTROL_STREAMS = frozenset(
     {topology.LEDGER, topology.CHECKPOINTS, REGISTRY, TENANTS, PRICES, LEASES}
 )
+# Of a call of the JetStream API: two words, or three, and then the name of a stream
+_CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
 _SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\d+\.")
 
 
@@ -61,13 +63,23 @@ def store_of(stream: str) -> BrokerAccount:
     return BrokerAccount.CONTROL if stream in CONTROL_STREAMS else BrokerAccount.WORK
 
 
-def api_prefix(user_class: UserClass, stream: str) -> str:
+def api_prefix(user_class: UserClass | None, stream: str) -> str:
     """Return what the JetStream API's subjects for a stream begin with, for users of a class.
 
     The admin service may ask anything of both stores, so they have names of their own there; all
     others ask as if there were one store.
     """
     return f"{store_of(stream)}.API" if user_class is UserClass.ADMIN else "$JS.API"
+
+
+def api_subject(user_class: UserClass | None, call: str) -> str:
+    """Return the subject of a call of the JetStream API, such as `STREAM.INFO.WORK`.
+
+    A call that names no stream, such as `STREAM.NAMES`, is asked of the store of requests.
+    `user_class` is None for a connection without accounts.
+    """
+    found = _CALLED.match(call)
+    return f"{api_prefix(user_class, found['stream'] if found else topology.REQUESTS)}.{call}"
 
 
 @cache
