@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from gateway.replies.log_subscription import LogSource, LogSubscription, StoredRecord
@@ -10,10 +10,9 @@ from gateway.replies.send_buffer import LIMIT_BYTES
 from gateway.replies.worker_replay import WorkerReplay
 from streams import topology
 from streams.broker.broker_client import Broker
-from streams.broker.responses import MessagePage
 from streams.broker.retry import retry_forever
 from streams.errors import BrokerUnavailable
-from streams.records.token_log import begins_anew, decode_contents, skip_void
+from streams.records.token_log import read_log_begin
 from streams.records.token_log_cache import MAX_PAGE_RECORDS
 
 MAX_CONCURRENT_READS = 16  # of each stream: one that cannot be read does not hold up the others
@@ -133,23 +132,9 @@ class Catchup:
             "batch": MAX_PAGE_RECORDS,
             "max_bytes": max_bytes,
         }
-        page = await self._broker.read_page(source.stream, query)
-        if not cursor.last_seq:
-            page = await self._skip_void(source.stream, query, page)
+        if cursor.last_seq:
+            page = await self._broker.read_page(source.stream, query)
+        else:
+            page = await read_log_begin(self._broker, source.stream, query)
         found = [StoredRecord(message.seq, message.data) for message in page.messages]
         return found, page.remaining
-
-    async def _skip_void(
-        self, stream: str, query: Mapping[str, int | str], first: MessagePage
-    ) -> MessagePage:
-        """Return the page with which a log begins, where `first` is the first one that is stored.
-
-        If the log has lost its beginning, and an attempt has begun anew since, that is the page
-        with the attempt's claim, from the claim on.
-        """
-        page, is_truncated = first, decode_contents(first.messages).is_truncated
-        while is_truncated and page.remaining and not begins_anew(page.messages):
-            page = await self._broker.read_page(stream, {**query, "seq": page.messages[-1].seq + 1})
-        if not begins_anew(page.messages):
-            return first
-        return MessagePage(list(skip_void(page.messages)), page.remaining)

@@ -180,6 +180,7 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
         *make.hears(make.own, "load", subjects.ALL_PRESSURE),
+        *make.hears(make.own, "producers' missed replies", subjects.ALL_RECORDS),
         *make.hears(make.own, "whose request it is", subjects.ALL_READERS, subjects.ALL_FINDS),
         *make.publishes(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
         *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
@@ -291,11 +292,10 @@ def _admin(make: _Rights) -> list[Right]:
 
 
 def _tenant(make: _Rights) -> list[Right]:
-    by_subject = f"{JETSTREAM_API}DIRECT.GET.*.infer.token.*.{{tenant}}.*.*"
     return [
         *make.publishes(BrokerAccount.WORK, "submit", "infer.submit.{tenant}.*.*"),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
-        *make.publishes(BrokerAccount.WORK, "the last stored record of a request", by_subject),
+        *make.publishes(BrokerAccount.SERVICES, "missed replies", "infer.records.{tenant}.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.>"),
     ]
 

@@ -35,6 +35,7 @@ class BrokerSubscription:
     """A subscription on a connection, kept while the connection replaces its NATS client.
 
     `handler` gets nats-py's messages; `raw_handler`, if given, gets unparsed bytes instead.
+    Of the subscriptions with the same `queue`, each message goes to one.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class BrokerSubscription:
         subject: str,
         handler: MessageHandler | None = None,
         raw_handler: RawHandler | None = None,
+        queue: str = "",
     ) -> None:
         self._broker, self._subject = broker, subject
-        self._handler, self._raw_handler = handler, raw_handler
+        self._handler, self._raw_handler, self._queue = handler, raw_handler, queue
         self._subscription: Subscription | None = None
         self._subscribing = asyncio.Lock()
         self._is_ended = False
@@ -67,6 +69,7 @@ class BrokerSubscription:
             return await client.subscribe_raw(self._subject, self._raw_handler)
         return await client.subscribe(
             self._subject,
+            self._queue,
             cb=self._handler,
             pending_msgs_limit=_NO_LIMIT,
             pending_bytes_limit=_PENDING_BYTES,

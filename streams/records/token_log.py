@@ -18,6 +18,7 @@ from typing import Any
 
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused
+from streams.broker.responses import MessagePage
 from streams.broker.retry import retry_for
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID, RESTART
@@ -99,7 +100,7 @@ def decode_contents(stored: Sequence[StoredMessage]) -> LogContents:
     return LogContents(records, stored[-1].seq if stored else 0)
 
 
-def begins_anew(stored: Sequence[StoredMessage]) -> bool:
+def _begins_anew(stored: Sequence[StoredMessage]) -> bool:
     """Return whether one of a token log's messages is a claim that makes void all before it."""
     return any(RESTART in message.headers for message in stored)
 
@@ -108,6 +109,24 @@ def skip_void(stored: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
     """Return messages of a token log from the last claim on that began anew; all if none did."""
     begin = next((n for n in reversed(range(len(stored))) if RESTART in stored[n].headers), 0)
     return stored[begin:]
+
+
+async def read_log_begin(
+    broker: Broker, stream: str, query: Mapping[str, int | str]
+) -> MessagePage:
+    """Return the first page of a log that counts: without what a later claim has made void.
+
+    `query` reads the log from its first record on, as for `Broker.read_page`. If the log has lost
+    its beginning and an attempt has begun anew since, the page begins with that attempt's claim.
+    Raises `BrokerUnavailable`.
+    """
+    first = page = await broker.read_page(stream, query)
+    is_truncated = decode_contents(first.messages).is_truncated
+    while is_truncated and page.remaining and not _begins_anew(page.messages):
+        page = await broker.read_page(stream, {**query, "seq": page.messages[-1].seq + 1})
+    if not _begins_anew(page.messages):
+        return first
+    return MessagePage(list(skip_void(page.messages)), page.remaining)
 
 
 class _LogLost(Exception):
